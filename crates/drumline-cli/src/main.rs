@@ -1,0 +1,3 @@
+//! The drumline command.
+#![forbid(unsafe_code)]
+fn main() {}

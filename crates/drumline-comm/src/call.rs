@@ -1,0 +1,226 @@
+//! A call: what a rank asked its group to do, and where in its program.
+//!
+//! Ranks must make the same calls in the same order. Each call has a **fingerprint**, a 64-bit number that rides beside
+//! the data and is compared on arrival; when two differ, the full calls are looked up and both are shown. The place in
+//! the program is shown but not compared: two branches may rightly make the same call.
+
+use std::fmt;
+use std::panic::Location;
+
+use serde::{Deserialize, Serialize};
+
+use crate::element::DType;
+use crate::reduce::ReduceOp;
+
+/// What a rank can ask of its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum Op {
+    AllReduce = 1,
+    Broadcast,
+    Reduce,
+    Gather,
+    AllGather,
+    Scatter,
+    ReduceScatter,
+    AllToAll,
+    Barrier,
+    MonitoredBarrier,
+    Send,
+    Recv,
+    Batch,
+    HeapAlloc,
+    NewGroup,
+    Split,
+}
+
+impl Op {
+    const ALL: [Op; 16] = [
+        Op::AllReduce,
+        Op::Broadcast,
+        Op::Reduce,
+        Op::Gather,
+        Op::AllGather,
+        Op::Scatter,
+        Op::ReduceScatter,
+        Op::AllToAll,
+        Op::Barrier,
+        Op::MonitoredBarrier,
+        Op::Send,
+        Op::Recv,
+        Op::Batch,
+        Op::HeapAlloc,
+        Op::NewGroup,
+        Op::Split,
+    ];
+
+    /// The operation with this code, if there is one.
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
+    }
+
+    const NAMES: [&'static str; 16] = [
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "gather",
+        "all_gather",
+        "scatter",
+        "reduce_scatter",
+        "all_to_all",
+        "barrier",
+        "monitored_barrier",
+        "send",
+        "recv",
+        "batch",
+        "heap_alloc",
+        "new_group",
+        "split",
+    ];
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::NAMES[*self as usize - 1])
+    }
+}
+
+/// One call on one rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) op: Op,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) count: usize,
+    pub(crate) reduce: Option<ReduceOp>,
+    pub(crate) root: Option<usize>,
+    /// A hash of what else must agree: uneven counts, the ranks of a new group.
+    pub(crate) extra: u64,
+    pub(crate) site: &'static Location<'static>,
+}
+
+impl Call {
+    #[track_caller]
+    pub(crate) fn new(op: Op) -> Self {
+        Self { op, dtype: None, count: 0, reduce: None, root: None, extra: 0, site: Location::caller() }
+    }
+
+    pub(crate) fn of(self, dtype: DType, count: usize) -> Self {
+        Self { dtype: Some(dtype), count, ..self }
+    }
+
+    pub(crate) fn reduce(self, op: ReduceOp) -> Self {
+        Self { reduce: Some(op), ..self }
+    }
+
+    pub(crate) fn root(self, root: usize) -> Self {
+        Self { root: Some(root), ..self }
+    }
+
+    pub(crate) fn extra(self, numbers: impl IntoIterator<Item = usize>) -> Self {
+        Self { extra: numbers.into_iter().fold(0x9e37, |hash, number| mix(hash ^ number as u64)), ..self }
+    }
+
+    /// Equal on ranks that make the same call as their `sequence`-th, different otherwise.
+    #[inline]
+    pub(crate) fn fingerprint(&self, sequence: u64) -> u64 {
+        let kind = self.op as u64
+            | self.dtype.map_or(0, |dtype| dtype as u64) << 8
+            | self.root.map_or(0, |root| root as u64 + 1) << 16;
+        let reduce = self.reduce.map_or(0, ReduceOp::code);
+        mix(mix(kind ^ sequence << 40) ^ mix(self.count as u64 ^ reduce.rotate_left(17)) ^ self.extra)
+    }
+
+    /// What is shown of it: also what travels when a rank asks another for its last call.
+    pub(crate) fn trace(&self, sequence: u64) -> Trace {
+        Trace { sequence, what: self.to_string(), site: format!("{}:{}", self.site.file(), self.site.line()) }
+    }
+}
+
+/// Spreads every bit over all bits (the finaliser of the splitmix64 generator).
+#[inline]
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.op)?;
+        let mut separator = "";
+        if let Some(dtype) = self.dtype {
+            write!(f, "{} {dtype}", self.count)?;
+            separator = ", ";
+        }
+        if let Some(reduce) = self.reduce {
+            write!(f, "{separator}{reduce}")?;
+            separator = ", ";
+        }
+        if let Some(root) = self.root {
+            write!(f, "{separator}root {root}")?;
+            separator = ", ";
+        }
+        if self.extra != 0 {
+            write!(f, "{separator}lists {:04x}", self.extra & 0xffff)?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// A call as shown to people: `all_reduce(1024 f32, sum) #12 at src/train.rs:91`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trace {
+    /// How many calls the rank had made on this group, this one included.
+    pub sequence: u64,
+    /// The call and its arguments.
+    pub what: String,
+    /// `file:line` of the caller.
+    pub site: String,
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.sequence == 0 {
+            return f.write_str("no call yet");
+        }
+        write!(f, "{} #{} at {}", self.what, self.sequence, self.site)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_difference_changes_the_fingerprint() {
+        let call = Call::new(Op::AllReduce).of(DType::F32, 1024).reduce(ReduceOp::Sum);
+        let variants = [
+            call.fingerprint(1),
+            call.fingerprint(2),
+            Call { op: Op::Broadcast, ..call }.fingerprint(1),
+            call.of(DType::F64, 1024).fingerprint(1),
+            call.of(DType::F32, 1025).fingerprint(1),
+            call.reduce(ReduceOp::Max).fingerprint(1),
+            call.reduce(ReduceOp::PreMulSum(0.5)).fingerprint(1),
+            call.reduce(ReduceOp::PreMulSum(0.25)).fingerprint(1),
+            call.root(0).fingerprint(1),
+            call.root(1).fingerprint(1),
+            call.extra([1, 2]).fingerprint(1),
+            call.extra([2, 1]).fingerprint(1),
+        ];
+        assert_eq!(variants.iter().collect::<HashSet<_>>().len(), variants.len());
+        let elsewhere = Call::new(Op::AllReduce).of(DType::F32, 1024).reduce(ReduceOp::Sum);
+        assert_eq!(elsewhere.fingerprint(1), call.fingerprint(1), "the place in the program is not compared");
+    }
+
+    #[test]
+    fn a_call_reads_well() {
+        let call = Call::new(Op::Reduce).of(DType::Bf16, 3).reduce(ReduceOp::Avg).root(2);
+        let text = call.trace(7).to_string();
+        assert!(text.starts_with("reduce(3 bf16, avg, root 2) #7 at "), "{text}");
+        assert!(text.contains("call.rs:"), "{text}");
+    }
+}

@@ -1,0 +1,171 @@
+//! What can go wrong in a group, in words for the person who reads the log.
+
+use std::time::Duration;
+
+use crate::call::Trace;
+
+/// Why a call on a group failed.
+///
+/// Except for [`Invalid`](CommError::Invalid), the group is of no use afterwards: each later call gives the same error.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// An argument makes no sense; nothing was sent and the group can still be used.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong, what was expected, what to do.
+        what: String,
+    },
+    /// Ranks made different calls.
+    #[error("ranks of group `{group}` made different calls:{}; try looking for a branch that not all ranks take", list(calls))]
+    Mismatch {
+        /// The group.
+        group: String,
+        /// Each rank and the call it made, the reporting rank first.
+        calls: Vec<(usize, Trace)>,
+    },
+    /// Some ranks did not come in time.
+    #[error("{call} on group `{group}` timed out after {after:?}; missing:{}; try a longer timeout if they only need more time", list(missing))]
+    Timeout {
+        /// The group.
+        group: String,
+        /// The call that waited.
+        call: Trace,
+        /// How long it waited.
+        after: Duration,
+        /// Each missing rank with what is known of it.
+        missing: Vec<(usize, Silence)>,
+    },
+    /// A rank's process ended.
+    #[error("lost rank {rank} of group `{group}` ({host}, pid {pid}): {how}")]
+    PeerLost {
+        /// The group.
+        group: String,
+        /// The rank, counted in the whole job.
+        rank: usize,
+        /// Where it ran.
+        host: String,
+        /// Its process.
+        pid: u32,
+        /// Exit code or signal, as far as known.
+        how: String,
+    },
+    /// A rank has left in good order while others still wanted something of it.
+    #[error("rank {rank} has left group `{group}` and takes no part in {call}; try making the same calls on all ranks")]
+    PeerLeft {
+        /// The group.
+        group: String,
+        /// The rank, counted in the whole job.
+        rank: usize,
+        /// What it was needed for.
+        call: Trace,
+    },
+    /// Another rank ran into an error and called the group off.
+    #[error("rank {by} called off group `{group}`: {cause}")]
+    CalledOff {
+        /// The group.
+        group: String,
+        /// The rank, counted in the whole job.
+        by: usize,
+        /// Its error.
+        cause: String,
+    },
+    /// The link to a rank broke or was never made.
+    #[error("link to rank {rank} of group `{group}` failed during {call}: {cause}")]
+    Link {
+        /// The group.
+        group: String,
+        /// The rank, counted in the whole job.
+        rank: usize,
+        /// What was going on.
+        call: Trace,
+        /// What the system said.
+        cause: String,
+    },
+    /// A message does not fit the receive it was meant for.
+    #[error("{call} on group `{group}` met a message that does not fit: rank {rank} sent {got}")]
+    Message {
+        /// The group.
+        group: String,
+        /// The sender, counted in the whole job.
+        rank: usize,
+        /// The receive.
+        call: Trace,
+        /// What came.
+        got: String,
+    },
+    /// The store is gone or did not answer.
+    #[error("group `{group}`: {cause}")]
+    Store {
+        /// The group.
+        group: String,
+        /// The store's error.
+        cause: String,
+    },
+    /// The processes could not meet.
+    #[error("cannot join the job: {cause}")]
+    Init {
+        /// Why.
+        cause: String,
+    },
+    /// The system refused memory or a descriptor.
+    #[error("group `{group}`: {what}: {cause}")]
+    System {
+        /// The group.
+        group: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        cause: String,
+    },
+    /// An object could not be turned into bytes or back.
+    #[error("{what} of an object failed: {cause}")]
+    Object {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        cause: String,
+    },
+}
+
+impl CommError {
+    /// Whether forming a new group may help; the others are mistakes in the program.
+    pub fn is_recoverable(&self) -> bool {
+        use CommError::{CalledOff, Init, Link, PeerLost, Store, Timeout};
+        matches!(self, Timeout { .. } | PeerLost { .. } | CalledOff { .. } | Link { .. } | Store { .. } | Init { .. })
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Self::Invalid { what: what.into() }
+    }
+}
+
+/// What is known of a rank that did not come.
+#[derive(Debug, Clone)]
+pub struct Silence {
+    /// Where it runs.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// The last call it made, if that is known.
+    pub last_call: Option<Trace>,
+    /// What its process does: "stopped", "running", "no longer exists"; only for ranks of the same node.
+    pub state: Option<String>,
+}
+
+impl std::fmt::Display for Silence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({}, pid {}", self.host, self.pid)?;
+        if let Some(state) = &self.state {
+            write!(f, ", {state}")?;
+        }
+        match &self.last_call {
+            Some(call) => write!(f, ") whose last call was {call}"),
+            None => write!(f, ") which did not say what it does"),
+        }
+    }
+}
+
+fn list<T: std::fmt::Display>(items: &[(usize, T)]) -> String {
+    items.iter().map(|(rank, item)| format!("\n  rank {rank}: {item}")).collect()
+}

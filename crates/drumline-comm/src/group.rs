@@ -1,0 +1,167 @@
+//! The process group: ranks that make the same calls together.
+//!
+//! ```text
+//!   all_reduce(..) ─▶ Call ─▶ run: number it, note it, take the lock ─▶ tiers ─▶ node (shared memory) and team (links)
+//!                                        └─ on failure: find out who and why, tell the others, give the group up
+//! ```
+//! Not here: the calls themselves (`collectives`, `p2p`, `objects`), how groups come to be (`form`).
+
+mod async_calls;
+mod collectives;
+mod failure;
+mod form;
+mod objects;
+mod p2p;
+mod tiers;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use async_calls::{Scope, Work};
+pub use p2p::{Letter, P2p, Source};
+
+use crate::call::{Call, Trace};
+use crate::error::CommError;
+use crate::monitor::Fate;
+use crate::process::Process;
+use crate::shm::{Context, Heap, Passing, Stop, Watch};
+use async_calls::Queue;
+use p2p::PostOffice;
+use tiers::Tiers;
+
+/// Ranks that communicate. Cheap to clone; all clones are the same group.
+///
+/// All members must make the same calls in the same order. A call that fails for any reason but a bad argument ends the
+/// group: all later calls on it return the same error, on every rank.
+///
+/// ```
+/// use drumline_comm::{LocalGroup, ReduceOp};
+///
+/// LocalGroup::run(4, |group| {
+///     let mut x = [group.rank() as f32];
+///     group.all_reduce(&mut x, ReduceOp::Avg)?;
+///     assert_eq!(x, [1.5]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), drumline_comm::CommError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ProcessGroup {
+    inner: Arc<Inner>,
+    /// This handle was given to a started call, which need not wait for started calls.
+    started: bool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    process: Arc<Process>,
+    fate: Arc<Fate>,
+    /// This process's rank in the group.
+    rank: usize,
+    engine: Mutex<Engine>,
+    post: Mutex<PostOffice>,
+    heap: Heap,
+    passing: Option<Passing>,
+    queue: Queue,
+}
+
+/// What a call has to itself while it runs.
+#[derive(Debug)]
+struct Engine {
+    sequence: u64,
+    /// Groups and regions made from this group so far.
+    children: u64,
+    tiers: Tiers,
+}
+
+impl ProcessGroup {
+    /// This process's rank in the group.
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The number of ranks in the group.
+    pub fn size(&self) -> usize {
+        self.inner.fate.members.len()
+    }
+
+    /// The group's name: `world`, `world/3`, …
+    pub fn name(&self) -> &str {
+        &self.inner.fate.group
+    }
+
+    /// The members, as ranks of the whole job, in the order of their ranks in this group.
+    pub fn members(&self) -> &[usize] {
+        &self.inner.fate.members
+    }
+
+    /// How many nodes the members are on.
+    pub fn num_nodes(&self) -> usize {
+        self.engine().tiers.topology.nodes.len()
+    }
+
+    /// `shm`, `tcp` or `shm+tcp`: the ways this group's data takes.
+    pub fn transport(&self) -> &'static str {
+        let engine = self.engine();
+        match (&engine.tiers.node, engine.tiers.topology.nodes.len()) {
+            (_, 1) => "shm",
+            (None, _) => "tcp",
+            (Some(_), _) => "shm+tcp",
+        }
+    }
+
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.inner.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one collective call: numbers it, notes it where peers can see it, and turns a stop into an error.
+    #[inline]
+    fn run<R>(
+        &self,
+        call: Call,
+        body: impl FnOnce(&mut Tiers, &Context<'_>) -> Result<R, Stop>,
+    ) -> Result<R, CommError> {
+        if !self.started {
+            self.inner.queue.wait_until_empty();
+        }
+        let mut engine = self.engine();
+        let engine = &mut *engine;
+        if self.inner.fate.given_up.load(Ordering::Relaxed)
+            && let Some(cause) = self.inner.fate.cause()
+        {
+            return Err(cause);
+        }
+        engine.sequence += 1;
+        let sequence = engine.sequence;
+        let mut fingerprint = 0;
+        if !cfg!(feature = "unchecked") {
+            fingerprint = call.fingerprint(sequence);
+            engine.tiers.note(&call, sequence, &self.inner.fate);
+        }
+        let cx = Context { fingerprint, sequence, watch: self.watch() };
+        body(&mut engine.tiers, &cx).map_err(|stop| self.failed(&engine.tiers, &cx, &call, stop))
+    }
+
+    fn watch(&self) -> Watch<'_> {
+        let fate = &self.inner.fate;
+        Watch { given_up: &fate.given_up, left: &fate.left, timeout: self.inner.process.options.timeout }
+    }
+
+    fn check_root(&self, root: usize) -> Result<(), CommError> {
+        self.check_rank(root, "root")
+    }
+
+    fn check_rank(&self, rank: usize, what: &str) -> Result<(), CommError> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        Err(CommError::invalid(format!("{what} {rank} is not in group `{}` of {} ranks", self.name(), self.size())))
+    }
+
+    /// The last call this rank made, as others would see it.
+    pub fn last_call(&self) -> Option<Trace> {
+        let engine = self.engine();
+        let node = engine.tiers.node.as_ref()?;
+        Some(node.last_call(node.me()))
+    }
+}

@@ -1,0 +1,165 @@
+//! Calls that go on while the program does something else.
+//!
+//! A scope lends the group a thread. What is started in the scope runs there, one call after the other in the order of
+//! starting, which is the same on all ranks. The scope ends only when all it started has ended, so started calls may
+//! borrow the program's buffers, and the borrow checker keeps the program's hands off them until the call is done.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+use super::ProcessGroup;
+use super::p2p::Letters;
+use crate::error::CommError;
+
+type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
+
+/// Started calls that have not ended; calls made directly wait for them, so that the order is the program's.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    pending: Mutex<usize>,
+    empty: Condvar,
+    busy: std::sync::atomic::AtomicBool,
+}
+
+impl Queue {
+    #[inline]
+    pub(super) fn wait_until_empty(&self) {
+        if !self.busy.load(std::sync::atomic::Ordering::Acquire) {
+            return;
+        }
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.empty.wait_while(pending, |pending| *pending > 0));
+    }
+
+    fn enter(&self) {
+        *self.pending.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.busy.store(true, std::sync::atomic::Ordering::Release);
+    }
+
+    fn leave(&self) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        *pending -= 1;
+        if *pending == 0 {
+            self.busy.store(false, std::sync::atomic::Ordering::Release);
+            self.empty.notify_all();
+        }
+    }
+}
+
+/// Where calls are started; see [`ProcessGroup::scope`].
+pub struct Scope<'scope, 'env> {
+    group: &'env ProcessGroup,
+    threads: &'scope std::thread::Scope<'scope, 'env>,
+    jobs: OnceLock<mpsc::Sender<Job<'scope>>>,
+    letters: Letters<'scope>,
+}
+
+impl std::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("group", &self.group.name()).finish_non_exhaustive()
+    }
+}
+
+impl ProcessGroup {
+    /// Runs `body`, which may start calls that go on while it does something else; returns when all of them have ended.
+    ///
+    /// ```
+    /// use drumline_comm::{LocalGroup, ReduceOp};
+    ///
+    /// LocalGroup::run(2, |group| {
+    ///     let mut gradients = vec![1.0f32; 1000];
+    ///     let answer = group.scope(|scope| {
+    ///         let work = scope.start(|group| group.all_reduce(&mut gradients, ReduceOp::Sum));
+    ///         let answer = 6 * 7; // while the gradients travel
+    ///         work.wait()?;
+    ///         Ok(answer)
+    ///     })?;
+    ///     assert_eq!((answer, gradients[0]), (42, 2.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), drumline_comm::CommError>(())
+    /// ```
+    pub fn scope<'env, R>(
+        &'env self,
+        body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
+        std::thread::scope(|threads| {
+            let scope = Scope { group: self, threads, jobs: OnceLock::new(), letters: Letters::default() };
+            let outcome = body(&scope);
+            scope.settle(outcome.is_err())?;
+            outcome
+        })
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// Starts a call (or several, made one after the other by `call`) and returns at once.
+    ///
+    /// Started calls run in the order of starting; all ranks must start the same ones in the same order.
+    pub fn start<R: Send + 'scope>(
+        &self,
+        call: impl FnOnce(&ProcessGroup) -> Result<R, CommError> + Send + 'scope,
+    ) -> Work<R> {
+        let slot = Arc::new(Slot { outcome: Mutex::new(None), done: Condvar::new() });
+        let (result, group) = (slot.clone(), ProcessGroup { inner: self.group.inner.clone(), started: true });
+        group.inner.queue.enter();
+        let job = Box::new(move || {
+            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| call(&group)));
+            result.put(outcome.unwrap_or_else(|_| Err(CommError::invalid("a started call panicked"))));
+            group.inner.queue.leave();
+        });
+        // The receiver lives until this sender is dropped, so the job always runs.
+        let _ = self.jobs.get_or_init(|| self.spawn()).send(job);
+        Work { slot }
+    }
+
+    pub(super) fn group(&self) -> &'env ProcessGroup {
+        self.group
+    }
+
+    pub(super) fn letters(&self) -> &Letters<'scope> {
+        &self.letters
+    }
+
+    fn spawn(&self) -> mpsc::Sender<Job<'scope>> {
+        let (jobs, receiver) = mpsc::channel::<Job<'scope>>();
+        self.threads.spawn(move || receiver.into_iter().for_each(|job| job()));
+        jobs
+    }
+}
+
+/// A call under way.
+#[derive(Debug)]
+#[must_use = "a started call's error is in its `Work`"]
+pub struct Work<R = ()> {
+    slot: Arc<Slot<R>>,
+}
+
+#[derive(Debug)]
+struct Slot<R> {
+    outcome: Mutex<Option<Result<R, CommError>>>,
+    done: Condvar,
+}
+
+impl<R> Slot<R> {
+    fn put(&self, outcome: Result<R, CommError>) {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.done.notify_all();
+    }
+}
+
+impl<R> Work<R> {
+    /// Whether the call has ended, well or badly.
+    pub fn is_done(&self) -> bool {
+        self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Waits until the call has ended and returns its outcome.
+    pub fn wait(self) -> Result<R, CommError> {
+        let outcome = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome =
+            self.slot.done.wait_while(outcome, |outcome| outcome.is_none()).unwrap_or_else(PoisonError::into_inner);
+        outcome.take().unwrap_or_else(|| Err(CommError::invalid("the call's outcome was taken before")))
+    }
+}

@@ -1,0 +1,252 @@
+//! The collective calls: check the arguments, then hand over to the tiers.
+
+use super::ProcessGroup;
+use super::tiers::Evenness;
+use crate::call::{Call, Op};
+use crate::element::Element;
+use crate::error::CommError;
+use crate::reduce::ReduceOp;
+
+type Result<T = ()> = std::result::Result<T, CommError>;
+
+/// Collectives. Every rank of the group calls with equal lengths, types and options; where an argument makes no sense the
+/// call returns [`CommError::Invalid`] and nothing is sent.
+impl ProcessGroup {
+    /// `data` becomes the reduction of all ranks' `data`, the same bits on all ranks.
+    #[track_caller]
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result {
+        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        let call = Call::new(Op::AllReduce).of(T::DTYPE, data.len()).reduce(op);
+        let found = self.inner.heap.find(data);
+        self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op, found.as_ref().map(|found| found.symmetric())))
+    }
+
+    /// Several all-reduces in one: one agreement and one message instead of many small ones.
+    #[track_caller]
+    pub fn all_reduce_coalesced<T: Element>(&self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result {
+        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        let lengths = buffers.iter().map(|buffer| buffer.len());
+        let total = lengths.clone().sum();
+        let call = Call::new(Op::AllReduce).of(T::DTYPE, total).reduce(op).extra(lengths);
+        joined(buffers, |data| self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op, None)))
+    }
+
+    /// On the root, `data` becomes the reduction of all ranks' `data`; elsewhere it stays as it is.
+    #[track_caller]
+    pub fn reduce<T: Element>(&self, data: &mut [T], root: usize, op: ReduceOp) -> Result {
+        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        self.check_root(root)?;
+        let call = Call::new(Op::Reduce).of(T::DTYPE, data.len()).reduce(op).root(root);
+        self.run(call, |tiers, cx| tiers.reduce(cx, data, op, root))
+    }
+
+    /// The root's `data` is copied to all ranks.
+    #[track_caller]
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result {
+        self.check_root(root)?;
+        let call = Call::new(Op::Broadcast).of(T::DTYPE, data.len()).root(root);
+        let found = self.inner.heap.find(data);
+        self.run(call, |tiers, cx| tiers.broadcast(cx, data, root, found.as_ref().map(|found| found.symmetric())))
+    }
+
+    /// Several broadcasts in one.
+    #[track_caller]
+    pub fn broadcast_coalesced<T: Element>(&self, buffers: &mut [&mut [T]], root: usize) -> Result {
+        self.check_root(root)?;
+        let lengths = buffers.iter().map(|buffer| buffer.len());
+        let call = Call::new(Op::Broadcast).of(T::DTYPE, lengths.clone().sum()).root(root).extra(lengths);
+        joined(buffers, |data| self.run(call, |tiers, cx| tiers.broadcast(cx, data, root, None)))
+    }
+
+    /// All ranks' inputs, laid end to end in rank order, become every rank's `output`.
+    #[track_caller]
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result {
+        let counts = vec![input.len(); self.size()];
+        check_len("output", output.len(), &counts)?;
+        let call = Call::new(Op::AllGather).of(T::DTYPE, input.len());
+        let found = self.inner.heap.find(input);
+        let heap = found.as_ref().map(|found| found.symmetric());
+        self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, &counts, heap))
+    }
+
+    /// As [`all_gather`](Self::all_gather), with `counts[i]` elements from rank `i`.
+    #[track_caller]
+    pub fn all_gather_uneven<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result {
+        self.check_counts("counts", counts)?;
+        check_len("output", output.len(), counts)?;
+        self.check_own("input", input.len(), counts)?;
+        let call = Call::new(Op::AllGather).of(T::DTYPE, output.len()).extra(counts.iter().copied());
+        self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, counts, None))
+    }
+
+    /// All ranks' inputs, laid end to end in rank order, become the root's `output`, which only the root gives.
+    #[track_caller]
+    pub fn gather<T: Element>(&self, input: &[T], output: Option<&mut [T]>, root: usize) -> Result {
+        let counts = vec![input.len(); self.size()];
+        self.check_root(root)?;
+        self.check_for_root("output", output.as_deref(), root, &counts)?;
+        let call = Call::new(Op::Gather).of(T::DTYPE, input.len()).root(root);
+        self.run(call, |tiers, cx| tiers.gather(cx, input, output, &counts, root))
+    }
+
+    /// As [`gather`](Self::gather), with `counts[i]` elements from rank `i`.
+    #[track_caller]
+    pub fn gather_uneven<T: Element>(
+        &self,
+        input: &[T],
+        output: Option<&mut [T]>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result {
+        self.check_root(root)?;
+        self.check_counts("counts", counts)?;
+        self.check_own("input", input.len(), counts)?;
+        self.check_for_root("output", output.as_deref(), root, counts)?;
+        let call = Call::new(Op::Gather).of(T::DTYPE, 0).root(root).extra(counts.iter().copied());
+        self.run(call, |tiers, cx| tiers.gather(cx, input, output, counts, root))
+    }
+
+    /// The root's `input`, which only the root gives, is dealt out: its `i`-th part becomes rank `i`'s `output`.
+    #[track_caller]
+    pub fn scatter<T: Element>(&self, input: Option<&[T]>, output: &mut [T], root: usize) -> Result {
+        self.check_root(root)?;
+        self.check_for_root("input", input, root, &vec![output.len(); self.size()])?;
+        let call = Call::new(Op::Scatter).of(T::DTYPE, output.len()).root(root);
+        self.run(call, |tiers, cx| tiers.scatter(cx, input, output, root))
+    }
+
+    /// The `i`-th part of the reduction of all ranks' inputs becomes rank `i`'s `output`.
+    #[track_caller]
+    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result {
+        let counts = vec![output.len(); self.size()];
+        self.reduce_scatter_uneven_as(Call::new(Op::ReduceScatter), input, output, &counts, op)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), with `counts[i]` elements for rank `i`.
+    #[track_caller]
+    pub fn reduce_scatter_uneven<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result {
+        self.check_counts("counts", counts)?;
+        let call = Call::new(Op::ReduceScatter).extra(counts.iter().copied());
+        self.reduce_scatter_uneven_as(call, input, output, counts, op)
+    }
+
+    fn reduce_scatter_uneven_as<T: Element>(
+        &self,
+        call: Call,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result {
+        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_len("input", input.len(), counts)?;
+        self.check_own("output", output.len(), counts)?;
+        let call = call.of(T::DTYPE, input.len()).reduce(op);
+        let found = self.inner.heap.find(input);
+        let heap = found.as_ref().map(|found| found.symmetric());
+        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, output, counts, op, heap))
+    }
+
+    /// Part `i` of `input` goes to rank `i`; part `i` of `output` comes from rank `i`. All parts are equally long.
+    #[track_caller]
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result {
+        let size = self.size();
+        if input.len() % size != 0 || output.len() != input.len() {
+            return Err(CommError::invalid(format!(
+                "all_to_all over {size} ranks needs input and output of one length that {size} divides, \
+                 got {} and {}; try all_to_all_uneven",
+                input.len(),
+                output.len()
+            )));
+        }
+        let counts = vec![input.len() / size; size];
+        let call = Call::new(Op::AllToAll).of(T::DTYPE, input.len());
+        self.run(call, |tiers, cx| tiers.all_to_all(cx, (input, &counts), (output, &counts), Evenness::Equal))
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), with parts of any length: `sends[i]` elements go to rank `i`, `receives[i]`
+    /// come from it. Every rank knows only its own lists; they must fit together.
+    #[track_caller]
+    pub fn all_to_all_uneven<T: Element>(
+        &self,
+        input: &[T],
+        sends: &[usize],
+        output: &mut [T],
+        receives: &[usize],
+    ) -> Result {
+        self.check_counts("sends", sends)?;
+        self.check_counts("receives", receives)?;
+        check_len("input", input.len(), sends)?;
+        check_len("output", output.len(), receives)?;
+        let call = Call::new(Op::AllToAll).of(T::DTYPE, 0).extra([self.size()]);
+        self.run(call, |tiers, cx| tiers.all_to_all(cx, (input, sends), (output, receives), Evenness::Lists))
+    }
+
+    /// Returns when all ranks have called it.
+    #[track_caller]
+    pub fn barrier(&self) -> Result {
+        self.run(Call::new(Op::Barrier), |tiers, cx| tiers.barrier(cx))
+    }
+
+    /// A barrier with its own deadline, whose error names every rank that did not come.
+    #[track_caller]
+    pub fn monitored_barrier(&self, timeout: std::time::Duration) -> Result {
+        self.run(Call::new(Op::MonitoredBarrier), |tiers, cx| {
+            let mut cx = cx.clone();
+            cx.watch.timeout = timeout;
+            tiers.barrier(&cx)
+        })
+    }
+
+    fn check_counts(&self, what: &str, counts: &[usize]) -> Result {
+        if counts.len() == self.size() {
+            return Ok(());
+        }
+        Err(CommError::invalid(format!("`{what}` has {} entries, the group has {} ranks", counts.len(), self.size())))
+    }
+
+    fn check_own(&self, what: &str, len: usize, counts: &[usize]) -> Result {
+        let expected = counts[self.rank()];
+        if len == expected {
+            return Ok(());
+        }
+        Err(CommError::invalid(format!("`{what}` of rank {} has {len} elements, counts say {expected}", self.rank())))
+    }
+
+    fn check_for_root<T: Element>(&self, what: &str, slice: Option<&[T]>, root: usize, counts: &[usize]) -> Result {
+        match slice {
+            None if self.rank() == root => {
+                Err(CommError::invalid(format!("rank {root} is the root and must give `{what}`; try Some(..)")))
+            }
+            Some(slice) if self.rank() == root => check_len(what, slice.len(), counts),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_len(what: &str, len: usize, counts: &[usize]) -> Result {
+    let expected: usize = counts.iter().sum();
+    if len == expected {
+        return Ok(());
+    }
+    Err(CommError::invalid(format!("`{what}` has {len} elements, expected {expected} for {} ranks", counts.len())))
+}
+
+/// Lets `act` work on the buffers as if they were one.
+fn joined<T: Element>(buffers: &mut [&mut [T]], act: impl FnOnce(&mut [T]) -> Result) -> Result {
+    let mut joined = buffers.concat();
+    act(&mut joined)?;
+    let mut rest = &joined[..];
+    for buffer in buffers {
+        let (mine, after) = rest.split_at(buffer.len());
+        buffer.copy_from_slice(mine);
+        rest = after;
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! How groups come to be: the whole job first, then groups of some of its ranks.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use drumline_rendezvous::{InitOptions, Member};
+
+use super::async_calls::Queue;
+use super::p2p::PostOffice;
+use super::tiers::{Tiers, Topology};
+use super::{Engine, Inner, ProcessGroup};
+use crate::call::{Call, Op};
+use crate::element::Element;
+use crate::error::CommError;
+use crate::monitor::Fate;
+use crate::process::{GroupOptions, Process, Transport};
+use crate::shm::{Door, Heap, HeapBuffer, Layout, Node, Pages, Passing, Patience, Region, Segment, create, region_len};
+use crate::tcp::Mesh;
+
+impl ProcessGroup {
+    /// Joins the job that the environment describes: what a launcher, Slurm or MPI has set, or RANK, WORLD_SIZE,
+    /// MASTER_ADDR and MASTER_PORT set by hand.
+    pub fn from_env() -> Result<Self, CommError> {
+        let options = GroupOptions::from_env()?;
+        let member = drumline_rendezvous::from_env().map_err(|error| CommError::Init { cause: error.to_string() })?;
+        Self::new(member, options)
+    }
+
+    /// Joins the job found under `method`: `env://`, `tcp://host:port` or `file:///path`.
+    pub fn init(method: &str, rank: usize, world_size: usize) -> Result<Self, CommError> {
+        let options = InitOptions { rank: Some(rank), world_size: Some(world_size), ..InitOptions::default() };
+        let member =
+            drumline_rendezvous::init(method, options).map_err(|error| CommError::Init { cause: error.to_string() })?;
+        Self::new(member, GroupOptions::from_env()?)
+    }
+
+    /// The group of all ranks of the job that `member` has joined.
+    pub fn new(member: Member, options: GroupOptions) -> Result<Self, CommError> {
+        let members = (0..member.world_size).collect();
+        form(Process::join(member, options)?, "world".into(), members)
+    }
+
+    /// A new group of the given ranks of this group, in that order. All ranks of this group call it with the same list;
+    /// those that are not on it get `None`.
+    #[track_caller]
+    pub fn new_group(&self, ranks: &[usize]) -> Result<Option<Self>, CommError> {
+        for (index, &rank) in ranks.iter().enumerate() {
+            self.check_rank(rank, "rank")?;
+            if ranks[..index].contains(&rank) {
+                return Err(CommError::invalid(format!("rank {rank} is twice in the list {ranks:?}")));
+            }
+        }
+        if ranks.is_empty() {
+            return Err(CommError::invalid("a group has at least one rank, the list is empty"));
+        }
+        self.run(Call::new(Op::NewGroup).extra(ranks.iter().copied()), |tiers, cx| tiers.barrier(cx))?;
+        let child = self.next_child();
+        ranks.contains(&self.rank()).then(|| self.form_child(&child, ranks)).transpose()
+    }
+
+    /// Splits the group: ranks with the same color form a group, ordered by key and then by rank. A rank without a color
+    /// gets `None`.
+    #[track_caller]
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>, CommError> {
+        let mine = [color.map_or(-1, i64::from), key];
+        let mut all = vec![0i64; 2 * self.size()];
+        let counts = vec![2; self.size()];
+        self.run(Call::new(Op::Split), |tiers, cx| tiers.gather_all(cx, &mine, &mut all, &counts, None))?;
+        let child = self.next_child();
+        let Some(color) = color else { return Ok(None) };
+        let mut members: Vec<(i64, usize)> = all
+            .chunks(2)
+            .enumerate()
+            .filter(|(_, pair)| pair[0] == i64::from(color))
+            .map(|(rank, pair)| (pair[1], rank))
+            .collect();
+        members.sort_unstable();
+        let ranks: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        self.form_child(&format!("{child}.{color}"), &ranks).map(Some)
+    }
+
+    /// A buffer of zeros in the symmetric heap, of the same length on all ranks. Collectives on it need no copy, which for
+    /// large data is several times faster; gradient buckets belong here.
+    #[track_caller]
+    pub fn heap_alloc<T: Element>(&self, len: usize) -> Result<HeapBuffer<T>, CommError> {
+        let call = Call::new(Op::HeapAlloc).of(T::DTYPE, len);
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| CommError::invalid("the buffer is too long"))?;
+        self.run(call, |tiers, cx| tiers.barrier(cx))?;
+        let (id, me, ranks) = {
+            let mut engine = self.engine();
+            engine.children += 1;
+            let (me, ranks) = engine.tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
+            (engine.children, me, ranks)
+        };
+        let system = |what| {
+            let group = self.name().to_owned();
+            move |error: std::io::Error| CommError::System { group, what, cause: error.to_string() }
+        };
+        let deadline = Instant::now() + self.inner.process.options.timeout;
+        let make = || create(region_len(bytes, ranks), Pages::Now);
+        let fd = match &self.inner.passing {
+            Some(passing) => passing.share(make, deadline),
+            None => make(),
+        };
+        let fd = fd.map_err(system("taking shared memory for the symmetric heap"))?;
+        let region = Region::map(&fd, id, bytes, me, ranks).map_err(system("mapping the symmetric heap"))?;
+        let region = Arc::new(region);
+        self.inner.heap.add(&region);
+        Ok(HeapBuffer::new(region, len))
+    }
+
+    fn next_child(&self) -> String {
+        let mut engine = self.engine();
+        engine.children += 1;
+        format!("{}/{}", self.name(), engine.children)
+    }
+
+    fn form_child(&self, name: &str, ranks: &[usize]) -> Result<Self, CommError> {
+        let members = ranks.iter().map(|&rank| self.members()[rank]).collect();
+        form(self.inner.process.clone(), name.into(), members)
+    }
+}
+
+/// Forms the group `name` of these ranks of the job, of which this process is one.
+fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<ProcessGroup, CommError> {
+    let rank = members.iter().position(|&member| member == process.member.rank).ok_or_else(|| {
+        CommError::invalid(format!("rank {} is not in the group {members:?} it should join", process.member.rank))
+    })?;
+    let fate = Arc::new(Fate::new(name.clone(), members.clone()));
+    process.monitor.watch(&fate);
+    let topology = topology(&process, &members, rank)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let local = topology.nodes[topology.node].clone();
+    let (node, passing) = share_memory(&process, &fate, &local, topology.place, Patience::new(local.len(), cores))?;
+    // Ranks of this machine compete for its cores even where they do not share memory.
+    let here = members.iter().filter(|&&member| process.same_node(member, process.member.rank)).count();
+    let spins = if here <= cores { 60 } else { 0 };
+    let mesh = Mesh::new(name, process.clone(), members, rank, spins);
+    let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
+    let tiers = Tiers { node, mesh, topology };
+    let inner = Inner {
+        process,
+        fate,
+        rank,
+        engine: Mutex::new(Engine { sequence: 0, children: 0, tiers }),
+        post: Mutex::new(post),
+        heap: Heap::default(),
+        passing,
+        queue: Queue::default(),
+    };
+    Ok(ProcessGroup { inner: Arc::new(inner), started: false })
+}
+
+fn topology(process: &Process, members: &[usize], rank: usize) -> Result<Topology, CommError> {
+    let transport = process.options.transport;
+    let same = |a: usize, b: usize| match transport {
+        Transport::Tcp => a == b,
+        _ => process.same_node(members[a], members[b]),
+    };
+    let topology = Topology::new(members.len(), rank, same);
+    if transport == Transport::Shm && topology.nodes.len() > 1 {
+        let (a, b) = (topology.nodes[0][0], topology.nodes[1][0]);
+        return Err(CommError::invalid(format!(
+            "transport shm was asked for, but ranks {} ({}) and {} ({}) do not share memory; try DRUMLINE_TRANSPORT=auto",
+            members[a], process.who[members[a]].host, members[b], process.who[members[b]].host
+        )));
+    }
+    Ok(topology)
+}
+
+/// The memory this rank shares with the group's ranks on its node, if there are others.
+fn share_memory(
+    process: &Process,
+    fate: &Fate,
+    local: &[usize],
+    place: usize,
+    patience: Patience,
+) -> Result<(Option<Node>, Option<Passing>), CommError> {
+    if local.len() == 1 {
+        return Ok((None, None));
+    }
+    let deadline = Instant::now() + process.options.timeout.min(process.member.timeout);
+    let failed = |cause: String| {
+        fate.cause().unwrap_or(CommError::System { group: fate.group.clone(), what: "sharing memory", cause })
+    };
+    let key = format!("drumline/door/{}/{}", fate.group, fate.members[local[0]]);
+    let passing = if place == 0 {
+        let door = Door::open().map_err(|error| failed(error.to_string()))?;
+        process.store().set(&key, door.name()).map_err(|error| failed(error.to_string()))?;
+        let passing = door.admit(local.len(), deadline);
+        let _ = process.store().delete(&key);
+        passing
+    } else {
+        let name = process.store().get(&key, deadline).map_err(|error| failed(error.to_string()))?;
+        Passing::enter(&name, place, deadline)
+    };
+    let passing = passing.map_err(|error| failed(error.to_string()))?;
+    let len = Layout::new(local.len()).len();
+    let fd = passing
+        .share(|| create(len, Pages::WhenTouched), deadline)
+        .map_err(|error| failed(error.to_string()))?;
+    let segment = Segment::map(&fd, len, Pages::WhenTouched).map_err(|error| failed(error.to_string()))?;
+    let node = Node::new(Arc::new(segment), local.to_vec(), place, patience);
+    Ok((Some(node), Some(passing)))
+}

@@ -1,0 +1,264 @@
+//! Messages from one rank to another: send, receive, and several of both at once.
+//!
+//! Messages between two ranks with the same tag arrive in the order they were sent. A message nobody waits for yet is
+//! kept until somebody does. Not here: how bytes move (`post_office`).
+
+mod post_office;
+mod streams;
+
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::async_calls::Scope;
+use super::{Inner, ProcessGroup};
+use crate::call::{Call, Op};
+use crate::element::{DType, Element};
+use crate::error::CommError;
+use crate::shm::{Stop, bytes};
+use post_office::Halt;
+pub(super) use post_office::PostOffice;
+
+/// Whose message to receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// That rank's.
+    Rank(usize),
+    /// The first that comes.
+    Any,
+}
+
+/// One message to send or receive, for [`ProcessGroup::batch`].
+#[derive(Debug)]
+pub struct P2p<'a> {
+    tag: u64,
+    dtype: DType,
+    way: Way<'a>,
+}
+
+#[derive(Debug)]
+enum Way<'a> {
+    Send { to: usize, bytes: &'a [u8] },
+    Receive { from: Source, bytes: &'a mut [u8] },
+}
+
+impl<'a> P2p<'a> {
+    /// A message to rank `to`.
+    pub fn send<T: Element>(data: &'a [T], to: usize, tag: u64) -> Self {
+        Self { tag, dtype: T::DTYPE, way: Way::Send { to, bytes: bytes::of(data) } }
+    }
+
+    /// A message from `from`, of exactly this length and type.
+    pub fn recv<T: Element>(data: &'a mut [T], from: Source, tag: u64) -> Self {
+        Self { tag, dtype: T::DTYPE, way: Way::Receive { from, bytes: bytes::of_mut(data) } }
+    }
+
+    fn elements(&self) -> usize {
+        let bytes = match &self.way {
+            Way::Send { bytes, .. } => bytes.len(),
+            Way::Receive { bytes, .. } => bytes.len(),
+        };
+        bytes / self.dtype.size()
+    }
+
+    fn call(&self, call: Call) -> Call {
+        let (op, peer) = match &self.way {
+            Way::Send { to, .. } => (Op::Send, Some(*to)),
+            Way::Receive { from: Source::Rank(rank), .. } => (Op::Recv, Some(*rank)),
+            Way::Receive { from: Source::Any, .. } => (Op::Recv, None),
+        };
+        Call { op, root: peer, ..call }.of(self.dtype, self.elements())
+    }
+}
+
+/// A message under way; see [`Scope::isend`].
+#[derive(Debug)]
+struct Slot<'a> {
+    message: P2p<'a>,
+    /// Bytes moved, header included.
+    moved: usize,
+    /// The other rank, once all is done.
+    done: Option<usize>,
+    /// A receive that a message has been found for.
+    taken: bool,
+}
+
+impl<'a> From<P2p<'a>> for Slot<'a> {
+    fn from(message: P2p<'a>) -> Self {
+        Self { message, moved: 0, done: None, taken: false }
+    }
+}
+
+/// Point-to-point messages. Only the ranks concerned call.
+impl ProcessGroup {
+    /// Sends `data` to rank `to`. Returns when the data may be overwritten, which for short messages is at once.
+    #[track_caller]
+    pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<(), CommError> {
+        self.exchange(Call::new(Op::Send), vec![P2p::send(data, to, tag)]).map(drop)
+    }
+
+    /// Receives a message of exactly this length and type, and says from which rank.
+    #[track_caller]
+    pub fn recv<T: Element>(&self, data: &mut [T], from: Source, tag: u64) -> Result<usize, CommError> {
+        self.exchange(Call::new(Op::Recv), vec![P2p::recv(data, from, tag)]).map(|ranks| ranks[0])
+    }
+
+    /// Sends and receives several messages at once, in whatever order they can move; returns the other rank of each.
+    ///
+    /// ```
+    /// use drumline_comm::{LocalGroup, P2p, Source};
+    ///
+    /// LocalGroup::run(3, |group| {
+    ///     let (right, left) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
+    ///     let (mine, mut theirs) = ([group.rank() as u32], [0]);
+    ///     group.batch(vec![P2p::send(&mine, right, 0), P2p::recv(&mut theirs, Source::Rank(left), 0)])?;
+    ///     assert_eq!(theirs, [left as u32]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), drumline_comm::CommError>(())
+    /// ```
+    #[track_caller]
+    pub fn batch(&self, messages: Vec<P2p<'_>>) -> Result<Vec<usize>, CommError> {
+        self.exchange(Call::new(Op::Batch), messages)
+    }
+
+    fn exchange(&self, call: Call, messages: Vec<P2p<'_>>) -> Result<Vec<usize>, CommError> {
+        messages.iter().try_for_each(|message| self.check_message(message))?;
+        let mut post = self.inner.post()?;
+        if post.is_claimed() {
+            return Err(CommError::invalid(
+                "a scope has messages under way on this group; try the scope's isend and irecv, or end the scope first",
+            ));
+        }
+        let mut slots: Vec<Slot<'_>> = messages.into_iter().map(Slot::from).collect();
+        let outcome = post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
+        outcome.map_err(|halt| self.mail_failed(&post, call, &slots, halt))?;
+        Ok(slots.iter().filter_map(|slot| slot.done).collect())
+    }
+
+    fn check_message(&self, message: &P2p<'_>) -> Result<(), CommError> {
+        match message.way {
+            Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => self.check_rank(rank, "rank"),
+            Way::Receive { from: Source::Any, .. } => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn mail_failed(&self, post: &PostOffice, call: Call, slots: &[Slot<'_>], halt: Halt) -> CommError {
+        let waiting = slots.iter().find(|slot| slot.done.is_none());
+        let call = waiting.map_or(call, |slot| slot.message.call(call));
+        let tiers = &self.engine().tiers;
+        let cx = crate::shm::Context { fingerprint: 0, sequence: post.calls(), watch: self.watch() };
+        match halt {
+            Halt::Stop(Stop::TimedOut) => {
+                let waits = slots.iter().filter(|slot| slot.done.is_none()).filter_map(|slot| match slot.message.way {
+                    Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => Some(rank),
+                    Way::Receive { from: Source::Any, .. } => None,
+                });
+                self.failed(tiers, &cx, &call, Stop::Silent(waits.collect()))
+            }
+            Halt::Stop(stop) => self.failed(tiers, &cx, &call, stop),
+            Halt::Misfit { from, what } => {
+                let error = CommError::Message {
+                    group: self.name().into(),
+                    rank: self.members()[from],
+                    call: call.trace(post.calls()),
+                    got: what,
+                };
+                self.inner.process.monitor.call_off(&self.inner.fate, &error);
+                self.inner.fate.give_up(error)
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn post(&self) -> Result<MutexGuard<'_, PostOffice>, CommError> {
+        match self.post.try_lock() {
+            Ok(post) => Ok(post),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Ok(self.post.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+/// The messages of a scope, in the order they were begun.
+#[derive(Debug, Default)]
+pub(super) struct Letters<'scope> {
+    slots: Mutex<Vec<Slot<'scope>>>,
+}
+
+/// A message begun in a scope.
+#[derive(Debug, Clone, Copy)]
+pub struct Letter(usize);
+
+impl<'scope> Scope<'scope, '_> {
+    /// Begins to send `data` to rank `to`. It moves on whenever the scope's messages are waited for or polled.
+    pub fn isend<T: Element>(&self, data: &'scope [T], to: usize, tag: u64) -> Result<Letter, CommError> {
+        self.begin(P2p::send(data, to, tag))
+    }
+
+    /// Begins to receive a message of exactly this length and type.
+    pub fn irecv<T: Element>(&self, data: &'scope mut [T], from: Source, tag: u64) -> Result<Letter, CommError> {
+        self.begin(P2p::recv(data, from, tag))
+    }
+
+    fn begin(&self, message: P2p<'scope>) -> Result<Letter, CommError> {
+        self.group().check_message(&message)?;
+        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.push(message.into());
+        let letter = Letter(slots.len() - 1);
+        self.push_on(&mut slots, |_| true)?;
+        Ok(letter)
+    }
+
+    /// Whether the message has been sent or received; lets all messages of the scope move on.
+    pub fn is_delivered(&self, letter: Letter) -> Result<bool, CommError> {
+        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        self.push_on(&mut slots, |_| true)?;
+        Ok(slots[letter.0].done.is_some())
+    }
+
+    /// Waits until the message has been sent or received; returns the other rank.
+    #[track_caller]
+    pub fn wait_for(&self, letter: Letter) -> Result<usize, CommError> {
+        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        self.push_on(&mut slots, |slots| slots[letter.0].done.is_some())?;
+        slots[letter.0].done.ok_or_else(|| CommError::invalid("the message did not end"))
+    }
+
+    /// Waits until all messages of the scope have been sent or received.
+    #[track_caller]
+    pub fn wait_for_all(&self) -> Result<(), CommError> {
+        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        self.push_on(&mut slots, |slots| slots.iter().all(|slot| slot.done.is_some()))
+    }
+
+    #[track_caller]
+    fn push_on(
+        &self,
+        slots: &mut Vec<Slot<'scope>>,
+        enough: impl Fn(&[Slot<'_>]) -> bool,
+    ) -> Result<(), CommError> {
+        let group = self.group();
+        let call = Call::new(Op::Batch);
+        let mut post = group.inner.post()?;
+        let outcome = post.drive(slots, &group.watch(), enough);
+        let open = slots.iter().any(|slot| slot.done.is_none());
+        post.claim(open);
+        outcome.map_err(|halt| group.mail_failed(&post, call, slots, halt))
+    }
+
+    /// At the end of the scope: messages that were not waited for are, unless the program gave up on them.
+    pub(super) fn settle(&self, gave_up: bool) -> Result<(), CommError> {
+        let outcome = if gave_up { Ok(()) } else { self.wait_for_all() };
+        let slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let half_way = slots.iter().any(|slot| slot.done.is_none() && (slot.moved > 0 || slot.taken));
+        if let Ok(mut post) = self.group().inner.post() {
+            post.claim(false);
+        }
+        if half_way && outcome.is_ok() {
+            let error = CommError::invalid("a scope ended with a message half-way, so later messages cannot be told apart");
+            self.group().inner.fate.give_up(error);
+        }
+        outcome
+    }
+}

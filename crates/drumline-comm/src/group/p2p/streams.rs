@@ -1,0 +1,155 @@
+//! A stream of bytes to and from each rank: a ring for ranks of the same node, a link for the others.
+//!
+//! A link carries messages one way, from the rank that made it; the receiver finds it among those that came in.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::monitor::Fate;
+use crate::process::Process;
+use crate::shm::{Mail, Stop, Watch};
+use crate::tcp::{Channel, LinkName};
+
+#[derive(Debug)]
+pub(super) struct Streams {
+    process: Arc<Process>,
+    fate: Arc<Fate>,
+    me: usize,
+    /// For each rank of the group its place on this node, if it is here and shares memory.
+    places: Vec<Option<usize>>,
+    mail: Option<Mail>,
+    out: HashMap<usize, TcpStream>,
+    inward: HashMap<usize, TcpStream>,
+}
+
+impl Streams {
+    pub(super) fn new(
+        process: Arc<Process>,
+        fate: &Arc<Fate>,
+        me: usize,
+        local: &[usize],
+        mail: Option<Mail>,
+    ) -> Self {
+        let place = |rank| mail.as_ref().and_then(|_| local.iter().position(|&here| here == rank));
+        let places = (0..fate.members.len()).map(place).collect();
+        Self { process, fate: fate.clone(), me, places, mail, out: HashMap::new(), inward: HashMap::new() }
+    }
+
+    /// Writes as much as the stream to `to` takes.
+    pub(super) fn write(&mut self, watch: &Watch<'_>, to: usize, bytes: &[u8]) -> Result<usize, Stop> {
+        if let (Some(place), Some(mail)) = (self.places[to], &mut self.mail) {
+            return Ok(mail.give(place, bytes));
+        }
+        if !self.out.contains_key(&to) {
+            let stream = self.connect(watch, to)?;
+            self.out.insert(to, stream);
+        }
+        settle(to, (&self.out[&to]).write(bytes))
+    }
+
+    /// Reads what has come from `from`; `due` says that more of a message must come.
+    pub(super) fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        if let (Some(place), Some(mail)) = (self.places[from], &mut self.mail) {
+            return Ok(mail.take(place, into));
+        }
+        if !self.find(from) {
+            return Ok(0);
+        }
+        match (&self.inward[&from]).read(into) {
+            Ok(0) if due => Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() }),
+            other => settle(from, other),
+        }
+    }
+
+    /// Whether something from `rank` is there to be read.
+    pub(super) fn has_data(&self, rank: usize) -> bool {
+        match (self.places[rank], &self.mail) {
+            (Some(place), Some(mail)) => mail.can_move(&[place], &[]),
+            _ => self.inward.get(&rank).is_some_and(|stream| matches!(stream.peek(&mut [0]), Ok(1..))),
+        }
+    }
+
+    /// Waits until one of `senders` has sent something or one of `receivers` has room, or a moment has passed.
+    pub(super) fn wait(
+        &mut self,
+        watch: &Watch<'_>,
+        begin: Instant,
+        senders: &[usize],
+        receivers: &[usize],
+    ) -> Result<(), Stop> {
+        let local = |ranks: &[usize]| -> Vec<usize> { ranks.iter().filter_map(|&rank| self.places[rank]).collect() };
+        let (from, to) = (local(senders), local(receivers));
+        if from.len() == senders.len() && to.len() == receivers.len() {
+            let Some(mail) = &self.mail else { return watch.check(begin, None, &|| false) };
+            // Cut short, so that the caller can look at ranks that left.
+            let short = Watch { timeout: Duration::from_millis(20), ..watch.clone() };
+            match mail.wait(&short, &from, &to) {
+                Err(Stop::TimedOut) => return watch.check(begin, None, &|| false),
+                other => return other,
+            }
+        }
+        // Between nodes: sleep on the links, but not for long if rings are waited for as well.
+        let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
+        let inward = senders.iter().filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
+        let out = receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
+        let streams: Vec<_> = inward.chain(out).map(|(stream, flags)| (stream.as_fd(), flags)).collect();
+        let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
+        let _ = rustix::event::poll(&mut fds, Some(&rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap }));
+        watch.check(begin, None, &|| false)
+    }
+
+    fn name(&self, from: usize) -> LinkName {
+        LinkName { group: self.fate.group.clone(), channel: Channel::Mail, from }
+    }
+
+    /// Whether the link from `from` is there; looks among those that came in.
+    fn find(&mut self, from: usize) -> bool {
+        if self.inward.contains_key(&from) {
+            return true;
+        }
+        let Ok(hub) = self.process.hub() else { return false };
+        let Some(stream) = hub.claim(&self.name(from)) else { return false };
+        if stream.set_nonblocking(true).is_ok() {
+            self.inward.insert(from, stream);
+        }
+        self.inward.contains_key(&from)
+    }
+
+    fn connect(&self, watch: &Watch<'_>, to: usize) -> Result<TcpStream, Stop> {
+        let begin = Instant::now();
+        let link = |cause: String| Stop::Link { peer: to, cause };
+        let hub = self.process.hub().map_err(link)?;
+        loop {
+            let deadline = begin + watch.timeout;
+            let address = self.process.hub_address(self.fate.members[to], deadline);
+            match address.and_then(|address| hub.connect(address, &self.name(self.me), deadline)) {
+                Ok(stream) => {
+                    let ready = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
+                    return ready.map(|()| stream).map_err(|error| link(error.to_string()));
+                }
+                Err(cause) => match watch.check(begin, Some(to), &|| false) {
+                    Err(Stop::TimedOut) => return Err(link(cause)),
+                    other => other?,
+                },
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn settle(peer: usize, outcome: std::io::Result<usize>) -> Result<usize, Stop> {
+    match outcome {
+        Ok(bytes) => Ok(bytes),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        Err(error) => Err(Stop::Link { peer, cause: error.to_string() }),
+    }
+}

@@ -1,0 +1,45 @@
+//! Process groups and every collective on typed slices, over shared memory and TCP.
+//!
+//! ```text
+//!   ProcessGroup ─▶ Call (fingerprint) ─▶ tiers ─┬─▶ shm::Node   ranks of this node: rounds, staging, symmetric heap
+//!                       │                        └─▶ tcp::Team   other nodes: links, all in one loop
+//!   Monitor ◀── store ──┘ deaths, aborts                 select: which algorithm, a pure function
+//! ```
+//!
+//! What a group promises: all ranks hold the same bits after a collective; ranks that make different calls all learn who
+//! called what, and where; a silent rank is named when the deadline passes; a dead one within a second; nothing is left
+//! behind; and nobody takes part without the job's key.
+//!
+//! ```no_run
+//! use drumline_comm::{ProcessGroup, ReduceOp};
+//!
+//! let group = ProcessGroup::from_env()?; // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; Slurm; MPI
+//! let mut x = vec![group.rank() as f32; 1024];
+//! group.all_reduce(&mut x, ReduceOp::Sum)?;
+//! # Ok::<(), drumline_comm::CommError>(())
+//! ```
+//!
+//! Read in this order: `group.rs`, `group/tiers.rs`, `shm/line.rs`, `shm/node.rs`, `shm/all_reduce.rs`, `tcp/mesh.rs`.
+
+mod call;
+mod element;
+mod error;
+mod group;
+mod local_group;
+mod monitor;
+mod process;
+mod reduce;
+mod select;
+mod shm;
+mod slices;
+mod tcp;
+
+pub use call::{Op, Trace};
+pub use element::{DType, Element};
+pub use error::{CommError, Silence};
+pub use group::{Letter, P2p, ProcessGroup, Scope, Source, Work};
+pub use half::{bf16, f16};
+pub use local_group::LocalGroup;
+pub use process::{GroupOptions, Transport};
+pub use reduce::ReduceOp;
+pub use shm::HeapBuffer;

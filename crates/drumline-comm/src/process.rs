@@ -1,0 +1,235 @@
+//! This process as a member of the job: who the others are, its one listener and its one monitor, shared by all groups.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use drumline_rendezvous::{Hello, Member, Role, Store, worker_env};
+use serde::{Deserialize, Serialize};
+
+use crate::error::CommError;
+use crate::monitor::Monitor;
+use crate::tcp::Hub;
+
+/// Which ways data may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Shared memory inside a node, TCP between nodes.
+    #[default]
+    Auto,
+    /// Shared memory only; an error if the ranks are on several nodes.
+    Shm,
+    /// TCP only, also inside a node.
+    Tcp,
+}
+
+impl std::str::FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "shm" => Ok(Self::Shm),
+            "tcp" => Ok(Self::Tcp),
+            _ => Err(format!("no transport `{text}`; try auto, shm or tcp")),
+        }
+    }
+}
+
+/// How a group behaves. The default is what the environment says, or else what suits most programs.
+#[derive(Debug, Clone)]
+pub struct GroupOptions {
+    /// Which ways data may take; must be the same on all ranks.
+    pub transport: Transport,
+    /// How long a call waits for a rank that makes no progress.
+    pub timeout: Duration,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self { transport: Transport::Auto, timeout: Duration::from_secs(300) }
+    }
+}
+
+impl GroupOptions {
+    /// What `DRUMLINE_TRANSPORT` and `DRUMLINE_TIMEOUT` say, the default where they are not set.
+    pub fn from_env() -> Result<Self, CommError> {
+        let mut options = Self::default();
+        if let Ok(text) = std::env::var(worker_env::DRUMLINE_TRANSPORT) {
+            options.transport =
+                text.parse().map_err(|error| CommError::invalid(format!("{}: {error}", worker_env::DRUMLINE_TRANSPORT)))?;
+        }
+        if let Ok(text) = std::env::var(worker_env::DRUMLINE_TIMEOUT) {
+            options.timeout = parse_duration(&text).ok_or_else(|| {
+                CommError::invalid(format!("{}: `{text}` is no duration; try 300s, 500ms or 5m", worker_env::DRUMLINE_TIMEOUT))
+            })?;
+        }
+        Ok(options)
+    }
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..split].parse().ok()?;
+    let unit = match &text[split..] {
+        "ms" => 1e-3,
+        "s" | "" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(number * unit).ok().filter(|duration| !duration.is_zero())
+}
+
+/// What a rank tells the others of itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Who {
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    /// Equal for ranks that can share memory.
+    node: String,
+    transport: Transport,
+}
+
+impl Who {
+    fn this(transport: Transport, host: String) -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let boot = read("/proc/sys/kernel/random/boot_id");
+        // Ranks in different network namespaces or of different users cannot pass descriptors to each other.
+        let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let user = rustix::process::geteuid().as_raw();
+        Self { node: format!("{host}/{boot}/{}/{user}", network.display()), host, pid: std::process::id(), transport }
+    }
+}
+
+/// The member and what all its groups share. Dropping it says goodbye: the monitor first, the member last.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) monitor: Monitor,
+    hub: OnceLock<Hub>,
+    hub_start: Mutex<()>,
+    pub(crate) who: Vec<Who>,
+    pub(crate) options: GroupOptions,
+    pub(crate) member: Member,
+}
+
+impl Process {
+    /// Meets the other ranks: everyone tells rank 0 who it is, rank 0 tells everyone.
+    pub(crate) fn join(member: Member, options: GroupOptions) -> Result<Arc<Self>, CommError> {
+        let deadline = Instant::now() + member.timeout;
+        let init = |error: String| CommError::Init { cause: error };
+        let who = exchange(&member, options.transport, deadline).map_err(|error| init(error.to_string()))?;
+        if let Some(rank) = who.iter().position(|who| who.transport != options.transport) {
+            return Err(init(format!(
+                "rank {} has transport {:?}, rank {rank} has {:?}; try setting {} alike on all ranks",
+                member.rank,
+                options.transport,
+                who[rank].transport,
+                worker_env::DRUMLINE_TRANSPORT
+            )));
+        }
+        let monitor = Monitor::start(member.store.clone(), member.rank, member.host.clone())
+            .map_err(|error| init(error.to_string()))?;
+        let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
+        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, member }))
+    }
+
+    /// Whether two ranks of the job share memory.
+    pub(crate) fn same_node(&self, a: usize, b: usize) -> bool {
+        self.who[a].node == self.who[b].node
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.member.store
+    }
+
+    /// The listener for links, opened and announced when first needed.
+    pub(crate) fn hub(&self) -> Result<&Hub, String> {
+        if let Some(hub) = self.hub.get() {
+            return Ok(hub);
+        }
+        let _guard = self.hub_start.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = self.hub.get() {
+            return Ok(hub);
+        }
+        let member = &self.member;
+        let hello = Hello { round: member.round, ..Hello::new(Role::Link).member(member.rank, member.world_size) };
+        let hub = Hub::open(member.listen_ip, member.key.clone(), hello)
+            .map_err(|error| format!("cannot listen on {}: {error}", member.listen_ip))?;
+        let address = hub.address().to_string();
+        tracing::debug!(rank = member.rank, address, "listening for links");
+        self.store().set(&hub_key(member.rank), address.as_bytes()).map_err(|error| error.to_string())?;
+        Ok(self.hub.get_or_init(|| hub))
+    }
+
+    /// Where a rank listens; waits until it does.
+    pub(crate) fn hub_address(&self, rank: usize, deadline: Instant) -> Result<SocketAddr, String> {
+        // The wait is cut short so that the caller can look at deaths in between.
+        let deadline = deadline.min(Instant::now() + Duration::from_millis(200));
+        let bytes = self.store().get(&hub_key(rank), deadline).map_err(|error| error.to_string())?;
+        String::from_utf8_lossy(&bytes).parse().map_err(|_| format!("rank {rank} listens at no address"))
+    }
+
+    /// What the process of a rank of this node does, in one word.
+    pub(crate) fn state_of(&self, rank: usize) -> Option<String> {
+        if !self.same_node(rank, self.member.rank) {
+            return None;
+        }
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", self.who[rank].pid)) else {
+            return Some("no longer exists".into());
+        };
+        let state = stat.rsplit(") ").next()?.chars().next()?;
+        Some(match state {
+            'T' | 't' => "stopped; try SIGCONT".into(),
+            'Z' | 'X' => "dead".into(),
+            'D' => "waiting for a disk".into(),
+            _ => "alive".to_string(),
+        })
+    }
+}
+
+fn hub_key(rank: usize) -> String {
+    format!("drumline/hub/{rank}")
+}
+
+fn exchange(
+    member: &Member,
+    transport: Transport,
+    deadline: Instant,
+) -> Result<Vec<Who>, Box<dyn std::error::Error + Send + Sync>> {
+    let (store, all) = (&member.store, "drumline/who");
+    let mine = serde_json::to_vec(&Who::this(transport, member.host.clone()))?;
+    if member.rank == 0 {
+        let keys: Vec<String> = (1..member.world_size).map(|rank| format!("{all}/{rank}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut who: Vec<Who> = vec![serde_json::from_slice(&mine)?];
+        if !keys.is_empty() {
+            for bytes in store.multi_get(&keys, deadline)? {
+                who.push(serde_json::from_slice(&bytes)?);
+            }
+        }
+        store.set(all, &serde_json::to_vec(&who)?)?;
+        for key in keys {
+            store.delete(key)?;
+        }
+        return Ok(who);
+    }
+    store.set(&format!("{all}/{}", member.rank), &mine)?;
+    Ok(serde_json::from_slice(&store.get(all, deadline)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_with_their_unit() {
+        for (text, expected) in [("300s", 300_000), ("500ms", 500), ("5m", 300_000), ("2", 2_000), ("0.5s", 500)] {
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
+        }
+        for text in ["", "s", "-1s", "5 parsecs", "0s", "1e400s"] {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+}

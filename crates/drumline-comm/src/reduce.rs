@@ -1,0 +1,354 @@
+//! Reductions: the operators, and the loops that apply them to slices.
+//!
+//! Promise: the inputs are always combined in rank order, `((x0 + x1) + x2) + …`, whoever does it, so all ranks hold the
+//! same bits. `f16` and `bf16` are summed in `f32` and rounded once, after the last input.
+//!
+//! The loops work on blocks small enough for the first-level cache and are compiled for several instruction sets; the
+//! best one the processor has is picked at run time.
+
+use multiversion::multiversion;
+use serde::{Deserialize, Serialize};
+
+use crate::element::{DType, Element, sealed::Sealed};
+
+/// How the values of the ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum ReduceOp {
+    /// The sum. Integers wrap around; for `bool` it is "any".
+    Sum,
+    /// The sum divided by the number of ranks; integers are cut towards zero.
+    Avg,
+    /// The product; for `bool` it is "all".
+    Prod,
+    /// The smallest value; NaN if any rank has NaN.
+    Min,
+    /// The largest value; NaN if any rank has NaN.
+    Max,
+    /// Bitwise and, of integers and `bool`.
+    BitAnd,
+    /// Bitwise or, of integers and `bool`.
+    BitOr,
+    /// Bitwise exclusive or, of integers and `bool`.
+    BitXor,
+    /// Each value times the factor, then the sum. The factor must be the same on all ranks.
+    PreMulSum(f64),
+}
+
+impl ReduceOp {
+    /// A number that differs between operators (and between factors), for the fingerprint.
+    pub(crate) fn code(self) -> u64 {
+        match self {
+            ReduceOp::Sum => 1,
+            ReduceOp::Avg => 2,
+            ReduceOp::Prod => 3,
+            ReduceOp::Min => 4,
+            ReduceOp::Max => 5,
+            ReduceOp::BitAnd => 6,
+            ReduceOp::BitOr => 7,
+            ReduceOp::BitXor => 8,
+            ReduceOp::PreMulSum(factor) => factor.to_bits() | 1 << 63 | 9,
+        }
+    }
+
+    /// For a reduction in two stages (inside nodes, then between them): the operator of each. Scaling is done in the first
+    /// stage; an average is summed in both and divided at the end, by [`divide`].
+    pub(crate) fn in_two_stages(self) -> (Self, Self) {
+        match self {
+            ReduceOp::Avg => (ReduceOp::Sum, ReduceOp::Sum),
+            ReduceOp::PreMulSum(_) => (self, ReduceOp::Sum),
+            _ => (self, self),
+        }
+    }
+
+    /// Says why the operator has no meaning for the type, if it has none.
+    pub(crate) fn check(self, dtype: DType) -> Result<(), String> {
+        let float = matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
+        match self {
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if float => {
+                Err(format!("{self} is not defined for {dtype}; try an integer type, or Min or Max"))
+            }
+            ReduceOp::Avg | ReduceOp::PreMulSum(_) if dtype == DType::Bool => {
+                Err(format!("{self} is not defined for bool; try Sum (any) or Prod (all)"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReduceOp::Sum => f.write_str("sum"),
+            ReduceOp::Avg => f.write_str("avg"),
+            ReduceOp::Prod => f.write_str("prod"),
+            ReduceOp::Min => f.write_str("min"),
+            ReduceOp::Max => f.write_str("max"),
+            ReduceOp::BitAnd => f.write_str("band"),
+            ReduceOp::BitOr => f.write_str("bor"),
+            ReduceOp::BitXor => f.write_str("bxor"),
+            ReduceOp::PreMulSum(factor) => write!(f, "premul-sum({factor})"),
+        }
+    }
+}
+
+/// Elements handled at a time: three blocks of the widest type stay in a 32 KiB cache.
+const BLOCK: usize = 1024;
+
+/// `out = inputs[0] ∘ inputs[1] ∘ …`, in that order. All slices are equally long; at least one input.
+pub(crate) fn reduce_into<T: Element>(out: &mut [T], inputs: &[&[T]], op: ReduceOp) {
+    debug_assert!(inputs.iter().all(|input| input.len() == out.len()));
+    with_operator::<T, _>(op, IntoOut { out, inputs });
+}
+
+/// Every buffer becomes `buffers[0] ∘ buffers[1] ∘ …`: the whole work of an all-reduce whose buffers are shared.
+pub(crate) fn reduce_everywhere<T: Element>(buffers: &mut [&mut [T]], op: ReduceOp) {
+    debug_assert!(buffers.iter().all(|buffer| buffer.len() == buffers[0].len()));
+    with_operator::<T, _>(op, Everywhere { buffers });
+}
+
+/// The reduction over one rank: only scaling does anything.
+pub(crate) fn reduce_alone<T: Element>(data: &mut [T], op: ReduceOp) {
+    if let ReduceOp::PreMulSum(factor) = op {
+        data.iter_mut().for_each(|x| *x = T::narrow(T::scale(x.widen(), factor)));
+    }
+}
+
+/// Divides sums by the number of ranks.
+pub(crate) fn divide<T: Element>(data: &mut [T], ranks: usize) {
+    data.iter_mut().for_each(|x| *x = T::narrow(T::mean(x.widen(), ranks)));
+}
+
+/// An operator taken apart: what happens to each value first, between two values, and to the result.
+#[derive(Clone, Copy)]
+struct Steps<First, Combine, Last> {
+    first: First,
+    combine: Combine,
+    last: Last,
+    /// `first` and `last` do nothing, so a pair can be combined in one pass.
+    plain: bool,
+}
+
+trait Loop<T: Element> {
+    fn run<F, C, L>(self, steps: Steps<F, C, L>)
+    where
+        F: Fn(T::Wide) -> T::Wide + Copy,
+        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+        L: Fn(T::Wide) -> T::Wide + Copy;
+    fn inputs(&self) -> usize;
+}
+
+fn with_operator<T: Element, B: Loop<T>>(op: ReduceOp, body: B) {
+    let same = |x: T::Wide| x;
+    let ranks = body.inputs();
+    macro_rules! plain {
+        ($name:ident) => {
+            body.run(Steps { first: same, combine: |a, b| T::$name(a, b), last: same, plain: true })
+        };
+    }
+    match op {
+        ReduceOp::Sum => plain!(add),
+        ReduceOp::Prod => plain!(mul),
+        ReduceOp::Min => plain!(min),
+        ReduceOp::Max => plain!(max),
+        ReduceOp::BitAnd => plain!(and),
+        ReduceOp::BitOr => plain!(or),
+        ReduceOp::BitXor => plain!(xor),
+        ReduceOp::Avg => {
+            let last = |sum| T::mean(sum, ranks);
+            body.run(Steps { first: same, combine: |a, b| T::add(a, b), last, plain: false });
+        }
+        ReduceOp::PreMulSum(factor) => {
+            let first = |x| T::scale(x, factor);
+            body.run(Steps { first, combine: |a, b| T::add(a, b), last: same, plain: false });
+        }
+    }
+}
+
+struct IntoOut<'a, T> {
+    out: &'a mut [T],
+    inputs: &'a [&'a [T]],
+}
+
+impl<T: Element> Loop<T> for IntoOut<'_, T> {
+    fn run<F, C, L>(self, steps: Steps<F, C, L>)
+    where
+        F: Fn(T::Wide) -> T::Wide + Copy,
+        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+        L: Fn(T::Wide) -> T::Wide + Copy,
+    {
+        if steps.plain && self.inputs.len() == 2 {
+            return pair_into(self.out, self.inputs[0], self.inputs[1], steps.combine);
+        }
+        let mut sum = [T::zeroed().widen(); BLOCK];
+        for start in (0..self.out.len()).step_by(BLOCK) {
+            let end = self.out.len().min(start + BLOCK);
+            let sum = &mut sum[..end - start];
+            begin(sum, &self.inputs[0][start..end], steps.first);
+            for input in &self.inputs[1..] {
+                fold(sum, &input[start..end], steps.first, steps.combine);
+            }
+            finish(&mut self.out[start..end], sum, steps.last);
+        }
+    }
+
+    fn inputs(&self) -> usize {
+        self.inputs.len()
+    }
+}
+
+struct Everywhere<'a, 'b, T> {
+    buffers: &'a mut [&'b mut [T]],
+}
+
+impl<T: Element> Loop<T> for Everywhere<'_, '_, T> {
+    fn run<F, C, L>(self, steps: Steps<F, C, L>)
+    where
+        F: Fn(T::Wide) -> T::Wide + Copy,
+        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+        L: Fn(T::Wide) -> T::Wide + Copy,
+    {
+        if let [a, b] = self.buffers {
+            return pair_everywhere(a, b, steps.first, steps.combine, steps.last);
+        }
+        let len = self.buffers[0].len();
+        let mut sum = [T::zeroed().widen(); BLOCK];
+        for start in (0..len).step_by(BLOCK) {
+            let end = len.min(start + BLOCK);
+            let sum = &mut sum[..end - start];
+            begin(sum, &self.buffers[0][start..end], steps.first);
+            for buffer in &self.buffers[1..] {
+                fold(sum, &buffer[start..end], steps.first, steps.combine);
+            }
+            for buffer in self.buffers.iter_mut() {
+                finish(&mut buffer[start..end], sum, steps.last);
+            }
+        }
+    }
+
+    fn inputs(&self) -> usize {
+        self.buffers.len()
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+fn pair_into<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(out: &mut [T], a: &[T], b: &[T], combine: C) {
+    for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+        *out = T::narrow(combine(a.widen(), b.widen()));
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+fn pair_everywhere<T, F, C, L>(a: &mut [T], b: &mut [T], first: F, combine: C, last: L)
+where
+    T: Element,
+    F: Fn(T::Wide) -> T::Wide + Copy,
+    C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+    L: Fn(T::Wide) -> T::Wide + Copy,
+{
+    for (a, b) in a.iter_mut().zip(b) {
+        let value = T::narrow(last(combine(first(a.widen()), first(b.widen()))));
+        *a = value;
+        *b = value;
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+fn begin<W: Copy, T: Sealed<Wide = W>, F: Fn(W) -> W + Copy>(sum: &mut [W], input: &[T], first: F) {
+    for (sum, &x) in sum.iter_mut().zip(input) {
+        *sum = first(x.widen());
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+fn fold<W, T, F, C>(sum: &mut [W], input: &[T], first: F, combine: C)
+where
+    W: Copy,
+    T: Sealed<Wide = W>,
+    F: Fn(W) -> W + Copy,
+    C: Fn(W, W) -> W + Copy,
+{
+    for (sum, &x) in sum.iter_mut().zip(input) {
+        *sum = combine(*sum, first(x.widen()));
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+fn finish<W: Copy, T: Sealed<Wide = W>, L: Fn(W) -> W + Copy>(out: &mut [T], sum: &[W], last: L) {
+    for (out, &sum) in out.iter_mut().zip(sum) {
+        *out = T::narrow(last(sum));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn reduce<T: Element>(inputs: &[&[T]], op: ReduceOp) -> Vec<T> {
+        let mut out = inputs[0].to_vec();
+        reduce_into(&mut out, inputs, op);
+        let mut everywhere: Vec<Vec<T>> = inputs.iter().map(|input| input.to_vec()).collect();
+        let mut views: Vec<&mut [T]> = everywhere.iter_mut().map(Vec::as_mut_slice).collect();
+        reduce_everywhere(&mut views, op);
+        for buffer in &everywhere {
+            assert_eq!(*buffer, out, "{op}: the two loops agree");
+        }
+        out
+    }
+
+    #[test]
+    fn every_operator_on_three_inputs() {
+        let inputs: [&[i32]; 3] = [&[1, -2, 12], &[5, 7, 10], &[3, 4, 6]];
+        let expected: [(ReduceOp, [i32; 3]); 9] = [
+            (ReduceOp::Sum, [9, 9, 28]),
+            (ReduceOp::Avg, [3, 3, 9]),
+            (ReduceOp::Prod, [15, -56, 720]),
+            (ReduceOp::Min, [1, -2, 6]),
+            (ReduceOp::Max, [5, 7, 12]),
+            (ReduceOp::BitAnd, [1, 4, 0]),
+            (ReduceOp::BitOr, [7, -1, 14]),
+            (ReduceOp::BitXor, [1 ^ 5 ^ 3, -2 ^ 7 ^ 4, 12 ^ 10 ^ 6]),
+            (ReduceOp::PreMulSum(2.0), [18, 18, 56]),
+        ];
+        for (op, want) in expected {
+            assert_eq!(reduce(&inputs, op), want, "{op}");
+        }
+    }
+
+    #[test]
+    fn halves_are_rounded_once() {
+        // 2048 + 1 + 1 is 2050 in f32; f16 arithmetic step by step would stay at 2048.
+        let (big, one) = (f16::from_f32(2048.0), f16::ONE);
+        assert_eq!(reduce(&[&[big], &[one], &[one]], ReduceOp::Sum), [f16::from_f32(2050.0)]);
+        let (big, one) = (bf16::from_f32(256.0), bf16::ONE);
+        assert_eq!(reduce(&[&[big], &[one], &[one]], ReduceOp::Sum), [bf16::from_f32(258.0)]);
+    }
+
+    #[test]
+    fn nan_reaches_minimum_and_maximum() {
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            for inputs in [[f32::NAN, 1.0, 2.0], [1.0, f32::NAN, 2.0], [1.0, 2.0, f32::NAN]] {
+                let slices = inputs.each_ref().map(std::slice::from_ref);
+                let mut out = [0.0f32];
+                reduce_into(&mut out, &slices, op);
+                assert!(out[0].is_nan(), "{op} of {inputs:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_around_a_block() {
+        for len in [0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
+            let a: Vec<f64> = (0..len).map(|i| i as f64).collect();
+            let out = reduce(&[&a, &a, &a, &a], ReduceOp::Sum);
+            assert!(out.iter().enumerate().all(|(i, &x)| x == 4.0 * i as f64));
+        }
+    }
+
+    #[test]
+    fn operators_without_meaning_are_refused() {
+        assert!(ReduceOp::BitAnd.check(DType::F32).is_err());
+        assert!(ReduceOp::Avg.check(DType::Bool).is_err());
+        assert!(ReduceOp::BitAnd.check(DType::Bool).is_ok());
+    }
+}

@@ -1,0 +1,185 @@
+//! All-reduce and reduce among ranks that share memory.
+//!
+//! - **in-line**: up to 48 bytes travel in the flag's own cache line; every rank combines all of them.
+//! - **one-shot**: each rank stages its chunk, every rank reduces all chunks into its own buffer.
+//! - **two-phase**: each rank stages its chunk, reduces its own part of it, and collects the other parts; the parts of one
+//!   chunk are collected in the round in which the next chunk is staged.
+//! - **direct**: the buffers themselves are shared; each rank reduces its part and writes it to all of them.
+//!
+//! In every one a given element is reduced in rank order, by its owner or by everyone alike: same bits on all ranks.
+
+use std::ops::Range;
+
+use super::heap::Symmetric;
+use super::layout::Area;
+use super::line::INLINE;
+use super::node::{Context, Node};
+use super::wait::Stop;
+use crate::element::Element;
+use crate::reduce::{ReduceOp, reduce_everywhere, reduce_into};
+use crate::select::{NodeReduce, node_reduce};
+use crate::slices::{chunks, part};
+
+/// Who keeps the result.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Keep {
+    All,
+    Only(usize),
+}
+
+impl Keep {
+    fn kept_by(self, rank: usize) -> bool {
+        self == Keep::All || self == Keep::Only(rank)
+    }
+}
+
+impl Node {
+    /// `data` becomes the reduction over the ranks of this node, on those that `keep` names; elsewhere it is unchanged
+    /// (direct all-reduce included, which is never used when only one rank keeps the result).
+    pub(crate) fn all_reduce<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+        keep: Keep,
+        heap: Option<Symmetric<'_>>,
+    ) -> Result<(), Stop> {
+        let choice = node_reduce(size_of_val(data), size_of::<T>(), self.ranks());
+        if choice == NodeReduce::Inline {
+            return self.reduce_inline(cx, data, op, keep);
+        }
+        let heap = heap.filter(|_| keep == Keep::All);
+        if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
+            self.reduce_part_everywhere::<T>(data.len(), heap, op);
+            return self.round(cx, &[]);
+        }
+        match choice {
+            NodeReduce::TwoPhase { chunk } => self.reduce_two_phase(cx, data, op, keep, chunk),
+            NodeReduce::OneShot { chunk } => self.reduce_one_shot(cx, data, op, keep, chunk),
+            NodeReduce::Inline => unreachable!("handled above"),
+        }
+    }
+
+    fn reduce_inline<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+        keep: Keep,
+    ) -> Result<(), Stop> {
+        const WORDS: usize = INLINE / 8;
+        let bytes = size_of_val(data);
+        let words = bytes.div_ceil(8);
+        let mut mine = [0u64; WORDS];
+        bytemuck::bytes_of_mut(&mut mine)[..bytes].copy_from_slice(super::bytes::of(data));
+        self.round(cx, &mine[..words])?;
+        if !keep.kept_by(self.me()) || data.is_empty() {
+            return Ok(());
+        }
+        if self.ranks() == 2 {
+            let theirs = self.words::<WORDS>(1 - self.me());
+            let pair = if self.me() == 0 { [mine, theirs] } else { [theirs, mine] };
+            reduce_into(data, &[view(&pair[0], data.len()), view(&pair[1], data.len())], op);
+            return Ok(());
+        }
+        let all: Vec<[u64; WORDS]> = (0..self.ranks()).map(|rank| self.words(rank)).collect();
+        let inputs: Vec<&[T]> = all.iter().map(|words| view(words, data.len())).collect();
+        reduce_into(data, &inputs, op);
+        Ok(())
+    }
+
+    fn reduce_one_shot<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+        keep: Keep,
+        chunk: usize,
+    ) -> Result<(), Stop> {
+        for range in chunks(data.len(), chunk) {
+            // SAFETY: the round before was awaited from all (`round`), and nothing is published until the copy is done.
+            unsafe { self.fill(Area::Stage, 0, range.len()) }.copy_from_slice(&data[range.clone()]);
+            self.round(cx, &[])?;
+            if keep.kept_by(self.me()) {
+                self.reduce_stages(&mut data[range], op);
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_stages<T: Element>(&self, out: &mut [T], op: ReduceOp) {
+        // SAFETY: all ranks were awaited in this round, and this rank publishes again only after this call.
+        let stage = |rank| unsafe { self.filled::<T>(rank, Area::Stage, 0..out.len()) };
+        if self.ranks() == 2 {
+            return reduce_into(out, &[stage(0), stage(1)], op);
+        }
+        let inputs: Vec<&[T]> = (0..self.ranks()).map(stage).collect();
+        reduce_into(out, &inputs, op);
+    }
+
+    fn reduce_two_phase<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+        keep: Keep,
+        chunk: usize,
+    ) -> Result<(), Stop> {
+        let mut staged: Option<Range<usize>> = None;
+        for coming in chunks(data.len(), chunk).map(Some).chain([None]) {
+            if let Some(range) = &staged {
+                self.reduce_my_part::<T>(range.len(), op);
+            }
+            if let Some(range) = &coming {
+                // SAFETY: as in one-shot; stage and result are different places.
+                unsafe { self.fill(Area::Stage, 0, range.len()) }.copy_from_slice(&data[range.clone()]);
+            }
+            self.round(cx, &[])?;
+            if let Some(range) = staged.filter(|_| keep.kept_by(self.me())) {
+                self.collect_parts(&mut data[range]);
+            }
+            staged = coming;
+        }
+        Ok(())
+    }
+
+    /// Reduces this rank's part of the chunk of `len` elements staged in the current round, for the coming round.
+    fn reduce_my_part<T: Element>(&self, len: usize, op: ReduceOp) {
+        let mine = part(len, self.ranks(), self.me(), size_of::<T>());
+        // SAFETY: all ranks were awaited in the current round; the result place belongs to the coming round and its last
+        // readers published the current round.
+        let (out, inputs) = unsafe {
+            let out = self.fill::<T>(Area::Result, mine.start, mine.len());
+            let stage = |rank| self.filled::<T>(rank, Area::Stage, mine.clone());
+            (out, (0..self.ranks()).map(stage).collect::<Vec<_>>())
+        };
+        reduce_into(out, &inputs, op);
+    }
+
+    fn collect_parts<T: Element>(&self, out: &mut [T]) {
+        for rank in 0..self.ranks() {
+            let range = part(out.len(), self.ranks(), rank, size_of::<T>());
+            // SAFETY: `rank` was awaited in the current round, in which it published its part.
+            out[range.clone()].copy_from_slice(unsafe { self.filled(rank, Area::Result, range) });
+        }
+    }
+
+    /// Reduces this rank's part of symmetric buffers and writes it to all of them. `T` buffers of `len` elements.
+    fn reduce_part_everywhere<T: Element>(&self, len: usize, heap: Symmetric<'_>, op: ReduceOp) {
+        let mine = part(len, self.ranks(), self.me(), size_of::<T>());
+        // SAFETY: every rank has published that it is inside this call, so none touches its buffer but for the part it
+        // owns, in all buffers; parts do not overlap; the caller holds its own buffer mutably and does not use it now.
+        let slice = |rank| unsafe { heap.slice_mut::<T>(rank, mine.clone()) };
+        if self.ranks() == 2 {
+            return reduce_everywhere(&mut [slice(0), slice(1)], op);
+        }
+        let mut buffers: Vec<&mut [T]> = (0..self.ranks()).map(slice).collect();
+        reduce_everywhere(&mut buffers, op);
+    }
+}
+
+fn view<T: Element>(words: &[u64; INLINE / 8], len: usize) -> &[T] {
+    let bytes = &bytemuck::bytes_of(words)[..len * size_of::<T>()];
+    // SAFETY: the words are 8-byte aligned and these bytes were a `[T]` on the rank that published them.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) }
+}

@@ -1,0 +1,17 @@
+//! Slices of elements as bytes.
+//!
+//! All elements but `bool` are valid for any bytes. Bytes that become `bool`s were `bool`s on the authenticated rank that
+//! sent them, of this same version of the library, so they are 0 or 1.
+
+use crate::element::Element;
+
+/// The bytes of a slice.
+pub(crate) fn of<T: Element>(slice: &[T]) -> &[u8] {
+    bytemuck::cast_slice(slice)
+}
+
+/// The bytes of a slice, to be overwritten by the bytes of another slice of the same type.
+pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> &mut [u8] {
+    // SAFETY: same address and extent; u8 has no alignment; what is written comes from a `[T]` (see above).
+    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), size_of_val(slice)) }
+}

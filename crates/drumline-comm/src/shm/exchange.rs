@@ -1,0 +1,251 @@
+//! The collectives that move data without reducing it all: broadcast, (all-)gather, scatter, all-to-all, reduce-scatter.
+//!
+//! Two shapes cover them. In a **row** exchange a rank stages one row that is meant for everybody who reads it. In a
+//! **column** exchange its place is cut into one cell for each rank, and rank `j` reads cell `j` of everybody.
+//!
+//! ```text
+//!            rows                                columns
+//!   stage 0 [ for all      ]            stage 0 [ →0 | →1 | →2 ]
+//!   stage 1 [ for all      ]            stage 1 [ →0 | →1 | →2 ]      rank 1 reads the middle cells
+//! ```
+//! Lengths may differ between ranks; the number of rounds follows from the longest, which all ranks know.
+
+use std::ops::Range;
+
+use super::heap::Symmetric;
+use super::layout::Area;
+use super::node::{Context, Node};
+use super::wait::Stop;
+use crate::element::Element;
+use crate::reduce::{ReduceOp, reduce_into};
+use crate::select::node_chunk;
+use crate::slices::{chunks, clip, offsets, part};
+
+impl Node {
+    /// Row exchange: `rows[i]` is the length of rank `i`'s row. This rank stages `mine` (empty if it has nothing to give);
+    /// `take` is called with each peer, the range of its row, and the data.
+    fn rows<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        mine: &[T],
+        rows: &[usize],
+        mut take: impl FnMut(usize, Range<usize>, &[T]),
+    ) -> Result<(), Stop> {
+        let longest = rows.iter().copied().max().unwrap_or(0);
+        for window in chunks(longest, node_chunk(longest * size_of::<T>()) / size_of::<T>()) {
+            let given = clip(mine.len(), &window);
+            // SAFETY: the round before was awaited from all, and nothing is published until the copy is done.
+            unsafe { self.fill(Area::Stage, 0, given.len()) }.copy_from_slice(&mine[given]);
+            self.round(cx, &[])?;
+            for peer in self.peers() {
+                let range = clip(rows[peer], &window);
+                if !range.is_empty() {
+                    // SAFETY: all were awaited in this round.
+                    take(peer, range.clone(), unsafe { self.filled(peer, Area::Stage, 0..range.len()) });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The windows of a column exchange whose longest cell has `longest` elements.
+    fn cell_windows<T>(&self, longest: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
+        let chunk = node_chunk(longest * self.ranks() * size_of::<T>()) / size_of::<T>() / self.ranks();
+        chunks(longest, chunk.clamp(1, self.cell_capacity::<T>()))
+    }
+
+    /// One round of a column exchange: `cell(j)` is the range of `input` that goes to rank `j` now.
+    fn pass_cells<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: &[T],
+        cell: impl Fn(usize) -> Range<usize>,
+    ) -> Result<(), Stop> {
+        for peer in self.peers() {
+            let range = cell(peer);
+            // SAFETY: as in `rows`; cells do not overlap.
+            let place = unsafe { self.fill(Area::Stage, peer * self.cell_capacity::<T>(), range.len()) };
+            place.copy_from_slice(&input[range]);
+        }
+        self.round(cx, &[])
+    }
+
+    /// This rank's cell of `peer`, after `pass_cells`.
+    fn cell<T: Element>(&self, peer: usize, len: usize) -> &[T] {
+        let start = self.me() * self.cell_capacity::<T>();
+        // SAFETY: `pass_cells` awaited all.
+        unsafe { self.filled(peer, Area::Stage, start..start + len) }
+    }
+
+    /// `data` of the root is copied to all.
+    pub(crate) fn broadcast<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        root: usize,
+        heap: Option<Symmetric<'_>>,
+    ) -> Result<(), Stop> {
+        if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
+            if self.me() != root {
+                // SAFETY: the root is inside this call and does not write; this rank's slice is its own.
+                data.copy_from_slice(unsafe { heap.slice(root, 0..data.len()) });
+            }
+            return self.round(cx, &[]);
+        }
+        let mut rows = vec![0; self.ranks()];
+        rows[root] = data.len();
+        if self.me() == root {
+            self.rows(cx, data, &rows, |_, _, _: &[T]| {})
+        } else {
+            self.rows(cx, &[], &rows, |_, range, given| data[range].copy_from_slice(given))
+        }
+    }
+
+    /// Every rank's `input` laid end to end in `output`, on those that have one. `counts[i]` is the length of rank `i`'s.
+    pub(crate) fn gather<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: &[T],
+        mut output: Option<&mut [T]>,
+        counts: &[usize],
+        heap: Option<Symmetric<'_>>,
+    ) -> Result<(), Stop> {
+        let starts = offsets(counts);
+        if let Some(output) = &mut output {
+            output[starts[self.me()]..][..input.len()].copy_from_slice(input);
+        }
+        let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
+            if let Some(output) = &mut output {
+                output[starts[peer]..][range].copy_from_slice(given);
+            }
+        };
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        if let Some(heap) = self.agree_on_heap(cx, longest * size_of::<T>(), heap)? {
+            for peer in self.peers() {
+                // SAFETY: all ranks are inside this call and write no input.
+                place(peer, 0..counts[peer], unsafe { heap.slice(peer, 0..counts[peer]) });
+            }
+            return self.round(cx, &[]);
+        }
+        self.rows(cx, input, counts, place)
+    }
+
+    /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
+    pub(crate) fn scatter<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: Option<&[T]>,
+        output: &mut [T],
+        root: usize,
+    ) -> Result<(), Stop> {
+        let count = output.len();
+        for window in self.cell_windows::<T>(count) {
+            match input.filter(|_| self.me() == root) {
+                Some(input) => {
+                    let cell = |peer: usize| peer * count + window.start..peer * count + window.end;
+                    self.pass_cells(cx, input, cell)?;
+                    output[window.clone()].copy_from_slice(&input[cell(root)]);
+                }
+                None => {
+                    self.pass_cells::<T>(cx, &[], |_| 0..0)?;
+                    output[window.clone()].copy_from_slice(self.cell(root, window.len()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Cell `j` of this rank's `input` goes to rank `j`; `longest` is the longest cell between any two ranks.
+    pub(crate) fn all_to_all<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        (input, sends): (&[T], &[usize]),
+        (output, receives): (&mut [T], &[usize]),
+        longest: usize,
+    ) -> Result<(), Stop> {
+        let (from, to, me) = (offsets(sends), offsets(receives), self.me());
+        output[to[me]..][..receives[me]].copy_from_slice(&input[from[me]..][..sends[me]]);
+        for window in self.cell_windows::<T>(longest) {
+            self.pass_cells(cx, input, |peer| shifted(clip(sends[peer], &window), from[peer]))?;
+            for peer in self.peers() {
+                let range = clip(receives[peer], &window);
+                output[to[peer]..][range.clone()].copy_from_slice(self.cell(peer, range.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Part `j` of the reduction of all inputs becomes rank `j`'s `output`; `counts[j]` is its length.
+    pub(crate) fn reduce_scatter<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+        heap: Option<Symmetric<'_>>,
+    ) -> Result<(), Stop> {
+        let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
+        if let Some(heap) = self.agree_on_heap(cx, size_of_val(input), heap)? {
+            let range = shifted(0..counts[me], starts[me]);
+            // SAFETY: all ranks are inside this call and write no input.
+            let inputs: Vec<&[T]> = (0..ranks).map(|rank| unsafe { heap.slice(rank, range.clone()) }).collect();
+            reduce_into(output, &inputs, op);
+            return self.round(cx, &[]);
+        }
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        for window in self.cell_windows::<T>(longest) {
+            self.pass_cells(cx, input, |peer| shifted(clip(counts[peer], &window), starts[peer]))?;
+            let range = clip(counts[me], &window);
+            let mine = &input[shifted(range.clone(), starts[me])];
+            let given = |rank| if rank == me { mine } else { self.cell(rank, range.len()) };
+            if ranks == 2 {
+                reduce_into(&mut output[range.clone()], &[given(0), given(1)], op);
+            } else {
+                let inputs: Vec<&[T]> = (0..ranks).map(given).collect();
+                reduce_into(&mut output[range.clone()], &inputs, op);
+            }
+        }
+        Ok(())
+    }
+
+    /// The node's half of a larger all-reduce: this rank's part of `data`, of `parts`, becomes the node's reduction; the
+    /// rest of `data` is as it was. Ranks beyond `parts` have no part.
+    pub(crate) fn reduce_parts<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        parts: usize,
+        op: ReduceOp,
+    ) -> Result<(), Stop> {
+        let ranges = self.ranges::<T>(data.len(), parts);
+        let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
+        let mine = ranges[self.me()].clone();
+        let mut reduced = vec![T::zeroed(); mine.len()];
+        self.reduce_scatter(cx, data, &mut reduced, &counts, op, None)?;
+        data[mine].copy_from_slice(&reduced);
+        Ok(())
+    }
+
+    /// The other half: every rank's part of `data` is copied to all.
+    pub(crate) fn share_parts<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        parts: usize,
+    ) -> Result<(), Stop> {
+        let ranges = self.ranges::<T>(data.len(), parts);
+        let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
+        let mine = data[ranges[self.me()].clone()].to_vec();
+        self.gather(cx, &mine, Some(data), &counts, None)
+    }
+
+    fn ranges<T>(&self, len: usize, parts: usize) -> Vec<Range<usize>> {
+        let range = |place| if place < parts { part(len, parts, place, size_of::<T>()) } else { len..len };
+        (0..self.ranks()).map(range).collect()
+    }
+}
+
+fn shifted(range: Range<usize>, by: usize) -> Range<usize> {
+    range.start + by..range.end + by
+}

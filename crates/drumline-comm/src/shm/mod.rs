@@ -1,0 +1,32 @@
+//! Ranks of one node: shared memory, the flag protocol, and the collectives on top of them.
+//!
+//! This is the only module of the crate with unsafe code. Its layers, from below:
+//! `segment` (mapped memory) → `line`, `record`, `ring` (what is written there by whom) → `wait` → `node` (the round) →
+//! `all_reduce`, `exchange` (collectives), `heap` (symmetric buffers), `mail` (point to point); `passing` brings the
+//! descriptors to all ranks.
+#![allow(unsafe_code)]
+
+mod all_reduce;
+pub(crate) mod bytes;
+mod exchange;
+mod heap;
+mod layout;
+mod line;
+mod mail;
+mod node;
+mod passing;
+mod record;
+mod ring;
+mod segment;
+mod wait;
+
+pub(crate) use all_reduce::Keep;
+pub use heap::HeapBuffer;
+pub(crate) use heap::{Heap, Region, Symmetric, region_len};
+pub(crate) use layout::{Layout, STAGE};
+pub(crate) use line::INLINE;
+pub(crate) use mail::Mail;
+pub(crate) use node::{Context, Node};
+pub(crate) use passing::{Door, Passing};
+pub(crate) use segment::{Pages, Segment, create};
+pub(crate) use wait::{Patience, Stop, Watch};

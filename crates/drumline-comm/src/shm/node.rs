@@ -1,0 +1,208 @@
+//! The ranks of one group that share memory, and the round: the one step all their collectives are made of.
+//!
+//! In a round each rank fills its place, publishes, waits for all others, and reads their places; `line` says why that is
+//! safe without a second barrier. Every round carries the call's fingerprint and every rank compares all of them, so
+//! disagreement is an error on all ranks at once. Not here: the collectives themselves (`all_reduce`, `exchange`).
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::heap::Symmetric;
+use super::layout::{Area, Control, Layout, STAGE};
+use super::line::Bell;
+use super::segment::Segment;
+use super::wait::{Patience, Stop, Watch, wake};
+use crate::call::{Call, Trace};
+use crate::element::Element;
+use crate::select::DIRECT_MIN;
+
+/// What a collective needs to know of the call it serves.
+#[derive(Debug, Clone)]
+pub(crate) struct Context<'a> {
+    /// Of the call.
+    pub(crate) fingerprint: u64,
+    /// How many calls this rank has made on the group.
+    pub(crate) sequence: u64,
+    pub(crate) watch: Watch<'a>,
+}
+
+/// This process's view of the memory it shares with the other ranks of its node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    segment: Arc<Segment>,
+    controls: Vec<NonNull<Control>>,
+    layout: Layout,
+    /// The ranks of the group that live here, in order.
+    members: Vec<usize>,
+    me: usize,
+    /// The last round this rank published.
+    epoch: u64,
+    patience: Patience,
+    last_site: *const std::panic::Location<'static>,
+}
+
+// SAFETY: the pointers lead into `segment`, which is kept alive here and is not tied to a thread; `last_site` is only
+// compared, never followed.
+unsafe impl Send for Node {}
+
+impl Node {
+    /// The view of local rank `me`; `members` are the ranks of the group that live here, for which the segment was made.
+    pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, patience: Patience) -> Self {
+        let layout = Layout::new(members.len());
+        let controls = (0..members.len()).map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast()).collect();
+        Self { segment, controls, layout, members, me, epoch: 0, patience, last_site: std::ptr::null() }
+    }
+
+    pub(crate) fn me(&self) -> usize {
+        self.me
+    }
+
+    /// The ranks of the group that live here, in order.
+    pub(crate) fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.controls.len()
+    }
+
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.controls.len()).filter(move |&rank| rank != me)
+    }
+
+    #[inline]
+    fn control(&self, rank: usize) -> &Control {
+        // SAFETY: points into the mapped segment at an aligned offset; a `Control` is made of atomics only, for which
+        // the zeroed memory of a new segment is valid, so sharing it with other processes is sound.
+        unsafe { self.controls[rank].as_ref() }
+    }
+
+    /// Notes the call where peers can read it.
+    #[inline]
+    pub(crate) fn note(&mut self, call: &Call, sequence: u64) {
+        let new_site = !std::ptr::eq(self.last_site, call.site);
+        self.last_site = call.site;
+        self.control(self.me).record.write(call, sequence, new_site);
+    }
+
+    /// The last call of a rank of this node.
+    pub(crate) fn last_call(&self, rank: usize) -> Trace {
+        self.control(rank).record.read()
+    }
+
+    /// Publishes the next round; `words` ride beside the flag.
+    #[inline]
+    pub(super) fn publish(&mut self, cx: &Context<'_>, words: &[u64]) {
+        self.epoch += 1;
+        self.control(self.me).flags.publish(self.epoch, cx.fingerprint, words);
+        Bell::order();
+        for peer in self.peers() {
+            wake(&self.control(peer).flags.bell);
+        }
+    }
+
+    /// Waits until `peer` has published this round too, and checks that it makes the same call.
+    #[inline]
+    pub(super) fn await_peer(&self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
+        let flags = &self.control(peer).flags;
+        let (bell, member) = (&self.control(self.me).flags.bell, self.members[peer]);
+        self.patience.wait(bell, &cx.watch, Some(member), || flags.arrived(self.epoch))?;
+        if !cfg!(feature = "unchecked") && flags.fingerprint(self.epoch) != cx.fingerprint {
+            return Err(Stop::Mismatch);
+        }
+        Ok(())
+    }
+
+    /// One whole round: publish, then wait for all. The caller reads the peers' places before the next round.
+    #[inline]
+    pub(crate) fn round(&mut self, cx: &Context<'_>, words: &[u64]) -> Result<(), Stop> {
+        self.publish(cx, words);
+        let mut outcome = Ok(());
+        for peer in self.peers() {
+            // A mismatch does not end the waiting: all ranks shall see it, and to report it all must have arrived.
+            match self.await_peer(cx, peer) {
+                Err(Stop::Mismatch) => outcome = Err(Stop::Mismatch),
+                other => other?,
+            }
+        }
+        outcome
+    }
+
+    /// The words a rank published beside the flag of this round.
+    #[inline]
+    pub(super) fn words<const N: usize>(&self, rank: usize) -> [u64; N] {
+        let mut words = [0; N];
+        self.control(rank).flags.read_words(self.epoch, &mut words);
+        words
+    }
+
+    /// Local ranks that have not published the round this rank is in.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        self.peers().filter(|&peer| !self.control(peer).flags.arrived(self.epoch)).collect()
+    }
+
+    /// Local ranks whose call in this round differs from this rank's.
+    pub(crate) fn differing(&self, cx: &Context<'_>) -> Vec<usize> {
+        let differs = |&peer: &usize| {
+            let flags = &self.control(peer).flags;
+            flags.arrived(self.epoch) && flags.fingerprint(self.epoch) != cx.fingerprint
+        };
+        self.peers().filter(differs).collect()
+    }
+
+    /// How many elements one staging place holds for each rank when it is cut into cells.
+    pub(super) fn cell_capacity<T>(&self) -> usize {
+        STAGE / self.ranks() / 64 * 64 / size_of::<T>()
+    }
+
+    /// The symmetric place, if the message is large enough for it to matter and every rank gave the same one.
+    pub(super) fn agree_on_heap<'h>(
+        &mut self,
+        cx: &Context<'_>,
+        bytes: usize,
+        heap: Option<Symmetric<'h>>,
+    ) -> Result<Option<Symmetric<'h>>, Stop> {
+        if bytes < DIRECT_MIN {
+            return Ok(None);
+        }
+        let mine = heap.map_or([0, 0], Symmetric::words);
+        self.round(cx, &mine)?;
+        Ok(heap.filter(|_| self.peers().all(|peer| self.words(peer) == mine)))
+    }
+
+    /// This rank's place for the coming round, before it is published.
+    ///
+    /// # Safety
+    /// One borrow per place and range at a time, over before the next `publish`; every peer must have been awaited in the
+    /// current round.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn fill<T: Element>(&self, area: Area, offset: usize, len: usize) -> &mut [T] {
+        // SAFETY: passed on to the caller; parity and `line`'s argument keep peers away from this place now.
+        unsafe { std::slice::from_raw_parts_mut(self.place(self.me, area, self.epoch + 1, offset, len), len) }
+    }
+
+    /// What `rank` filled for the current round. The borrow ends before this rank publishes again, which takes `&mut`.
+    ///
+    /// # Safety
+    /// `rank` must have been awaited in the current round.
+    #[inline]
+    pub(super) unsafe fn filled<T: Element>(&self, rank: usize, area: Area, range: Range<usize>) -> &[T] {
+        let start = self.place(rank, area, self.epoch, range.start, range.len());
+        // SAFETY: passed on to the caller; the owner overwrites the place only after this rank's next publish.
+        unsafe { std::slice::from_raw_parts(start, range.len()) }
+    }
+
+    fn place<T>(&self, rank: usize, area: Area, epoch: u64, offset: usize, len: usize) -> *mut T {
+        let (offset, len) = (offset * size_of::<T>(), len * size_of::<T>());
+        assert!(offset + len <= STAGE, "{offset}+{len} bytes do not fit a staging place");
+        self.segment.at(self.layout.place(rank, area, epoch) + offset, len).cast().as_ptr()
+    }
+
+    /// The parts of this node that point-to-point messages use.
+    pub(crate) fn mail(&self) -> super::mail::Mail {
+        super::mail::Mail::new(self.segment.clone(), self.layout, self.me, self.ranks(), self.patience)
+    }
+}

@@ -1,0 +1,236 @@
+//! How the ranks of a node come to share memory: the first of them hands descriptors to the others over unix sockets.
+//!
+//! ```text
+//!   leader   listens under a random abstract name ─ publishes it in the store ─ accepts the others ─ sends descriptors
+//!   others   read the name from the store ─ connect ─ show the token and their rank ─ receive descriptors
+//! ```
+//! An abstract name leaves no file behind and is not reachable from another network namespace. Only processes of the
+//! same user that know the token from the store are served. The sockets stay open for later descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendAncillaryBuffer, SendAncillaryMessage};
+
+/// Random bytes in a name: nobody can guess it, so knowing it proves access to the store.
+const TOKEN: usize = 16;
+
+/// What the leader publishes: the name of its socket, which is also the token.
+pub(crate) struct Door {
+    listener: UnixListener,
+    name: [u8; TOKEN],
+}
+
+impl Door {
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut name = [0; TOKEN];
+        getrandom::fill(&mut name).map_err(io::Error::other)?;
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(abstract_name(&name))?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, name })
+    }
+
+    /// What the others need to find and pass the door.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Waits until the `ranks - 1` others have come in.
+    pub(crate) fn admit(self, ranks: usize, deadline: Instant) -> io::Result<Passing> {
+        let mut members: Vec<Option<UnixStream>> = (1..ranks).map(|_| None).collect();
+        while members.iter().any(Option::is_none) {
+            poll_readable(self.listener.as_fd(), deadline)?;
+            let Ok((stream, _)) = self.listener.accept() else { continue };
+            // A stranger is turned away and changes nothing.
+            if let Ok(rank) = self.examine(&stream, deadline)
+                && let Some(place @ None) = rank.checked_sub(1).and_then(|index| members.get_mut(index))
+            {
+                *place = Some(stream);
+            }
+        }
+        Ok(Passing::Leader(members.into_iter().flatten().collect()))
+    }
+
+    fn examine(&self, mut stream: &UnixStream, deadline: Instant) -> io::Result<usize> {
+        stream.set_nonblocking(false)?;
+        set_deadline(stream, deadline.min(Instant::now() + Duration::from_secs(2)))?;
+        let user = rustix::net::sockopt::socket_peercred(stream)?.uid;
+        if user != rustix::process::geteuid() {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user"));
+        }
+        let mut greeting = [0; TOKEN + 4];
+        stream.read_exact(&mut greeting)?;
+        if greeting[..TOKEN] != self.name {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "wrong token"));
+        }
+        let rank: [u8; 4] = greeting[TOKEN..].try_into().map_err(io::Error::other)?;
+        Ok(u32::from_le_bytes(rank) as usize)
+    }
+}
+
+/// The sockets between the leader of a node and its other ranks.
+#[derive(Debug)]
+pub(crate) enum Passing {
+    /// To each other rank, in order.
+    Leader(Vec<UnixStream>),
+    /// To the leader.
+    Member(UnixStream),
+}
+
+impl Passing {
+    /// Goes through the leader's door as local rank `me`.
+    pub(crate) fn enter(name: &[u8], me: usize, deadline: Instant) -> io::Result<Self> {
+        let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(abstract_name(name))?)?;
+        set_deadline(&stream, deadline)?;
+        stream.write_all(&[name, &(me as u32).to_le_bytes()].concat())?;
+        Ok(Self::Member(stream))
+    }
+
+    /// The leader makes a descriptor, all get one to the same file. If making it fails, all get the leader's error.
+    pub(crate) fn share(
+        &self,
+        make: impl FnOnce() -> io::Result<OwnedFd>,
+        deadline: Instant,
+    ) -> io::Result<OwnedFd> {
+        match self {
+            Passing::Leader(members) => {
+                let made = make();
+                for member in members {
+                    set_deadline(member, deadline)?;
+                    send(member, &made)?;
+                }
+                made
+            }
+            Passing::Member(leader) => {
+                set_deadline(leader, deadline)?;
+                receive(leader)
+            }
+        }
+    }
+}
+
+fn abstract_name(token: &[u8]) -> Vec<u8> {
+    let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("drumline-{hex}").into_bytes()
+}
+
+/// Longest error text that travels.
+const TEXT: usize = 256;
+
+fn send(stream: &UnixStream, made: &io::Result<OwnedFd>) -> io::Result<()> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: [BorrowedFd<'_>; 1];
+    let text = match made {
+        Ok(fd) => {
+            fds = [fd.as_fd()];
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            String::new()
+        }
+        Err(error) => error.to_string(),
+    };
+    let mut frame = [0; TEXT];
+    let len = text.len().min(TEXT - 1);
+    frame[0] = len as u8;
+    frame[1..=len].copy_from_slice(&text.as_bytes()[..len]);
+    rustix::net::sendmsg(stream, &[IoSlice::new(&frame)], &mut control, rustix::net::SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(stream: &UnixStream) -> io::Result<OwnedFd> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut frame = [0; TEXT];
+    let flags = rustix::net::RecvFlags::CMSG_CLOEXEC | rustix::net::RecvFlags::WAITALL;
+    let got = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut frame)], &mut control, flags)?;
+    if got.bytes < TEXT {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the first rank of this node went away"));
+    }
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message
+            && let Some(fd) = fds.next()
+        {
+            return Ok(fd);
+        }
+    }
+    let text = String::from_utf8_lossy(&frame[1..=usize::from(frame[0])]).into_owned();
+    Err(io::Error::other(format!("the first rank of this node: {text}")))
+}
+
+fn set_deadline(stream: &UnixStream, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    stream.set_read_timeout(Some(left))?;
+    stream.set_write_timeout(Some(left))
+}
+
+fn poll_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = rustix::fs::Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
+    match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout))? {
+        0 => Err(io::Error::new(io::ErrorKind::TimedOut, "not all ranks of this node came to share memory")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::shm::segment::{Pages, create};
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
+    #[test]
+    fn all_get_the_same_file() {
+        let door = Door::open().unwrap();
+        let name = door.name().to_vec();
+        let member = std::thread::spawn(move || {
+            let passing = Passing::enter(&name, 1, soon()).unwrap();
+            passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap()
+        });
+        let leader = door.admit(2, soon()).unwrap();
+        let mine = leader.share(|| create(4096, Pages::WhenTouched), soon()).unwrap();
+        let theirs = member.join().unwrap();
+        assert_eq!(rustix::fs::fstat(&mine).unwrap().st_ino, rustix::fs::fstat(&theirs).unwrap().st_ino);
+    }
+
+    #[test]
+    fn an_error_of_the_leader_reaches_all() {
+        let door = Door::open().unwrap();
+        let name = door.name().to_vec();
+        let member = std::thread::spawn(move || {
+            let passing = Passing::enter(&name, 1, soon()).unwrap();
+            passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap_err().to_string()
+        });
+        let leader = door.admit(2, soon()).unwrap();
+        assert!(leader.share(|| Err(io::Error::other("no memory left")), soon()).is_err());
+        assert_eq!(member.join().unwrap(), "the first rank of this node: no memory left");
+    }
+
+    #[test]
+    fn strangers_are_turned_away() {
+        let door = Door::open().unwrap();
+        let name = door.name().to_vec();
+        let address = SocketAddr::from_abstract_name(abstract_name(&name)).unwrap();
+        let strangers: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect_addr(&address).unwrap()).collect();
+        for (mut stranger, greeting) in strangers.iter().zip([&[0u8; 20][..], b"GET / HTTP/1.0\r\n\r\n..", &[7; 20]]) {
+            stranger.write_all(greeting).unwrap();
+        }
+        let member = std::thread::spawn(move || Passing::enter(&name, 1, soon()).unwrap());
+        assert!(matches!(door.admit(2, soon()).unwrap(), Passing::Leader(members) if members.len() == 1));
+        drop(member.join());
+    }
+
+    #[test]
+    fn nobody_coming_is_an_error_in_time() {
+        let begin = Instant::now();
+        let error = Door::open().unwrap().admit(2, begin + Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begin.elapsed() < Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,124 @@
+//! A piece of memory that several processes map: a sealed memfd.
+//!
+//! It has no name, so nobody else can open it and nothing is left behind: the kernel frees it with the last process that
+//! holds it. It cannot shrink or grow once made, so a peer cannot make us fault. Not here: how the descriptor travels
+//! (`passing`), what lies where (`layout`, `heap`).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Memory shared between processes, mapped here for as long as this value lives.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and does not depend on the thread; access to its bytes is governed by
+// the protocol of whoever uses `at`.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+/// Whether the pages are there from the start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Pages {
+    /// Taken when first touched: for large areas of which most calls use little.
+    WhenTouched,
+    /// Taken now, so that lack of memory is an error here and not a fault later.
+    Now,
+}
+
+/// Makes a segment and the descriptor under which peers can map it.
+pub(crate) fn create(len: usize, pages: Pages) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("drumline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len as u64)?;
+    if pages == Pages::Now && len > 0 {
+        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
+    }
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+impl Segment {
+    /// Maps the memory behind `fd`, after a check that it really has `len` bytes and cannot lose them.
+    pub(crate) fn map(fd: impl AsFd, len: usize, pages: Pages) -> io::Result<Self> {
+        let fd = fd.as_fd();
+        let size = rustix::fs::fstat(fd)?.st_size as u64;
+        let seals = rustix::fs::fcntl_get_seals(fd)?;
+        if size < len as u64 || !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("shared memory of {size} bytes with seals {seals:?}, expected {len} bytes sealed against shrinking"),
+            ));
+        }
+        let flags = match pages {
+            Pages::Now => MapFlags::SHARED | MapFlags::POPULATE,
+            Pages::WhenTouched => MapFlags::SHARED,
+        };
+        let len = len.max(1);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the file has `len`
+        // bytes and is sealed against losing them.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
+        Ok(Self { base, len })
+    }
+
+    /// The address of byte `offset`, where at least `len` bytes follow.
+    pub(crate) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset <= self.len && len <= self.len - offset, "{offset}+{len} beyond a segment of {} bytes", self.len);
+        // SAFETY: checked to lie inside the mapping.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this length, and every borrow of it ended with `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_share_bytes() {
+        let fd = create(8192, Pages::Now).unwrap();
+        let (a, b) = (Segment::map(&fd, 8192, Pages::Now).unwrap(), Segment::map(&fd, 8192, Pages::WhenTouched).unwrap());
+        // SAFETY: both mappings are alive and no other thread touches them.
+        unsafe {
+            a.at(5000, 1).write(42);
+            assert_eq!(b.at(5000, 1).read(), 42);
+        }
+    }
+
+    #[test]
+    fn a_shorter_or_unsealed_file_is_refused() {
+        let fd = create(4096, Pages::WhenTouched).unwrap();
+        assert!(Segment::map(&fd, 4097, Pages::WhenTouched).is_err());
+        let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, 4096).unwrap();
+        assert!(Segment::map(&open, 4096, Pages::WhenTouched).is_err());
+    }
+
+    #[test]
+    fn a_segment_cannot_be_cut() {
+        let fd = create(4096, Pages::WhenTouched).unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond a segment")]
+    fn addresses_outside_are_bugs() {
+        let fd = create(4096, Pages::WhenTouched).unwrap();
+        Segment::map(&fd, 4096, Pages::WhenTouched).unwrap().at(4090, 7);
+    }
+}

@@ -1,0 +1,148 @@
+//! Waiting for a peer: spin briefly, then give the core away, then sleep; always with an eye on death and the deadline.
+//!
+//! Spinning wins when the peer runs on another core at this moment. When there are more ranks than cores, or the
+//! scheduler has put two ranks on one core, spinning keeps the peer from running, so it is kept short and followed by
+//! yields, which cost little when nobody else wants the core. Only after that does a waiter sleep on its bell.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::line::Bell;
+
+/// Why a wait ended without what it waited for.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Stop {
+    /// The deadline passed.
+    TimedOut,
+    /// The deadline passed without a word from these ranks of the group.
+    Silent(Vec<usize>),
+    /// This rank of the group has left in good order.
+    Left(usize),
+    /// The link to this rank of the group failed.
+    Link { peer: usize, cause: String },
+    /// The group was given up: a peer died, left or reported an error.
+    GivenUp,
+    /// A peer made another call.
+    Mismatch,
+}
+
+/// What every wait of a group watches besides its own condition.
+#[derive(Debug, Clone)]
+pub(crate) struct Watch<'a> {
+    /// Raised when the group is given up.
+    pub(crate) given_up: &'a AtomicBool,
+    /// Raised for each rank of the group that has left.
+    pub(crate) left: &'a [AtomicBool],
+    /// How long one call may wait.
+    pub(crate) timeout: Duration,
+}
+
+/// How long to try before sleeping; depends on whether every rank can have its own core.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    spins: u32,
+    yields: u32,
+}
+
+/// Longest sleep before a waiter looks at death and deadline again.
+const NAP: Duration = Duration::from_millis(20);
+
+impl Patience {
+    /// For `ranks` processes that share `cores` cores.
+    pub(crate) fn new(ranks: usize, cores: usize) -> Self {
+        if ranks <= cores { Self { spins: 400, yields: 400 } } else { Self { spins: 0, yields: 200 } }
+    }
+
+    /// Returns as soon as `ready` does, or says why it never will. `peer` is the rank it depends on, if it is one.
+    #[inline]
+    pub(crate) fn wait(
+        self,
+        bell: &Bell,
+        watch: &Watch<'_>,
+        peer: Option<usize>,
+        ready: impl Fn() -> bool,
+    ) -> Result<(), Stop> {
+        for _ in 0..self.spins {
+            if ready() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        if ready() { Ok(()) } else { self.wait_long(bell, watch, peer, ready) }
+    }
+
+    #[cold]
+    fn wait_long(
+        self,
+        bell: &Bell,
+        watch: &Watch<'_>,
+        peer: Option<usize>,
+        ready: impl Fn() -> bool,
+    ) -> Result<(), Stop> {
+        let begin = Instant::now();
+        let mut yields = 0;
+        loop {
+            if yields < self.yields {
+                yields += 1;
+                rustix::thread::sched_yield();
+            } else {
+                bell.doze(&ready, |ring, value| sleep(ring, value));
+            }
+            if ready() {
+                return Ok(());
+            }
+            watch.check(begin, peer, &ready)?;
+        }
+    }
+}
+
+impl Watch<'_> {
+    /// An error once the group is given up, `peer` has left, or the deadline has passed, unless `ready` turned true
+    /// meanwhile.
+    pub(crate) fn check(&self, begin: Instant, peer: Option<usize>, ready: &impl Fn() -> bool) -> Result<(), Stop> {
+        if cfg!(feature = "unchecked") {
+            return Ok(());
+        }
+        let stop = if self.given_up.load(Ordering::Acquire) {
+            Stop::GivenUp
+        } else if let Some(peer) = peer.filter(|&peer| self.left[peer].load(Ordering::Acquire)) {
+            Stop::Left(peer)
+        } else if begin.elapsed() > self.timeout {
+            Stop::TimedOut
+        } else {
+            return Ok(());
+        };
+        if ready() { Ok(()) } else { Err(stop) }
+    }
+}
+
+#[cfg(not(loom))]
+fn sleep(ring: &std::sync::atomic::AtomicU32, value: u32) {
+    use rustix::thread::futex;
+    let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
+    // An early return (signal, changed word, nap over) is fine: the caller looks again.
+    let _ = futex::wait(ring, futex::Flags::empty(), value, Some(&nap));
+}
+
+#[cfg(loom)]
+fn sleep(_: &loom::sync::atomic::AtomicU32, _: u32) {
+    std::thread::sleep(NAP);
+}
+
+/// Wakes the owner of `bell` if it sleeps; call after publishing and [`Bell::order`].
+#[inline]
+pub(crate) fn wake(bell: &Bell) {
+    if bell.wanted() {
+        bell.strike();
+        wake_sleeper(bell);
+    }
+}
+
+#[cfg(not(loom))]
+#[cold]
+fn wake_sleeper(bell: &Bell) {
+    let _ = rustix::thread::futex::wake(bell.word(), rustix::thread::futex::Flags::empty(), 1);
+}
+
+#[cfg(loom)]
+fn wake_sleeper(_: &Bell) {}

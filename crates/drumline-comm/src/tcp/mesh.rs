@@ -1,0 +1,327 @@
+//! The links of one group, and the drive: the one loop that moves bytes over several of them at once.
+//!
+//! A **drive** is one step of a collective. Its sends are queued at the start, each behind a header; then the caller asks
+//! to receive, piece by piece if it likes, and whatever can be sent meanwhile is sent. So both directions of every link
+//! are busy at the same time without a thread for each, and a piece can be reduced while the next one arrives.
+//!
+//! Links are made when first needed: of two ranks the one with the higher number connects.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::frame::{DataHeader, HEADER};
+use super::hub::{Channel, LinkName};
+use crate::process::Process;
+use crate::shm::{Context, Stop};
+
+/// Longest wait before looking at death and deadline again.
+const NAP: Duration = Duration::from_millis(20);
+
+/// The links of one rank of one group. Ranks are counted in the group.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    group: String,
+    process: Arc<Process>,
+    members: Vec<usize>,
+    me: usize,
+    links: HashMap<usize, TcpStream>,
+    /// Tries before sleeping; none when ranks outnumber cores.
+    spins: u32,
+}
+
+impl Mesh {
+    pub(crate) fn new(group: String, process: Arc<Process>, members: Vec<usize>, me: usize, spins: u32) -> Self {
+        Self { group, process, members, me, links: HashMap::new(), spins }
+    }
+
+    pub(crate) fn me(&self) -> usize {
+        self.me
+    }
+
+    fn ensure(&mut self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
+        if !self.links.contains_key(&peer) {
+            let stream = self.open(cx, peer)?;
+            prepare(&stream).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
+            self.links.insert(peer, stream);
+        }
+        Ok(())
+    }
+
+    fn open(&self, cx: &Context<'_>, peer: usize) -> Result<TcpStream, Stop> {
+        let begin = Instant::now();
+        let link = |cause: String| Stop::Link { peer, cause };
+        let hub = self.process.hub().map_err(|error| link(error.to_string()))?;
+        let connects = self.me > peer;
+        let from = if connects { self.me } else { peer };
+        let name = LinkName { group: self.group.clone(), channel: Channel::Data, from };
+        let mut last_error = String::new();
+        loop {
+            if connects {
+                let outcome = self.process.hub_address(self.members[peer], begin + cx.watch.timeout);
+                match outcome.and_then(|address| hub.connect(address, &name, Instant::now() + cx.watch.timeout)) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last_error = error,
+                }
+                std::thread::sleep(NAP);
+            } else if let Some(stream) = hub.claim(&name) {
+                return Ok(stream);
+            } else {
+                hub.wait_for_news(NAP);
+            }
+            match cx.watch.check(begin, Some(peer), &|| false) {
+                Err(Stop::TimedOut) if connects => return Err(link(last_error)),
+                other => other?,
+            }
+        }
+    }
+
+    /// Begins one step: `sends` go out while the caller receives.
+    pub(crate) fn drive<'m, 'd>(
+        &'m mut self,
+        cx: &'m Context<'m>,
+        step: u32,
+        sends: impl IntoIterator<Item = (usize, &'d [u8])>,
+    ) -> Result<Drive<'m, 'd>, Stop> {
+        let mut drive = Drive { mesh: self, cx, step, sends: Vec::new(), opened: Vec::new() };
+        for (peer, data) in sends {
+            drive.mesh.ensure(cx, peer)?;
+            let header = drive.header(data.len()).encode();
+            drive.sends.push(Sending { peer, header, data, sent: 0 });
+        }
+        drive.send_some()?;
+        Ok(drive)
+    }
+}
+
+/// Small packets at once, no blocking, and an end to links whose other side no longer answers.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(3))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    sockopt::set_tcp_user_timeout(stream, 6_000)?;
+    Ok(())
+}
+
+struct Sending<'d> {
+    peer: usize,
+    header: [u8; HEADER],
+    data: &'d [u8],
+    /// Bytes gone out, header included.
+    sent: usize,
+}
+
+/// One step of a collective under way.
+pub(crate) struct Drive<'m, 'd> {
+    mesh: &'m mut Mesh,
+    cx: &'m Context<'m>,
+    step: u32,
+    sends: Vec<Sending<'d>>,
+    /// Peers whose header has come.
+    opened: Vec<usize>,
+}
+
+/// A piece of what a peer sends.
+pub(crate) struct Piece<'b> {
+    pub(crate) peer: usize,
+    /// Length of all the peer sends in this step.
+    pub(crate) total: usize,
+    pub(crate) into: &'b mut [u8],
+}
+
+impl Drive<'_, '_> {
+    fn header(&self, len: usize) -> DataHeader {
+        let Context { fingerprint, sequence, .. } = *self.cx;
+        DataHeader { step: self.step, sequence, fingerprint, len: len as u64 }
+    }
+
+    /// Receives all pieces, at most one from each peer; sends meanwhile.
+    pub(crate) fn receive(&mut self, pieces: &mut [Piece<'_>]) -> Result<(), Stop> {
+        let mut state: Vec<Receiving> = Vec::with_capacity(pieces.len());
+        for piece in pieces.iter() {
+            self.mesh.ensure(self.cx, piece.peer)?;
+            state.push(Receiving { header: [0; HEADER], got: if self.opened.contains(&piece.peer) { HEADER } else { 0 } });
+        }
+        let begin = Instant::now();
+        let mut idle = Idle { begin, tries: 0 };
+        loop {
+            let mut moved = self.send_some()?;
+            let mut done = true;
+            for (piece, state) in pieces.iter_mut().zip(&mut state) {
+                moved |= self.receive_some(piece, state)?;
+                done &= state.got == HEADER + piece.into.len();
+            }
+            if done {
+                return Ok(());
+            }
+            if moved {
+                idle = Idle { begin: Instant::now(), tries: 0 };
+                continue;
+            }
+            let awaited: Vec<usize> = pieces
+                .iter()
+                .zip(&state)
+                .filter(|(piece, state)| state.got < HEADER + piece.into.len())
+                .map(|(piece, _)| piece.peer)
+                .collect();
+            self.wait(&mut idle, &awaited)?;
+        }
+    }
+
+    /// Sends what is left.
+    pub(crate) fn finish(mut self) -> Result<(), Stop> {
+        let mut idle = Idle { begin: Instant::now(), tries: 0 };
+        while !self.sends.iter().all(Sending::done) {
+            if self.send_some()? {
+                idle = Idle { begin: Instant::now(), tries: 0 };
+            } else {
+                self.wait(&mut idle, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_some(&mut self) -> Result<bool, Stop> {
+        let mut moved = false;
+        for send in self.sends.iter_mut().filter(|send| !send.done()) {
+            let stream = &self.mesh.links[&send.peer];
+            moved |= send.push(stream).map_err(|error| link_error(send.peer, &error))?;
+        }
+        Ok(moved)
+    }
+
+    fn receive_some(&mut self, piece: &mut Piece<'_>, state: &mut Receiving) -> Result<bool, Stop> {
+        let stream = &self.mesh.links[&piece.peer];
+        let before = state.got;
+        while state.got < HEADER + piece.into.len() {
+            let in_header = state.got < HEADER;
+            match state.pull(stream, piece.into) {
+                Ok(0) => return Err(link_error(piece.peer, &ErrorKind::UnexpectedEof.into())),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(link_error(piece.peer, &error)),
+            }
+            if in_header && state.got >= HEADER {
+                self.check(piece, &state.header)?;
+                self.opened.push(piece.peer);
+            }
+        }
+        Ok(state.got > before)
+    }
+
+    /// The header must be the one this rank would send in the peer's place.
+    fn check(&self, piece: &Piece<'_>, header: &[u8; HEADER]) -> Result<(), Stop> {
+        let peer = piece.peer;
+        let got = DataHeader::decode(header).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
+        if got == self.header(piece.total) || cfg!(feature = "unchecked") {
+            return Ok(());
+        }
+        if got.fingerprint != self.cx.fingerprint || got.sequence != self.cx.sequence {
+            return Err(Stop::Mismatch);
+        }
+        let expected = self.header(piece.total);
+        Err(Stop::Link { peer, cause: format!("it sent {got:?} where {expected:?} was due") })
+    }
+
+    /// Spins a little, then sleeps until a link can move.
+    fn wait(&mut self, idle: &mut Idle, awaited: &[usize]) -> Result<(), Stop> {
+        idle.tries += 1;
+        if idle.tries <= self.mesh.spins {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let mut interest: HashMap<usize, PollFlags> = HashMap::new();
+        for &peer in awaited {
+            *interest.entry(peer).or_insert(PollFlags::empty()) |= PollFlags::IN;
+        }
+        for send in self.sends.iter().filter(|send| !send.done()) {
+            *interest.entry(send.peer).or_insert(PollFlags::empty()) |= PollFlags::OUT;
+        }
+        let fds: Vec<_> = interest.iter().map(|(peer, flags)| (self.mesh.links[peer].as_fd(), *flags)).collect();
+        let mut fds: Vec<PollFd<'_>> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
+        let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
+        let _ = rustix::event::poll(&mut fds, Some(&nap));
+        // A peer that has left in good order may have data under way; its end of the link tells when that is all.
+        match self.cx.watch.check(idle.begin, None, &|| false) {
+            Err(Stop::TimedOut) => Err(Stop::Silent(interest.into_keys().collect())),
+            other => other,
+        }
+    }
+}
+
+struct Idle {
+    begin: Instant,
+    tries: u32,
+}
+
+struct Receiving {
+    header: [u8; HEADER],
+    /// Bytes come in, header included.
+    got: usize,
+}
+
+impl Receiving {
+    /// One read: into what is left of the header and of the piece at once.
+    fn pull(&mut self, mut stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+        let header = self.got.min(HEADER);
+        let data = self.got.saturating_sub(HEADER);
+        let read = if header == HEADER {
+            stream.read(&mut into[data..])?
+        } else {
+            stream.read_vectored(&mut [IoSliceMut::new(&mut self.header[header..]), IoSliceMut::new(into)])?
+        };
+        self.got += read;
+        Ok(read)
+    }
+}
+
+impl Sending<'_> {
+    fn done(&self) -> bool {
+        self.sent == HEADER + self.data.len()
+    }
+
+    /// Writes as much as the link takes; says whether that was anything.
+    fn push(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
+        let before = self.sent;
+        while !self.done() {
+            let header = self.sent.min(HEADER);
+            let data = self.sent.saturating_sub(HEADER);
+            let written =
+                stream.write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(&self.data[data..])]);
+            match written {
+                Ok(written) => self.sent += written,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.sent > before)
+    }
+}
+
+fn link_error(peer: usize, error: &io::Error) -> Stop {
+    let cause = match error.kind() {
+        ErrorKind::UnexpectedEof => "the other side closed it".into(),
+        _ => error.to_string(),
+    };
+    Stop::Link { peer, cause }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        // Data that a peer has not read yet still reaches it: the kernel sends it after the close.
+        for stream in self.links.values() {
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Ranks of different nodes: authenticated links and the collectives over them.
+//!
+//! `hub` (how links begin) → `mesh` (moving bytes over several at once) → `collectives`; `frame` is what precedes data.
+
+mod collectives;
+pub(crate) mod frame;
+mod hub;
+mod mesh;
+
+pub(crate) use collectives::Team;
+pub(crate) use hub::{Channel, Hub, LinkName};
+pub(crate) use mesh::Mesh;

@@ -1,0 +1,80 @@
+//! The environment of one worker: what torchrun would give it. The names are in `drumline_rendezvous::worker_env`.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::thread::available_parallelism;
+
+use drumline_rendezvous::worker_env as names;
+
+/// Variables to set, or with `None` to take away.
+pub type Environment = Vec<(OsString, Option<OsString>)>;
+
+/// Where a worker stands in its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Among all workers.
+    pub rank: usize,
+    /// Number of all workers.
+    pub world_size: usize,
+    /// Among those of its node.
+    pub local_rank: usize,
+    /// Number of those of its node.
+    pub local_world_size: usize,
+    /// Its node among the nodes.
+    pub node_rank: usize,
+    /// Number of nodes.
+    pub num_nodes: usize,
+}
+
+/// What the worker at `place` is given so that it meets the others at `master`.
+pub fn worker_environment(place: &Place, master: SocketAddr) -> Environment {
+    let count = |n: usize| n.to_string();
+    let mut env = vec![
+        (names::RANK, count(place.rank)),
+        (names::WORLD_SIZE, count(place.world_size)),
+        (names::LOCAL_RANK, count(place.local_rank)),
+        (names::LOCAL_WORLD_SIZE, count(place.local_world_size)),
+        (names::GROUP_RANK, count(place.node_rank)),
+        (names::GROUP_WORLD_SIZE, count(place.num_nodes)),
+        (names::ROLE_RANK, count(place.rank)),
+        (names::ROLE_NAME, "default".to_string()),
+        (names::ROLE_WORLD_SIZE, count(place.world_size)),
+        (names::MASTER_ADDR, master.ip().to_string()),
+        (names::MASTER_PORT, master.port().to_string()),
+        (names::TORCHELASTIC_RESTART_COUNT, count(0)),
+        (names::TORCHELASTIC_MAX_RESTARTS, count(0)),
+        (names::DRUMLINE_ROUND, count(0)),
+    ];
+    env.extend(unless_set(names::TORCH_NCCL_ASYNC_ERROR_HANDLING, || count(1)));
+    if place.local_world_size > 1 {
+        env.extend(unless_set(names::OMP_NUM_THREADS, || count(threads_each(place.local_world_size))));
+    }
+    env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect()
+}
+
+fn unless_set(name: &'static str, value: impl FnOnce() -> String) -> Option<(&'static str, String)> {
+    std::env::var_os(name).is_none().then(|| (name, value()))
+}
+
+/// A fair share of the cores for each of `workers`.
+fn threads_each(workers: usize) -> usize {
+    let cores = available_parallelism().map_or(1, usize::from);
+    (cores / workers).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_node_of_two_is_told_its_place() {
+        let place =
+            Place { rank: 3, world_size: 4, local_rank: 1, local_world_size: 2, node_rank: 1, num_nodes: 2 };
+        let env = worker_environment(&place, "10.77.0.1:29500".parse().unwrap());
+        let is = |name: &str, value: &str| env.contains(&(name.into(), Some(value.into())));
+        assert!(is("RANK", "3") && is("WORLD_SIZE", "4"));
+        assert!(is("LOCAL_RANK", "1") && is("LOCAL_WORLD_SIZE", "2"));
+        assert!(is("GROUP_RANK", "1") && is("GROUP_WORLD_SIZE", "2"));
+        assert!(is("MASTER_ADDR", "10.77.0.1") && is("MASTER_PORT", "29500"));
+    }
+}

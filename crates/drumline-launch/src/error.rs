@@ -1,0 +1,75 @@
+//! What can go wrong in starting and steering workers. A worker that fails is not an error here: it is in the
+//! [`JobReport`](crate::JobReport).
+
+use std::io;
+
+use drumline_rendezvous::StoreError;
+
+use crate::Exit;
+
+/// Why a job could not be started or steered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// A job of no processes was asked for.
+    #[error("a job needs at least one process, got 0; try nproc = 1")]
+    NoProcesses,
+    /// The program could not be executed.
+    #[error("rank {rank}: cannot start `{program}`: {source}; try its full path")]
+    Spawn {
+        /// The rank that was to run it.
+        rank: usize,
+        /// The program as it was given.
+        program: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The job's store could not be set up.
+    #[error("cannot host the job's store")]
+    Store(#[source] StoreError),
+    /// The rank is not one of this job's.
+    #[error("no rank {rank} among the {local} workers of this node")]
+    NoSuchRank {
+        /// The rank asked for.
+        rank: usize,
+        /// How many workers there are.
+        local: usize,
+    },
+    /// The rank cannot be signalled any more.
+    #[error("rank {rank} has already ended ({exit})")]
+    Ended {
+        /// The rank asked for.
+        rank: usize,
+        /// How it ended.
+        exit: Exit,
+    },
+    /// A rank did not print what was waited for.
+    #[error("rank {rank} did not print `{needle}` {why}; it printed:\n{output}")]
+    NoSuchLine {
+        /// The rank watched.
+        rank: usize,
+        /// The text waited for.
+        needle: String,
+        /// "in time" or "before it ended".
+        why: &'static str,
+        /// What it printed on stdout and stderr instead.
+        output: String,
+    },
+    /// A system call failed.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// For `map_err`: names what was being done when a system call failed.
+    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> LaunchError {
+        move |source| LaunchError::System { what, source: source.into() }
+    }
+}

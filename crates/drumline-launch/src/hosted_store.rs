@@ -1,0 +1,64 @@
+//! The store that the launcher hosts for its job, and the news of workers' ends that it posts there.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use drumline_rendezvous::events::{self, Event};
+use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer, worker_env};
+
+use crate::LaunchError;
+use crate::environment::Environment;
+use crate::key_memory::KeyMemory;
+use crate::supervise::OnExit;
+use crate::worker::Ended;
+
+/// Time to connect to our own store.
+const PROMPT: Duration = Duration::from_secs(10);
+
+/// A store on loopback with a key of its own.
+#[derive(Debug)]
+pub(crate) struct HostedStore {
+    server: TcpStoreServer,
+    key: JobKey,
+    pub(crate) key_memory: KeyMemory,
+}
+
+impl HostedStore {
+    pub(crate) fn start(world_size: usize) -> Result<Self, LaunchError> {
+        let key = JobKey::random();
+        let key_memory = KeyMemory::new(&key)?;
+        let options = ServerOptions { world_size: Some(world_size), ..ServerOptions::default() };
+        let server =
+            TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), &key, options).map_err(LaunchError::Store)?;
+        Ok(Self { server, key, key_memory })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// What a worker needs to know besides the address.
+    pub(crate) fn environment(&self) -> Environment {
+        let mut env = self.key_memory.environment();
+        env.push((worker_env::DRUMLINE_STORE.into(), Some("agent".into())));
+        env
+    }
+
+    /// Posts each worker's end where its peers hear of it.
+    pub(crate) fn reporter(&self) -> Result<OnExit, LaunchError> {
+        let hello = Hello::new(Role::Store);
+        let (host, address) = (hello.host.clone(), self.address().to_string());
+        let store = TcpStore::connect(&address, &self.key, hello, Instant::now() + PROMPT)
+            .map_err(LaunchError::Store)?;
+        Ok(Box::new(move |ended| {
+            if let Err(error) = events::post(&store, &exit_event(ended, host.clone())) {
+                tracing::warn!(rank = ended.rank, %error, "cannot tell the other ranks of an exit");
+            }
+        }))
+    }
+}
+
+fn exit_event(ended: &Ended, host: String) -> Event {
+    let Ended { rank, pid, code, signal, .. } = *ended;
+    Event::Exit { rank, host, pid, code, signal }
+}

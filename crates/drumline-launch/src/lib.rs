@@ -1,0 +1,38 @@
+//! Starts this node's workers and keeps them alive.
+//!
+//! ```text
+//!   LocalJob ─▶ store + key ─▶ environment of each rank ─▶ supervisor thread ─▶ workers
+//!                                                          │  sees each end at once, stops the others
+//!                                                          └▶ JobReport: who failed first, how, and its last words
+//! ```
+//!
+//! Promises: the first failure stops the others within a bounded time; the death of the launcher, even by SIGKILL,
+//! is the death of its workers; nothing it did not start is ever signalled.
+//!
+//! Not here: what the workers say to each other (`drumline-rendezvous`, `drumline-comm`).
+
+mod environment;
+mod error;
+mod hosted_store;
+mod key_memory;
+mod lines;
+mod local_job;
+mod prepare;
+mod pump;
+mod report;
+mod running;
+mod stop;
+mod supervise;
+mod tail;
+mod worker;
+
+pub use environment::{Environment, Place, worker_environment};
+pub use error::LaunchError;
+pub use key_memory::KeyMemory;
+pub use local_job::LocalJob;
+pub use pump::Output;
+pub use report::{Exit, JobReport, RankReport, StopReason, signal_name};
+pub use running::{RunOptions, RunningJob};
+pub use rustix::process::Signal;
+pub use stop::{OnFailure, StopPolicy};
+pub use worker::WorkerSpec;

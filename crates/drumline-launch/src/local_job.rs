@@ -1,0 +1,111 @@
+//! A job on this machine alone: N ranks of one program and the store they meet in.
+//!
+//! ```text
+//!   LocalJob ─start─▶ store on 127.0.0.1, random key ─▶ environment of each rank ─▶ RunningJob ─wait─▶ JobReport
+//! ```
+//!
+//! The key travels in a sealed memfd that the workers inherit: never in an argument, a variable or a file.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::time::Duration;
+
+use crate::LaunchError;
+use crate::environment::{Environment, Place, worker_environment};
+use crate::hosted_store::HostedStore;
+use crate::pump::Output;
+use crate::running::{RunOptions, RunningJob};
+use crate::stop::OnFailure;
+use crate::worker::WorkerSpec;
+
+/// A job to be started on this machine.
+///
+/// ```
+/// use drumline_launch::{LocalJob, Output};
+///
+/// let job = LocalJob::new(2, "sh", ["-c", "echo rank $RANK of $WORLD_SIZE"]).output(Output::Capture);
+/// let report = job.start()?.wait();
+/// assert!(report.is_success());
+/// assert_eq!(report.ranks[1].stdout, b"rank 1 of 2\n");
+/// # Ok::<(), drumline_launch::LaunchError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct LocalJob {
+    nproc: usize,
+    program: OsString,
+    args: Vec<OsString>,
+    env: Environment,
+    options: RunOptions,
+}
+
+impl LocalJob {
+    /// `nproc` ranks of `program` with `args`.
+    pub fn new<A: Into<OsString>>(
+        nproc: usize,
+        program: impl Into<OsString>,
+        args: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let args = args.into_iter().map(Into::into).collect();
+        Self { nproc, program: program.into(), args, env: Vec::new(), options: RunOptions::default() }
+    }
+
+    /// `nproc` ranks of the program that is running now.
+    pub fn this_program<A: Into<OsString>>(
+        nproc: usize,
+        args: impl IntoIterator<Item = A>,
+    ) -> io::Result<Self> {
+        Ok(Self::new(nproc, std::env::current_exe()?, args))
+    }
+
+    /// Sets a variable in every worker, over what the launcher would set.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
+        self
+    }
+
+    /// Where the workers' output goes; inherited by default.
+    pub fn output(mut self, output: Output) -> Self {
+        self.options.output = output;
+        self
+    }
+
+    /// The job is stopped when it has run this long; never by default.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.options.deadline = Some(deadline);
+        self
+    }
+
+    /// Time between SIGTERM and SIGKILL when the job is stopped; 5 s by default.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.options.stop.grace = grace;
+        self
+    }
+
+    /// What the first failure does to the other ranks; they are stopped by default.
+    pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
+        self.options.stop.on_failure = on_failure;
+        self
+    }
+
+    /// Starts the store and every rank. If one cannot be started none is left.
+    pub fn start(self) -> Result<RunningJob, LaunchError> {
+        if self.nproc == 0 {
+            return Err(LaunchError::NoProcesses);
+        }
+        let store = HostedStore::start(self.nproc)?;
+        let specs = (0..self.nproc).map(|rank| self.spec(rank, &store)).collect();
+        let on_exit = store.reporter()?;
+        RunningJob::supervised(specs, self.options, on_exit, Some(store))
+    }
+
+    fn spec(&self, rank: usize, store: &HostedStore) -> WorkerSpec {
+        let (world_size, local_rank) = (self.nproc, rank);
+        let place =
+            Place { rank, world_size, local_rank, local_world_size: world_size, node_rank: 0, num_nodes: 1 };
+        let mut env = worker_environment(&place, store.address());
+        env.extend(store.environment());
+        env.extend(self.env.iter().cloned());
+        let (program, args) = (self.program.clone(), self.args.clone());
+        WorkerSpec { rank, program, args, env, kept: vec![store.key_memory.descriptor()] }
+    }
+}

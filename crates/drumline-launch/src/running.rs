@@ -1,0 +1,181 @@
+//! A job that runs: its owner's handle. Dropping it kills and reaps every worker.
+
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::Signal;
+
+use crate::LaunchError;
+use crate::hosted_store::HostedStore;
+use crate::pump::{DRAIN, Output};
+use crate::report::{Exit, JobReport, RankReport};
+use crate::stop::{Request, StopPolicy};
+use crate::supervise::{Crew, OnExit, Orders, Roster, supervise};
+use crate::worker::{Worker, WorkerSpec};
+
+/// How workers are run.
+#[derive(Debug, Clone, Default)]
+pub struct RunOptions {
+    /// Where their output goes.
+    pub output: Output,
+    /// How they are stopped.
+    pub stop: StopPolicy,
+    /// When all are stopped, after the start; `None`: never.
+    pub deadline: Option<Duration>,
+}
+
+/// The workers of this node, started and watched.
+#[derive(Debug)]
+pub struct RunningJob {
+    crew: Arc<Crew>,
+    started: Instant,
+    supervisor: Option<JoinHandle<()>>,
+    /// What the workers meet in lives as long as they do.
+    _store: Option<HostedStore>,
+}
+
+impl RunningJob {
+    /// Starts workers that need no store of this launcher.
+    pub fn start(specs: Vec<WorkerSpec>, options: RunOptions) -> Result<Self, LaunchError> {
+        Self::supervised(specs, options, Box::new(|_| ()), None)
+    }
+
+    pub(crate) fn supervised(
+        specs: Vec<WorkerSpec>,
+        options: RunOptions,
+        on_exit: OnExit,
+        store: Option<HostedStore>,
+    ) -> Result<Self, LaunchError> {
+        if specs.is_empty() {
+            return Err(LaunchError::NoProcesses);
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(LaunchError::system("set up the supervisor"))?;
+        let (crew, started) = (Arc::new(Crew::new(wake)), Instant::now());
+        let (answer, answered) = mpsc::channel();
+        let (theirs, orders) = (Arc::clone(&crew), Orders { specs, options, started, on_exit });
+        let supervisor = std::thread::Builder::new()
+            .name("drumline-job".to_string())
+            .spawn(move || supervise(&theirs, orders, |result| drop(answer.send(result))))
+            .map_err(LaunchError::system("start the supervisor"))?;
+        let job = Self { crew, started, supervisor: Some(supervisor), _store: store };
+        let gone = |_| LaunchError::system("start the workers")(io::Error::other("the supervisor ended"));
+        answered.recv().map_err(gone)??;
+        Ok(job)
+    }
+
+    /// The ranks of this node, in the order they were started.
+    pub fn ranks(&self) -> Vec<usize> {
+        self.crew.lock().workers.iter().map(|worker| worker.rank).collect()
+    }
+
+    /// The process id of a rank.
+    pub fn pid(&self, rank: usize) -> Result<u32, LaunchError> {
+        Ok(self.crew.lock().worker(rank)?.pid())
+    }
+
+    /// Sends a signal to a rank's whole process group; an error if it has already ended.
+    pub fn signal(&self, rank: usize, signal: Signal) -> Result<(), LaunchError> {
+        let roster = self.crew.lock();
+        let worker = roster.worker(rank)?;
+        match roster.exit(worker) {
+            Some(exit) => Err(LaunchError::Ended { rank, exit }),
+            None => worker.signal(signal).map_err(LaunchError::system("signal a worker")),
+        }
+    }
+
+    /// Asks all workers to stop: SIGTERM, the grace, SIGKILL. Returns at once; [`wait`](Self::wait) for the end.
+    pub fn stop(&self) {
+        self.crew.ask(Request::Stop);
+    }
+
+    /// How a rank ended, waiting until `deadline` for it; `None` if it still runs then. Its last output is there by
+    /// then too, unless a process that escaped it still holds the pipe.
+    pub fn wait_rank(&self, rank: usize, deadline: Instant) -> Result<Option<Exit>, LaunchError> {
+        let exit = |roster: &Roster| Ok(roster.exit(roster.worker(rank)?));
+        self.crew.wait_until(deadline, |roster| !matches!(exit(roster), Ok(None)));
+        let exit = exit(&self.crew.lock())?;
+        if exit.is_some() {
+            self.crew.streams.wait_for_end(rank, Instant::now() + DRAIN);
+        }
+        Ok(exit)
+    }
+
+    /// Waits until `deadline` for all workers to end; whether they did.
+    pub fn wait_all(&self, deadline: Instant) -> bool {
+        self.crew.wait_until(deadline, |roster| roster.over)
+    }
+
+    /// Waits until a rank prints a line that contains `needle` on either stream, and returns that line.
+    /// An error if it ends, or `deadline` passes, before.
+    pub fn wait_for_line(&self, rank: usize, needle: &str, deadline: Instant) -> Result<String, LaunchError> {
+        self.crew.lock().worker(rank)?;
+        let mut streams = self.crew.streams.lock();
+        loop {
+            let mut of_rank = streams.iter().filter(|stream| stream.rank == rank);
+            let line = of_rank.clone().find_map(|stream| whole_line(&stream.tail.held(), needle));
+            if let Some(line) = line {
+                return Ok(line);
+            }
+            let why = match of_rank.any(|stream| stream.open) {
+                false => "before it ended",
+                true if Instant::now() >= deadline => "in time",
+                true => {
+                    streams = self.crew.streams.wait(streams, deadline);
+                    continue;
+                }
+            };
+            drop(streams);
+            let (stdout, stderr) = self.crew.streams.of_rank(rank);
+            let output = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
+            return Err(LaunchError::NoSuchLine { rank, needle: needle.to_string(), why, output });
+        }
+    }
+
+    /// What is held of a rank's stdout and stderr so far.
+    pub fn output(&self, rank: usize) -> (Vec<u8>, Vec<u8>) {
+        self.crew.streams.of_rank(rank)
+    }
+
+    /// Waits for the end of all workers. The first failure stops the others (see [`StopPolicy`](crate::StopPolicy)).
+    pub fn wait(mut self) -> JobReport {
+        self.join();
+        let roster = self.crew.lock();
+        let mut ranks: Vec<_> = roster.workers.iter().map(|worker| self.report(&roster, worker)).collect();
+        ranks.sort_by_key(|report| report.rank);
+        JobReport { ranks, root_cause: roster.root_cause, stopped: roster.stopped }
+    }
+
+    fn report(&self, roster: &Roster, worker: &Worker) -> RankReport {
+        let exit = roster.exit(worker).unwrap_or(Exit::Unkillable);
+        let ended_after = worker.ended.map_or(Duration::MAX, |ended| ended.at - self.started);
+        let (stdout, stderr) = self.crew.streams.of_rank(worker.rank);
+        RankReport { rank: worker.rank, pid: worker.pid(), exit, ended_after, stdout, stderr }
+    }
+
+    fn join(&mut self) {
+        if let Some(supervisor) = self.supervisor.take() {
+            // The supervisor does not panic; if it did, the kernel has killed the workers with its thread.
+            let _ = supervisor.join();
+        }
+    }
+}
+
+impl Drop for RunningJob {
+    fn drop(&mut self) {
+        if self.supervisor.is_some() {
+            self.crew.ask(Request::Kill);
+            self.join();
+        }
+    }
+}
+
+/// The first finished line with `needle` in it.
+fn whole_line(bytes: &[u8], needle: &str) -> Option<String> {
+    let finished = &bytes[..=bytes.iter().rposition(|byte| *byte == b'\n')?];
+    let text = String::from_utf8_lossy(finished);
+    text.lines().find(|line| line.contains(needle)).map(str::to_string)
+}

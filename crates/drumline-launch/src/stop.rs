@@ -1,0 +1,146 @@
+//! When the workers are stopped, and how hard: a pure decision. The clock and the signals are the supervisor's.
+//!
+//! ```text
+//!   Running ──failure, deadline or request──▶ Terminating (SIGTERM) ──grace──▶ Killing (SIGKILL) ──patience──▶ Over
+//!      └──────────────── every worker has ended ────────────────┴──────────────────────┴───────────────────────▲
+//! ```
+
+use std::time::{Duration, Instant};
+
+use crate::report::StopReason;
+
+/// How the failure of one worker touches the others, and how patient a stop is.
+#[derive(Debug, Clone)]
+pub struct StopPolicy {
+    /// What the first failure does to the others.
+    pub on_failure: OnFailure,
+    /// Time between SIGTERM and SIGKILL.
+    pub grace: Duration,
+    /// Time after SIGKILL before a worker is given up as unkillable.
+    pub patience: Duration,
+}
+
+impl Default for StopPolicy {
+    fn default() -> Self {
+        let seconds = Duration::from_secs(5);
+        Self { on_failure: OnFailure::StopOthers, grace: seconds, patience: seconds }
+    }
+}
+
+/// What the first failure does to the other workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFailure {
+    /// They are stopped: a job of fewer ranks is of no use.
+    StopOthers,
+    /// They go on, as in a test of how they take it.
+    LetOthersRun,
+}
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Running,
+    Terminating { since: Instant },
+    Killing { since: Instant },
+    Over,
+}
+
+/// What the owner asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Request {
+    /// Stop with the usual grace.
+    Stop,
+    /// SIGKILL at once.
+    Kill,
+}
+
+/// All that the decision looks at besides the clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct View {
+    pub(crate) alive: usize,
+    pub(crate) first_failed: Option<usize>,
+    pub(crate) request: Option<Request>,
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// The phase to be in now.
+pub(crate) fn decide(now: Instant, phase: Phase, view: &View, policy: &StopPolicy) -> Phase {
+    let kill = view.request == Some(Request::Kill);
+    match phase {
+        _ if view.alive == 0 => Phase::Over,
+        Phase::Running if kill => Phase::Killing { since: now },
+        Phase::Running if reason(now, view, policy).is_some() => Phase::Terminating { since: now },
+        Phase::Terminating { since } if kill || now - since >= policy.grace => Phase::Killing { since: now },
+        Phase::Killing { since } if now - since >= policy.patience => Phase::Over,
+        unchanged => unchanged,
+    }
+}
+
+/// Why a running job must be stopped, if it must.
+pub(crate) fn reason(now: Instant, view: &View, policy: &StopPolicy) -> Option<StopReason> {
+    let stops = policy.on_failure == OnFailure::StopOthers;
+    let failure = view.first_failed.filter(|_| stops).map(|rank| StopReason::Failure { rank });
+    let asked = view.request.map(|_| StopReason::Asked);
+    let deadline = view.deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline);
+    failure.or(asked).or(deadline)
+}
+
+/// When to decide again if nothing happens before.
+pub(crate) fn next_look(phase: Phase, view: &View, policy: &StopPolicy) -> Option<Instant> {
+    match phase {
+        Phase::Running => view.deadline,
+        Phase::Terminating { since } => since.checked_add(policy.grace),
+        Phase::Killing { since } => since.checked_add(policy.patience),
+        Phase::Over => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn failure_goes_through_grace_and_patience() {
+        let (t, policy) = (Instant::now(), StopPolicy::default());
+        let calm = View { alive: 2, ..View::default() };
+        let failed = View { first_failed: Some(1), ..calm };
+        assert_eq!(decide(t, Phase::Running, &calm, &policy), Phase::Running);
+        let terminating = decide(t, Phase::Running, &failed, &policy);
+        assert_eq!(terminating, Phase::Terminating { since: t });
+        assert_eq!(next_look(terminating, &failed, &policy), Some(at(t, 5)));
+        assert_eq!(decide(at(t, 4), terminating, &failed, &policy), terminating);
+        let killing = decide(at(t, 5), terminating, &failed, &policy);
+        assert_eq!(killing, Phase::Killing { since: at(t, 5) });
+        assert_eq!(decide(at(t, 9), killing, &failed, &policy), killing);
+        assert_eq!(decide(at(t, 10), killing, &failed, &policy), Phase::Over);
+    }
+
+    #[test]
+    fn others_run_on_when_the_policy_says_so_until_the_deadline() {
+        let t = Instant::now();
+        let policy = StopPolicy { on_failure: OnFailure::LetOthersRun, ..StopPolicy::default() };
+        let failed = View { alive: 1, first_failed: Some(0), deadline: Some(at(t, 3)), ..View::default() };
+        assert_eq!(decide(at(t, 2), Phase::Running, &failed, &policy), Phase::Running);
+        assert_eq!(next_look(Phase::Running, &failed, &policy), Some(at(t, 3)));
+        assert_eq!(reason(at(t, 3), &failed, &policy), Some(StopReason::Deadline));
+        assert_eq!(
+            decide(at(t, 3), Phase::Running, &failed, &policy),
+            Phase::Terminating { since: at(t, 3) }
+        );
+    }
+
+    #[test]
+    fn a_kill_request_skips_the_grace_and_nobody_alive_ends_it() {
+        let (t, policy) = (Instant::now(), StopPolicy::default());
+        let kill = View { alive: 1, request: Some(Request::Kill), ..View::default() };
+        for phase in [Phase::Running, Phase::Terminating { since: t }] {
+            assert_eq!(decide(t, phase, &kill, &policy), Phase::Killing { since: t });
+        }
+        let empty = View { alive: 0, ..kill };
+        assert_eq!(decide(t, Phase::Running, &empty, &policy), Phase::Over);
+    }
+}

@@ -1,0 +1,132 @@
+//! One worker: a process we started, its process group, and the descriptor that tells of its end.
+//!
+//! The group's id is the worker's pid, and it stays ours until the worker is reaped, even when it is dead. So a
+//! group is signalled only before that, and whatever the worker left in it is killed just before reaping.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
+};
+
+use crate::prepare::{Orphans, prepare};
+use crate::pump::Output;
+
+/// What is to be executed as one rank.
+#[derive(Debug, Clone, Default)]
+pub struct WorkerSpec {
+    /// Its rank in the job.
+    pub rank: usize,
+    /// The program to execute.
+    pub program: OsString,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Variables on top of the launcher's own environment; `None` takes one away.
+    pub env: Vec<(OsString, Option<OsString>)>,
+    /// Descriptors it inherits, under the same numbers.
+    pub kept: Vec<Arc<OwnedFd>>,
+}
+
+impl WorkerSpec {
+    fn command(&self, output: Output, orphans: Orphans) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).stdin(Stdio::null());
+        for (name, value) in &self.env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if output != Output::Inherit {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        prepare(&mut command, self.kept.clone(), orphans);
+        command
+    }
+}
+
+/// How a process ended, as the kernel says it: a code or a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) rank: usize,
+    pub(crate) pid: u32,
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    /// When it was seen.
+    pub(crate) at: Instant,
+}
+
+/// A started process.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) rank: usize,
+    pid: Pid,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) ended: Option<Ended>,
+    /// Whether the launcher has asked it to stop.
+    pub(crate) told_to_stop: bool,
+}
+
+impl Worker {
+    /// Starts it and returns the read ends of its stdout and stderr, if they are piped. The calling thread must
+    /// outlive the worker (see [`crate::prepare`]).
+    pub(crate) fn start(
+        spec: &WorkerSpec,
+        output: Output,
+        orphans: Orphans,
+    ) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let mut child = spec.command(output, orphans).spawn()?;
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())
+            .inspect_err(|_| drop(child.kill().and_then(|()| child.wait())))?;
+        let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
+        let worker = Self { rank: spec.rank, pid, pidfd, ended: None, told_to_stop: false };
+        Ok((worker, pipes.into_iter().flatten().collect()))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Signals the worker's whole group, unless it has been reaped.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        if self.ended.is_some() {
+            return Err(Errno::SRCH.into());
+        }
+        Ok(kill_process_group(self.pid, signal)?)
+    }
+
+    /// Stops it with `signal`; SIGTERM also wakes a group that was stopped, or it could not act on it.
+    pub(crate) fn stop(&mut self, signal: Signal) {
+        self.told_to_stop = true;
+        // A failure means that it is gone already, which the next reaping shows.
+        let _ = self.signal(signal).and_then(|()| self.signal(Signal::CONT));
+    }
+
+    /// Waits until it has ended, reaped or not; whether it did.
+    pub(crate) fn wait_for_end(&self, within: Duration) -> bool {
+        let timeout = Timespec::try_from(within).ok();
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
+    /// If it has ended: kills what is left of its group, reaps it and remembers how it ended.
+    pub(crate) fn reap(&mut self) -> Option<Ended> {
+        let id = || WaitId::PidFd(self.pidfd.as_fd());
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if self.ended.is_some() || !matches!(waitid(id(), peek), Ok(Some(_))) {
+            return None;
+        }
+        let _ = kill_process_group(self.pid, Signal::KILL);
+        let status = waitid(id(), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
+        let (code, signal) = (status.exit_status(), status.terminating_signal());
+        self.ended = Some(Ended { rank: self.rank, pid: self.pid(), code, signal, at: Instant::now() });
+        self.ended
+    }
+}

@@ -1,0 +1,8 @@
+//! Jobs of real processes on this machine.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod output;
+    mod starting;
+    mod stopping;
+}

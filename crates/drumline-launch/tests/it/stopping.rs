@@ -1,0 +1,168 @@
+//! The first failure, the deadline and the owner stop a job, within a bounded time and with nothing left.
+
+use std::time::{Duration, Instant};
+
+use drumline_launch::{Exit, LaunchError, LocalJob, OnFailure, Output, RunningJob, Signal, StopReason};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn soon() -> Instant {
+    Instant::now() + SOON
+}
+
+/// Ranks that run `script`, with a way to speak to them.
+fn shells(nproc: usize, script: &str) -> LocalJob {
+    LocalJob::new(nproc, "sh", ["-c", script]).output(Output::Capture).deadline(Duration::from_secs(60))
+}
+
+fn ready(job: &RunningJob) {
+    job.ranks().iter().for_each(|rank| drop(job.wait_for_line(*rank, "ready", soon()).unwrap()));
+}
+
+/// Whether the process is still there and no zombie.
+fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !matches!(stat.rsplit_once(") ").map(|(_, rest)| &rest[..1]), None | Some("Z"))
+}
+
+/// A killed process takes a moment to end; one that was not killed does not end at all here.
+fn end_within_a_second(pids: &[u32]) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while pids.iter().any(|pid| lives(*pid)) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    !pids.iter().any(|pid| lives(*pid))
+}
+
+#[test]
+fn the_first_failure_is_the_root_cause_and_stops_the_others() {
+    let start = Instant::now();
+    let report = shells(4, "test $RANK = 2 && exit 3; exec sleep 60").start().unwrap().wait();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(report.root_cause, Some(2));
+    assert_eq!(report.stopped, Some(StopReason::Failure { rank: 2 }));
+    let exits: Vec<_> = report.ranks.iter().map(|rank| rank.exit).collect();
+    assert_eq!(exits, [Exit::StoppedByUs, Exit::StoppedByUs, Exit::Code(3), Exit::StoppedByUs]);
+}
+
+#[test]
+fn without_a_failure_nobody_is_stopped() {
+    let report = shells(3, "sleep 0.$RANK").start().unwrap().wait();
+    assert!(report.is_success(), "{report}");
+    assert_eq!((report.root_cause, report.stopped), (None, None));
+    assert!(report.ranks[2].ended_after > report.ranks[0].ended_after);
+}
+
+#[test]
+fn a_worker_deaf_to_sigterm_is_killed_after_the_grace() {
+    let script = "test $RANK = 0 && { trap '' TERM; while :; do sleep 0.1; done; }; sleep 0.3; exit 5";
+    let grace = Duration::from_millis(600);
+    let start = Instant::now();
+    let report = shells(2, script).grace(grace).start().unwrap().wait();
+    assert_eq!(report.ranks[0].exit, Exit::StoppedByUs);
+    assert_eq!(report.ranks[1].exit, Exit::Code(5));
+    assert!(report.ranks[0].ended_after - report.ranks[1].ended_after >= grace, "{report}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_worker_that_cleans_up_on_sigterm_is_given_the_time() {
+    let script = "trap 'sleep 0.3; echo cleaned; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
+    let job = shells(2, script).start().unwrap();
+    ready(&job);
+    job.stop();
+    let report = job.wait();
+    assert_eq!(report.stopped, Some(StopReason::Asked));
+    assert_eq!(report.root_cause, None, "an end that was asked for is no failure");
+    for rank in &report.ranks {
+        assert_eq!(rank.exit, Exit::Code(9));
+        assert!(rank.stdout.ends_with(b"cleaned\n"));
+    }
+}
+
+#[test]
+fn the_deadline_stops_everybody_even_a_stopped_one() {
+    let job = shells(2, "trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.05; done");
+    let job = job.deadline(Duration::from_millis(800)).start().unwrap();
+    ready(&job);
+    job.signal(1, Signal::STOP).unwrap();
+    let start = Instant::now();
+    let report = job.wait();
+    assert!(start.elapsed() < Duration::from_secs(4), "no grace was needed: {:?}", start.elapsed());
+    assert_eq!(report.stopped, Some(StopReason::Deadline));
+    assert!(report.ranks.iter().all(|rank| rank.exit == Exit::Code(4)), "{report}");
+}
+
+#[test]
+fn an_end_is_seen_at_once_and_only_once() {
+    let job = shells(2, "echo ready; exec sleep 60").on_failure(OnFailure::LetOthersRun).start().unwrap();
+    ready(&job);
+    assert_eq!(job.wait_rank(0, Instant::now()).unwrap(), None);
+    let start = Instant::now();
+    job.signal(0, Signal::KILL).unwrap();
+    assert_eq!(job.wait_rank(0, soon()).unwrap(), Some(Exit::Signal(9)));
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    let error = job.signal(0, Signal::KILL).unwrap_err();
+    assert!(matches!(error, LaunchError::Ended { rank: 0, exit: Exit::Signal(9) }), "{error}");
+    assert!(matches!(job.signal(7, Signal::KILL), Err(LaunchError::NoSuchRank { rank: 7, local: 2 })));
+    assert!(!job.wait_all(Instant::now()));
+}
+
+#[test]
+fn what_a_worker_leaves_in_its_group_ends_with_it() {
+    let job = shells(1, "sleep 60 & echo child $!; sleep 60 & echo child $!; exit 0");
+    let start = Instant::now();
+    let report = job.start().unwrap().wait();
+    assert!(start.elapsed() < Duration::from_secs(5), "the children's pipes were waited for");
+    let text = String::from_utf8(report.ranks[0].stdout.clone()).unwrap();
+    let pids: Vec<u32> = text.lines().map(|line| line[6..].parse().unwrap()).collect();
+    assert_eq!(pids.len(), 2);
+    assert!(end_within_a_second(&pids));
+}
+
+#[test]
+fn a_dropped_job_is_gone() {
+    let job = shells(3, "trap '' TERM; sleep 60 & echo $!; echo ready; wait").start().unwrap();
+    ready(&job);
+    let mut pids: Vec<u32> = (0..3).map(|rank| job.pid(rank).unwrap()).collect();
+    let child =
+        |rank| String::from_utf8(job.output(rank).0).unwrap().lines().next().unwrap().parse().unwrap();
+    pids.extend((0..3).map(child).collect::<Vec<u32>>());
+    assert!(pids.iter().all(|pid| lives(*pid)), "control: they live before the drop");
+    let start = Instant::now();
+    drop(job);
+    assert!(start.elapsed() < Duration::from_secs(2), "no grace for a dropped job: {:?}", start.elapsed());
+    assert!(end_within_a_second(&pids));
+}
+
+/// Run in a process of its own by the test below; elsewhere it does nothing.
+#[test]
+fn launcher_to_be_killed() {
+    if std::env::var_os("DRUMLINE_LAUNCH_TEST_VICTIM").is_some() {
+        // Started by a thread that ends: the workers must outlive it.
+        let start = || shells(2, "trap '' TERM; echo ready; while :; do sleep 0.05; done").start().unwrap();
+        let job = std::thread::spawn(start).join().unwrap();
+        ready(&job);
+        std::thread::sleep(Duration::from_millis(100));
+        println!("\npids {} {}", job.pid(0).unwrap(), job.pid(1).unwrap());
+        drop(job.wait());
+    }
+}
+
+#[test]
+fn sigkill_of_the_launcher_ends_every_worker_within_a_second() {
+    use std::io::{BufRead, BufReader};
+    let mut launcher = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "it::stopping::launcher_to_be_killed", "--nocapture", "--quiet"])
+        .env("DRUMLINE_LAUNCH_TEST_VICTIM", "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let pids = lines.find_map(|line| line.strip_prefix("pids ").map(str::to_string)).unwrap();
+    let pids: Vec<u32> = pids.split(' ').map(|pid| pid.parse().unwrap()).collect();
+    assert!(pids.iter().all(|pid| lives(*pid)), "control: they live while the launcher does");
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    assert!(end_within_a_second(&pids), "workers outlived their launcher");
+}

@@ -1,0 +1,90 @@
+//! The handshake: both sides prove that they hold the job key before either says or believes anything else.
+//!
+//! ```text
+//!  client                                                   server
+//!    │ opening 58:  magic 8, version 2, job tag 16, nonce 32  │   unknown tag: closed without a byte
+//!    ├───────────────────────────────────────────────────────▶│
+//!    │ answer 64:   nonce 32, proof 32                        │   the server proves itself first
+//!    │◀───────────────────────────────────────────────────────┤
+//!    │ proof 384:   hello 352, proof 32                       │   who I am, bound to both nonces
+//!    ├───────────────────────────────────────────────────────▶│
+//!    │ verdict 1:   0, or the cause of refusal + message 320  │
+//!    │◀───────────────────────────────────────────────────────┤
+//! ```
+//! The tag and the proofs are HMAC-SHA256 under the job key, the proofs over all bytes exchanged so far, each side
+//! with its own label: nothing recorded can be played again, nothing reflected. Every message has a fixed size, so
+//! no length is ever taken from the other side, and a reader never reads past the handshake. These layouts stay for
+//! ever; `version` counts what follows the handshake.
+//!
+//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] and [`accept`] run them on a socket.
+
+mod blocking;
+mod client;
+mod hello;
+mod proof;
+mod server;
+
+pub(crate) use blocking::connect_with;
+pub use blocking::{accept, connect};
+pub use client::{ClientHandshake, ClientStep};
+pub(crate) use hello::this_host;
+pub use hello::{Cause, Hello, MAX_HOST, MAX_NOTE, Refusal, Role};
+pub use proof::Prover;
+pub use server::{ServerHandshake, ServerStep};
+
+use std::io;
+use std::time::Duration;
+
+/// First bytes of every connection.
+pub const MAGIC: [u8; 8] = *b"DRUMLINE";
+/// Version of what follows the handshake.
+pub const VERSION: u16 = 1;
+/// Bytes of the client's opening.
+pub const OPENING: usize = 8 + 2 + 16 + 32;
+/// Bytes of the server's answer.
+pub const ANSWER: usize = 32 + 32;
+/// Bytes of the client's proof.
+pub const PROOF: usize = hello::SIZE + 32;
+/// Bytes of a refusal's message.
+pub const MESSAGE: usize = 320;
+
+/// A server with too many strangers drops the oldest, but none younger than this: a member needs a moment to answer.
+pub(crate) const YOUNG: Duration = Duration::from_millis(100);
+
+/// How a handshake fails.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// Client: the server does not hold the key.
+    #[error(
+        "the server did not prove the job key: it belongs to another job or is a stranger; try checking address, port and job key"
+    )]
+    NotProved,
+    /// Client: the server ended the connection without an answer.
+    #[error(
+        "the server closed the connection without an answer, as it does with a job key it does not know: it belongs to another job or is a stranger; try checking address, port and job key"
+    )]
+    Closed,
+    /// Client: the server holds the key and says no.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// Server: the client does not hold the key.
+    #[error("a stranger: {0}")]
+    Stranger(&'static str),
+    /// The deadline passed.
+    #[error("the other side was silent for {0:?}")]
+    Timeout(Duration),
+    /// A field of the hello is too long.
+    #[error("{field} may have {limit} bytes, got {bytes}")]
+    TooLong {
+        /// The field.
+        field: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The most allowed.
+        limit: usize,
+    },
+    /// The connection broke.
+    #[error("the connection broke during the handshake: {0}")]
+    Io(#[from] io::Error),
+}

@@ -1,0 +1,117 @@
+//! The handshake on one blocking socket, with a deadline.
+
+use super::{
+    ClientHandshake, ClientStep, HandshakeError, Hello, Prover, Refusal, ServerHandshake, ServerStep,
+};
+use crate::JobKey;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Proves the key to the server at the other end, after the server has proved it to us.
+pub fn connect(
+    stream: &mut TcpStream,
+    key: &JobKey,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    connect_with(stream, &Prover::from(key), hello, deadline)
+}
+
+pub(crate) fn connect_with(
+    stream: &mut TcpStream,
+    prover: &Prover,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let mut handshake = ClientHandshake::new(prover, hello)?;
+    let mut socket = Socket { stream, began: Instant::now(), deadline };
+    socket.send(handshake.opening())?;
+    let mut buffer = [0; super::MESSAGE];
+    loop {
+        let bytes = &mut buffer[..handshake.want()];
+        socket.fill(bytes)?;
+        match handshake.receive(bytes)? {
+            ClientStep::Send(proof) => socket.send(&proof[..])?,
+            ClientStep::More => {}
+            ClientStep::Welcome => return socket.finish(()),
+        }
+    }
+}
+
+/// Lets a client prove the key, after we have proved it, and asks `check` whether it may come in.
+pub fn accept(
+    stream: &mut TcpStream,
+    key: &JobKey,
+    deadline: Instant,
+    check: impl FnOnce(&Hello) -> Result<(), Refusal>,
+) -> Result<Hello, HandshakeError> {
+    let (prover, mut handshake) = (Prover::from(key), ServerHandshake::new());
+    let mut socket = Socket { stream, began: Instant::now(), deadline };
+    let mut buffer = [0; ServerHandshake::LARGEST];
+    let verdict = loop {
+        let bytes = &mut buffer[..handshake.want()];
+        socket.fill(bytes)?;
+        match handshake.receive(&prover, bytes)? {
+            ServerStep::Send(answer) => socket.send(&answer)?,
+            ServerStep::Proved(hello) => break check(&hello).map(|()| hello),
+            ServerStep::Refuse(refusal) => break Err(refusal),
+        }
+    };
+    match verdict {
+        Ok(hello) => {
+            socket.send(&ServerHandshake::WELCOME)?;
+            socket.finish(hello)
+        }
+        Err(refusal) => {
+            socket.send(&ServerHandshake::refusal(&refusal))?;
+            Err(HandshakeError::Refused(refusal))
+        }
+    }
+}
+
+struct Socket<'a> {
+    stream: &'a mut TcpStream,
+    began: Instant,
+    deadline: Instant,
+}
+
+impl Socket<'_> {
+    fn send(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write_all(bytes).map_err(|error| self.failed(error))
+    }
+
+    fn fill(&mut self, mut bytes: &mut [u8]) -> Result<(), HandshakeError> {
+        while !bytes.is_empty() {
+            self.stream.set_read_timeout(Some(self.left()?))?;
+            match self.stream.read(bytes) {
+                Ok(0) => return Err(HandshakeError::Closed),
+                Ok(len) => bytes = &mut bytes[len..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves the socket without time limits, as it came.
+    fn finish<R>(&self, result: R) -> Result<R, HandshakeError> {
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(None)?;
+        Ok(result)
+    }
+
+    fn left(&self) -> Result<Duration, HandshakeError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(HandshakeError::Timeout(self.began.elapsed())) } else { Ok(left) }
+    }
+
+    fn failed(&self, error: io::Error) -> HandshakeError {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => HandshakeError::Timeout(self.began.elapsed()),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => HandshakeError::Closed,
+            _ => HandshakeError::Io(error),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The client's side of the handshake, without a socket.
+
+use super::hello::{Hello, Refusal, SIZE};
+use super::proof::Prover;
+use super::{ANSWER, HandshakeError, MESSAGE, OPENING, PROOF, VERSION};
+use crate::job_key::random_bytes;
+use hmac::Mac;
+
+/// What the client does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientStep {
+    /// Send these bytes, then go on reading.
+    Send(Box<[u8; PROOF]>),
+    /// Go on reading.
+    More,
+    /// Both sides have proved the key and the server lets us in.
+    Welcome,
+}
+
+/// Send [`opening`](Self::opening); then read [`want`](Self::want) bytes, pass them to [`receive`](Self::receive), do
+/// as it says, and so on.
+#[derive(Debug)]
+pub struct ClientHandshake {
+    prover: Prover,
+    opening: [u8; OPENING],
+    hello: Box<[u8; SIZE]>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Answer,
+    Verdict,
+    Message(u8),
+}
+
+impl ClientHandshake {
+    /// A handshake as `hello`.
+    pub fn new(prover: &Prover, hello: &Hello) -> Result<Self, HandshakeError> {
+        Self::with_version(prover, hello, VERSION)
+    }
+
+    /// As if this program spoke another version; for tests.
+    #[doc(hidden)]
+    pub fn with_version(prover: &Prover, hello: &Hello, version: u16) -> Result<Self, HandshakeError> {
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
+        let opening = prover.opening(version, &nonce);
+        let hello = Box::new(hello.encode()?);
+        Ok(ClientHandshake { prover: prover.clone(), opening, hello, state: State::Answer })
+    }
+
+    /// The first bytes to send.
+    pub fn opening(&self) -> &[u8; OPENING] {
+        &self.opening
+    }
+
+    /// How many bytes to read next, neither more nor fewer.
+    pub fn want(&self) -> usize {
+        match self.state {
+            State::Answer => ANSWER,
+            State::Verdict => 1,
+            State::Message(_) => MESSAGE,
+        }
+    }
+
+    /// Takes the [`want`](Self::want) bytes that were read.
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<ClientStep, HandshakeError> {
+        match (self.state, bytes) {
+            (State::Answer, _) => self.prove(bytes.try_into().map_err(|_| HandshakeError::NotProved)?),
+            (State::Verdict, [0]) => Ok(ClientStep::Welcome),
+            (State::Verdict, [cause, ..]) => {
+                self.state = State::Message(*cause);
+                Ok(ClientStep::More)
+            }
+            (State::Verdict, []) => Ok(ClientStep::More),
+            (State::Message(cause), message) => Err(HandshakeError::Refused(Refusal::decode(cause, message))),
+        }
+    }
+
+    /// The server's proof is checked before anything more is said.
+    fn prove(&mut self, answer: &[u8; ANSWER]) -> Result<ClientStep, HandshakeError> {
+        if !self.prover.is_servers(&self.opening, answer) {
+            return Err(HandshakeError::NotProved);
+        }
+        let mac = self.prover.client_mac(&self.opening, answer, &self.hello[..]).finalize().into_bytes();
+        let mut proof = Box::new([0; PROOF]);
+        proof[..SIZE].copy_from_slice(&self.hello[..]);
+        proof[SIZE..].copy_from_slice(&mac);
+        self.state = State::Verdict;
+        Ok(ClientStep::Send(proof))
+    }
+}

@@ -1,0 +1,167 @@
+//! The server's side of the handshake, without a socket.
+
+use super::hello::{Cause, Hello, Refusal, SIZE};
+use super::proof::Prover;
+use super::{ANSWER, HandshakeError, OPENING, PROOF, VERSION};
+use crate::job_key::random_bytes;
+use hmac::Mac;
+
+/// What the server does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerStep {
+    /// Send these bytes, then go on reading.
+    Send([u8; ANSWER]),
+    /// The client holds the key: decide, and send [`WELCOME`](ServerHandshake::WELCOME) or
+    /// [`refusal`](ServerHandshake::refusal).
+    Proved(Hello),
+    /// The client holds the key but cannot be understood: send this refusal and close.
+    Refuse(Refusal),
+}
+
+/// Read [`want`](Self::want) bytes, pass them to [`receive`](Self::receive), do as it says, and so on. After an error
+/// close without sending a byte.
+#[derive(Debug, Default)]
+pub struct ServerHandshake {
+    said: Option<Said>,
+}
+
+/// What has been exchanged once the opening is known to be ours.
+#[derive(Debug)]
+struct Said {
+    version: u16,
+    opening: [u8; OPENING],
+    answer: [u8; ANSWER],
+}
+
+impl ServerHandshake {
+    /// Most bytes that [`want`](Self::want) ever asks for.
+    pub const LARGEST: usize = PROOF;
+    /// Sent to a client that is let in.
+    pub const WELCOME: [u8; 1] = [0];
+
+    /// A handshake with one new connection.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many bytes to read next, neither more nor fewer.
+    pub fn want(&self) -> usize {
+        if self.said.is_some() { PROOF } else { OPENING }
+    }
+
+    /// Takes the [`want`](Self::want) bytes that were read.
+    pub fn receive(&mut self, prover: &Prover, bytes: &[u8]) -> Result<ServerStep, HandshakeError> {
+        match &self.said {
+            None => self.answer(prover, bytes),
+            Some(said) => said.judge(prover, bytes),
+        }
+    }
+
+    /// The bytes that tell a client why it is not let in.
+    pub fn refusal(refusal: &Refusal) -> Vec<u8> {
+        refusal.encode()
+    }
+
+    fn answer(&mut self, prover: &Prover, bytes: &[u8]) -> Result<ServerStep, HandshakeError> {
+        let opening: [u8; OPENING] =
+            bytes.try_into().map_err(|_| HandshakeError::Stranger("a short opening"))?;
+        let version =
+            prover.version_of(&opening).ok_or(HandshakeError::Stranger("its opening is not of this job"))?;
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
+        let answer = prover.answer(&opening, &nonce);
+        self.said = Some(Said { version, opening, answer });
+        Ok(ServerStep::Send(answer))
+    }
+}
+
+impl Said {
+    fn judge(&self, prover: &Prover, bytes: &[u8]) -> Result<ServerStep, HandshakeError> {
+        let (hello, proof) = bytes.split_at_checked(SIZE).ok_or(HandshakeError::Stranger("a short proof"))?;
+        let expected = prover.client_mac(&self.opening, &self.answer, hello);
+        expected.verify_slice(proof).map_err(|_| HandshakeError::Stranger("its proof is wrong"))?;
+        if self.version != VERSION {
+            let message = format!(
+                "the store speaks version {VERSION}, this rank version {}; try the same build on all ranks",
+                self.version
+            );
+            return Ok(ServerStep::Refuse(Refusal::new(Cause::Version, message)));
+        }
+        let hello = Hello::decode(hello).ok_or(HandshakeError::Stranger("its hello cannot be read"))?;
+        Ok(ServerStep::Proved(hello))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ClientHandshake, ClientStep, Role};
+    use super::*;
+    use crate::JobKey;
+
+    fn hello() -> Hello {
+        Hello::new(Role::Store).member(1, 4).round(7)
+    }
+
+    /// Runs both sides up to the client's proof.
+    fn halfway(prover: &Prover, version: u16) -> (ClientHandshake, ServerHandshake, Box<[u8; PROOF]>) {
+        let mut client = ClientHandshake::with_version(prover, &hello(), version).unwrap();
+        let mut server = ServerHandshake::new();
+        let ServerStep::Send(answer) = server.receive(prover, client.opening()).unwrap() else { panic!() };
+        let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!() };
+        (client, server, proof)
+    }
+
+    #[test]
+    fn same_key_meets() {
+        let prover = Prover::from(&JobKey::random());
+        let (mut client, mut server, proof) = halfway(&prover, VERSION);
+        assert_eq!(server.receive(&prover, &proof[..]).unwrap(), ServerStep::Proved(hello()));
+        assert_eq!(client.receive(&ServerHandshake::WELCOME).unwrap(), ClientStep::Welcome);
+    }
+
+    #[test]
+    fn other_key_is_a_stranger_on_either_side() {
+        let (ours, theirs) = (Prover::from(&JobKey::random()), Prover::from(&JobKey::random()));
+        let mut client = ClientHandshake::new(&theirs, &hello()).unwrap();
+        assert!(ServerHandshake::new().receive(&ours, client.opening()).is_err());
+        // A squatter that saw the tag but lacks the key.
+        let mut nonce_and_guess = [0; ANSWER];
+        random_bytes(&mut nonce_and_guess);
+        assert!(matches!(client.receive(&nonce_and_guess), Err(HandshakeError::NotProved)));
+    }
+
+    #[test]
+    fn a_recorded_handshake_is_worth_nothing() {
+        let prover = Prover::from(&JobKey::random());
+        let (client, _, proof) = halfway(&prover, VERSION);
+        let mut again = ServerHandshake::new();
+        again.receive(&prover, client.opening()).unwrap();
+        assert!(matches!(
+            again.receive(&prover, &proof[..]),
+            Err(HandshakeError::Stranger("its proof is wrong"))
+        ));
+    }
+
+    #[test]
+    fn every_changed_bit_of_the_proof_is_noticed() {
+        let prover = Prover::from(&JobKey::random());
+        let (_, mut server, proof) = halfway(&prover, VERSION);
+        for bit in 0..8 * PROOF {
+            let mut changed = proof.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(server.receive(&prover, &changed[..]).is_err(), "bit {bit}");
+        }
+        assert!(server.receive(&prover, &proof[..]).is_ok(), "control: unchanged");
+    }
+
+    #[test]
+    fn another_version_is_told_both_values_after_the_proof() {
+        let prover = Prover::from(&JobKey::random());
+        let (mut client, mut server, proof) = halfway(&prover, 9);
+        let ServerStep::Refuse(refusal) = server.receive(&prover, &proof[..]).unwrap() else { panic!() };
+        let bytes = ServerHandshake::refusal(&refusal);
+        assert_eq!(client.receive(&bytes[..1]).unwrap(), ClientStep::More);
+        let error = client.receive(&bytes[1..]).unwrap_err().to_string();
+        assert!(error.contains("version 1, this rank version 9"), "{error}");
+    }
+}

@@ -1,0 +1,72 @@
+//! What can go wrong before the members have met.
+
+use crate::job_key::KeyError;
+use crate::node_list::NodeListError;
+use crate::store::error::StoreError;
+
+/// Why a process could not join its job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InitError {
+    /// A variable is needed and not there.
+    #[error("{variable} is not set; {advice}")]
+    Missing {
+        /// Its name.
+        variable: &'static str,
+        /// What to do.
+        advice: String,
+    },
+    /// A variable cannot be what it says.
+    #[error("{variable}={value} is not {expected}; {advice}")]
+    Invalid {
+        /// Its name.
+        variable: String,
+        /// What it says.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// Two values cannot both be right.
+    #[error("{left} and {right} contradict each other: {why}; try correcting one of them")]
+    Contradiction {
+        /// One, as `NAME=value`.
+        left: String,
+        /// The other, as `NAME=value`.
+        right: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The method cannot be read.
+    #[error("cannot meet by {method:?}: {reason}; try `env://`, `tcp://host:port` or `file:///path`")]
+    Method {
+        /// What was given.
+        method: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The node list cannot be read.
+    #[error("{variable}: {source}")]
+    NodeList {
+        /// Its variable.
+        variable: &'static str,
+        /// What is wrong with it.
+        #[source]
+        source: NodeListError,
+    },
+    /// The meeting file says what cannot be right.
+    #[error("meeting file {path}: {reason}")]
+    MeetingFile {
+        /// The file.
+        path: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The job key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

@@ -1,0 +1,363 @@
+//! A process's place in its job, found in what it was given. Pure: the environment comes in as a function.
+//!
+//! Four families of variables are known. The first whose rank is set speaks: torchrun's, Open MPI's, that of MPICH and
+//! Intel MPI, Slurm's. (`mpirun` inside a Slurm job leaves Slurm's variables of its own daemons around, so Slurm's come
+//! last; but Slurm itself sets `PMI_RANK` in some set-ups, so where the two agree, Slurm's speak.)
+
+use super::method::Method;
+use super::{InitError, InitOptions};
+use crate::node_list;
+use crate::worker_env::*;
+use std::time::Duration;
+
+/// Ports derived from a job's number lie here, below those that the system gives out by itself.
+const PORTS: std::ops::Range<u64> = 15_000..30_000;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: usize,
+    pub(super) local_world_size: Option<usize>,
+    pub(super) round: u32,
+    /// Host and port of the store; `None` for `file://`.
+    pub(super) master: Option<(String, u16)>,
+    pub(super) agent_hosts: bool,
+    pub(super) timeout: Duration,
+}
+
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Names that one family of launchers uses: rank, world size, local rank, local world size.
+struct Family {
+    rank: &'static str,
+    world_size: &'static [&'static str],
+    local_rank: &'static str,
+    local_world_size: &'static str,
+}
+
+const TORCHRUN: Family = Family {
+    rank: RANK,
+    world_size: &[WORLD_SIZE],
+    local_rank: LOCAL_RANK,
+    local_world_size: LOCAL_WORLD_SIZE,
+};
+const OPEN_MPI: Family = Family {
+    rank: OMPI_COMM_WORLD_RANK,
+    world_size: &[OMPI_COMM_WORLD_SIZE],
+    local_rank: OMPI_COMM_WORLD_LOCAL_RANK,
+    local_world_size: OMPI_COMM_WORLD_LOCAL_SIZE,
+};
+const MPICH: Family = Family {
+    rank: PMI_RANK,
+    world_size: &[PMI_SIZE],
+    local_rank: MPI_LOCALRANKID,
+    local_world_size: MPI_LOCALNRANKS,
+};
+const SLURM: Family = Family {
+    rank: SLURM_PROCID,
+    world_size: &[SLURM_STEP_NUM_TASKS, SLURM_NTASKS],
+    local_rank: SLURM_LOCALID,
+    local_world_size: SLURM_STEP_TASKS_PER_NODE,
+};
+
+impl Place {
+    pub(super) fn find(env: Env<'_>, method: &Method, options: &InitOptions) -> Result<Place, InitError> {
+        let family = family(env);
+        let rank = match options.rank.or(method.given().rank) {
+            Some(rank) => rank,
+            None => whole(env, &[family.rank])?.ok_or_else(no_rank)?,
+        };
+        let world_size = match options.world_size.or(method.given().world_size) {
+            Some(size) => size,
+            None => whole(env, family.world_size)?.ok_or_else(|| no_world_size(&family))?,
+        };
+        let local_world_size = local_world_size(env, &family)?;
+        let mut place = Place {
+            rank,
+            world_size,
+            local_rank: whole(env, &[family.local_rank])?.unwrap_or(rank),
+            local_world_size,
+            round: whole(env, &[DRUMLINE_ROUND])?.unwrap_or(0) as u32,
+            master: None,
+            agent_hosts: agent_hosts(env)?,
+            timeout: timeout(env)?,
+        };
+        place.check(&family)?;
+        place.master = match method {
+            Method::File { .. } => None,
+            Method::Tcp { host, port, .. } => Some((host.clone(), *port)),
+            Method::Env => Some(place.master_from(env, &family)?),
+        };
+        Ok(place)
+    }
+
+    /// Whether this process hosts the store.
+    pub(super) fn is_host(&self) -> bool {
+        self.rank == 0 && !self.agent_hosts
+    }
+
+    fn check(&self, family: &Family) -> Result<(), InitError> {
+        let below = |(small, n): (&str, usize), (large, of): (&str, usize), why| {
+            let (left, right) = (format!("{small}={n}"), format!("{large}={of}"));
+            if n < of { Ok(()) } else { Err(InitError::Contradiction { left, right, why }) }
+        };
+        let world_name = family.world_size[family.world_size.len() - 1];
+        below(
+            (family.rank, self.rank),
+            (world_name, self.world_size),
+            "ranks run from 0 to one less than that",
+        )?;
+        let Some(local) = self.local_world_size else { return Ok(()) };
+        below((family.local_rank, self.local_rank), (family.local_world_size, local), "they run from 0")?;
+        let (left, right) =
+            (format!("{}={local}", family.local_world_size), format!("{world_name}={}", self.world_size));
+        let why = "one node cannot have more ranks than the job";
+        if local <= self.world_size { Ok(()) } else { Err(InitError::Contradiction { left, right, why }) }
+    }
+
+    /// `MASTER_ADDR` and `MASTER_PORT`, or what can be known without them.
+    fn master_from(&self, env: Env<'_>, family: &Family) -> Result<(String, u16), InitError> {
+        let host = match env(MASTER_ADDR).filter(|host| !host.is_empty()) {
+            Some(host) => Some(host),
+            None => self.default_host(env, family)?,
+        };
+        let host = host.ok_or_else(no_master)?;
+        if let Some(port) = env(MASTER_PORT) {
+            let advice = "try the same free port on all ranks, e.g. MASTER_PORT=29500";
+            let port = port
+                .parse()
+                .ok()
+                .filter(|port| *port != 0)
+                .ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice))?;
+            return Ok((host, port));
+        }
+        match job_number(env, family)? {
+            Some(number) => Ok((host, (PORTS.start + number % (PORTS.end - PORTS.start)) as u16)),
+            // Alone: any port will do, nobody else needs to know it.
+            None if self.world_size == 1 && !self.agent_hosts => Ok((host, 0)),
+            None => Err(InitError::Missing {
+                variable: MASTER_PORT,
+                advice: "try the same free port on all ranks, e.g. MASTER_PORT=29500".into(),
+            }),
+        }
+    }
+
+    /// One node: loopback. Slurm: the first node of the step.
+    fn default_host(&self, env: Env<'_>, family: &Family) -> Result<Option<String>, InitError> {
+        let loopback = || Ok(Some(String::from("127.0.0.1")));
+        if self.agent_hosts || family.rank == RANK && self.world_size > 1 {
+            return Ok(None);
+        }
+        if self.world_size == 1 || self.local_world_size == Some(self.world_size) {
+            return loopback();
+        }
+        let names = [SLURM_STEP_NODELIST, SLURM_JOB_NODELIST, SLURM_NODELIST];
+        let Some((variable, list)) = names.iter().find_map(|name| Some((*name, env(name)?))) else {
+            return Ok(None);
+        };
+        let nodes = node_list::expand(&list).map_err(|source| InitError::NodeList { variable, source })?;
+        if nodes.len() == 1 {
+            return loopback();
+        }
+        Ok(nodes.into_iter().next())
+    }
+}
+
+fn family(env: Env<'_>) -> Family {
+    let has = |name: &str| env(name).is_some();
+    let slurm_agrees = env(SLURM_PROCID) == env(PMI_RANK) && env(SLURM_NTASKS) == env(PMI_SIZE);
+    match () {
+        () if has(RANK) => TORCHRUN,
+        () if has(OMPI_COMM_WORLD_RANK) => OPEN_MPI,
+        () if has(PMI_RANK) && !slurm_agrees => MPICH,
+        () if has(SLURM_PROCID) => SLURM,
+        () => TORCHRUN,
+    }
+}
+
+fn local_world_size(env: Env<'_>, family: &Family) -> Result<Option<usize>, InitError> {
+    if family.rank != SLURM_PROCID {
+        return whole(env, &[family.local_world_size]);
+    }
+    let node = whole(env, &[SLURM_NODEID])?;
+    let list = env(SLURM_STEP_TASKS_PER_NODE).or_else(|| env(SLURM_TASKS_PER_NODE));
+    Ok(node.zip(list).and_then(|(node, list)| node_list::tasks_on_node(&list, node)))
+}
+
+/// A number that is the same on all ranks of the job and, most likely, on no other job of the machine.
+fn job_number(env: Env<'_>, family: &Family) -> Result<Option<u64>, InitError> {
+    if family.rank == SLURM_PROCID {
+        let job = whole(env, &[SLURM_JOB_ID])?;
+        let step = whole(env, &[SLURM_STEP_ID])?.unwrap_or(0);
+        return Ok(job.map(|job| (job + step) as u64));
+    }
+    let name = if family.rank == OMPI_COMM_WORLD_RANK { env(PMIX_NAMESPACE) } else { None };
+    Ok(name.map(|name| name.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(131).wrapping_add(byte.into()))))
+}
+
+/// The first of the variables that is set, as a whole number.
+fn whole(env: Env<'_>, names: &[&'static str]) -> Result<Option<usize>, InitError> {
+    let Some((name, value)) = names.iter().find_map(|name| Some((*name, env(name)?))) else {
+        return Ok(None);
+    };
+    match value.trim().parse::<u32>() {
+        Ok(number) => Ok(Some(number as usize)),
+        Err(_) => {
+            Err(invalid(name, &value, "a whole number", "try correcting it, or leaving it to a launcher"))
+        }
+    }
+}
+
+fn agent_hosts(env: Env<'_>) -> Result<bool, InitError> {
+    match env(DRUMLINE_STORE).as_deref() {
+        None | Some("") => Ok(false),
+        Some("agent") => Ok(true),
+        Some(other) => {
+            Err(invalid(DRUMLINE_STORE, other, "`agent`", "try unsetting it, then rank 0 hosts the store"))
+        }
+    }
+}
+
+fn timeout(env: Env<'_>) -> Result<Duration, InitError> {
+    let Some(text) = env(DRUMLINE_TIMEOUT) else { return Ok(Duration::from_secs(300)) };
+    let duration = parse_duration(&text).filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| invalid(DRUMLINE_TIMEOUT, &text, "a duration", "try 300s, 500ms or 5m"))
+}
+
+fn invalid(variable: &str, value: &str, expected: &'static str, advice: &'static str) -> InitError {
+    InitError::Invalid { variable: variable.into(), value: value.into(), expected, advice }
+}
+
+fn no_rank() -> InitError {
+    let advice = format!(
+        "nor are {OMPI_COMM_WORLD_RANK}, {PMI_RANK}, {SLURM_PROCID}; try a launcher, or {RANK}=0 {WORLD_SIZE}=1 for a single process"
+    );
+    InitError::Missing { variable: RANK, advice }
+}
+
+fn no_world_size(family: &Family) -> InitError {
+    let advice = format!("{} is, so the number of ranks is needed too; try setting it", family.rank);
+    InitError::Missing { variable: family.world_size[family.world_size.len() - 1], advice }
+}
+
+pub(super) fn no_master() -> InitError {
+    let advice =
+        "try the address of the host of rank 0 on all ranks, e.g. MASTER_ADDR=127.0.0.1 on one machine";
+    InitError::Missing { variable: MASTER_ADDR, advice: advice.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn find(variables: &str, method: &str, options: InitOptions) -> Result<Place, InitError> {
+        let map: HashMap<&str, &str> =
+            variables.split_whitespace().map(|pair| pair.split_once('=').unwrap()).collect();
+        Place::find(
+            &|name| map.get(name).map(|value| (*value).into()),
+            &Method::parse(method).unwrap(),
+            &options,
+        )
+    }
+
+    fn env(variables: &str) -> Place {
+        find(variables, "env://", InitOptions::default()).unwrap()
+    }
+
+    fn fault(variables: &str) -> String {
+        find(variables, "env://", InitOptions::default()).unwrap_err().to_string()
+    }
+
+    fn shown(place: &Place) -> String {
+        let Place { rank, world_size, local_rank, .. } = place;
+        let (host, port) = place.master.as_ref().unwrap();
+        format!("{rank}/{world_size} local {local_rank}/{:?} {host}:{port}", place.local_world_size)
+    }
+
+    const TORCH: &str =
+        "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29500";
+
+    #[test]
+    fn torchrun() {
+        let place = env(&format!("{TORCH} DRUMLINE_ROUND=2 DRUMLINE_STORE=agent DRUMLINE_TIMEOUT=5s"));
+        assert_eq!(shown(&place), "3/4 local 1/Some(2) n1:29500");
+        assert_eq!((place.round, place.agent_hosts, place.timeout), (2, true, Duration::from_secs(5)));
+        assert_eq!(shown(&env("RANK=0 WORLD_SIZE=1")), "0/1 local 0/None 127.0.0.1:0");
+        assert!(env("RANK=0 WORLD_SIZE=1").is_host());
+    }
+
+    #[test]
+    fn slurm() {
+        let step = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_JOB_ID=16003";
+        let place = env(&format!("{step} SLURM_JOB_NODELIST=gpu[07-08] SLURM_TASKS_PER_NODE=4(x2)"));
+        assert_eq!(shown(&place), "5/8 local 1/Some(4) gpu07:16003");
+        let place = env(&format!("{step} SLURM_NODELIST=n[2-3] MASTER_PORT=1234"));
+        assert_eq!(shown(&place), "5/8 local 1/None n2:1234");
+        let place = env(&format!("{step} SLURM_NODELIST=n[2-3] SLURM_STEP_NODELIST=n3 SLURM_STEP_ID=4"));
+        assert_eq!(shown(&place), "5/8 local 1/None 127.0.0.1:16007", "one node: loopback");
+        let place = env(&format!("{step} SLURM_NODELIST=n[2-3] PMI_RANK=5 PMI_SIZE=8"));
+        assert_eq!(shown(&place), "5/8 local 1/None n2:16003", "srun --mpi=pmi2");
+    }
+
+    #[test]
+    fn mpi() {
+        let open = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0";
+        let place =
+            env(&format!("{open} OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=9 SLURM_PROCID=7"));
+        assert_eq!(shown(&place), "2/4 local 0/Some(2) n1:9");
+        let alone = env(&format!("{open} OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=prterun-n1-77@1"));
+        let (host, port) = alone.master.unwrap();
+        assert!(host == "127.0.0.1" && PORTS.contains(&u64::from(port)));
+        let place = env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_PORT=9");
+        assert_eq!(shown(&place), "1/2 local 1/Some(2) 127.0.0.1:9");
+    }
+
+    #[test]
+    fn options_and_url_come_before_variables() {
+        let options = InitOptions { rank: Some(1), world_size: Some(2), ..Default::default() };
+        assert_eq!(shown(&find("", "tcp://h:7", options).unwrap()), "1/2 local 1/None h:7");
+        let place = find(TORCH, "tcp://h:7?rank=0&world_size=9", InitOptions::default()).unwrap();
+        assert_eq!(shown(&place), "0/9 local 1/Some(2) h:7");
+    }
+
+    #[test]
+    fn faults_name_the_variable_its_value_and_what_to_do() {
+        let cases = [
+            ("", "RANK is not set; nor are OMPI"),
+            ("RANK=0", "WORLD_SIZE is not set; RANK is"),
+            ("SLURM_PROCID=0", "SLURM_NTASKS is not set; SLURM_PROCID is"),
+            ("RANK=x WORLD_SIZE=2", "RANK=x is not a whole number; try"),
+            ("RANK=-1 WORLD_SIZE=2", "RANK=-1 is not a whole number; try"),
+            ("RANK=2 WORLD_SIZE=2", "RANK=2 and WORLD_SIZE=2 contradict each other: ranks run from 0"),
+            ("RANK=0 WORLD_SIZE=0", "RANK=0 and WORLD_SIZE=0 contradict"),
+            ("RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set; try"),
+            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h", "MASTER_PORT is not set; try"),
+            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=99999", "MASTER_PORT=99999 is not a port"),
+            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=0", "MASTER_PORT=0 is not a port"),
+            (
+                "RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2",
+                "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2 contradict",
+            ),
+            ("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2 contradict"),
+            ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x", "DRUMLINE_STORE=x is not `agent`; try"),
+            (
+                "RANK=0 WORLD_SIZE=1 DRUMLINE_TIMEOUT=soon",
+                "DRUMLINE_TIMEOUT=soon is not a duration; try 300s",
+            ),
+            (
+                "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_NODELIST=n[1-",
+                "SLURM_NODELIST: node list \"n[1-\": a `[` is not",
+            ),
+            (
+                "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1",
+                "MASTER_ADDR is not set",
+            ),
+        ];
+        for (variables, part) in cases {
+            let error = fault(variables);
+            assert!(error.contains(part), "{variables}: {error}");
+        }
+    }
+}

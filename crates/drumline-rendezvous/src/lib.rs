@@ -1,0 +1,36 @@
+//! How the processes of a job find each other: the store, the meeting, the worker environment.
+//!
+//! ```text
+//!  worker env ─▶ init ─▶ Member { rank, world_size, store, .. }
+//!                 │
+//!                 ├─ rank 0 (or the launcher) hosts ─▶ TcpStoreServer ─▶ core (keys, values, waiters)
+//!                 └─ every rank connects ─▶ handshake ─▶ TcpStore ─▶ frames ─▲
+//! ```
+//!
+//! Read in this order: [`worker_env`], [`Store`], [`core`], [`handshake`], [`TcpStoreServer`], [`init`], [`events`].
+//! Not here: groups and collectives (`drumline-comm`), starting processes (`drumline-launch`).
+#![forbid(unsafe_code)]
+
+pub mod core;
+pub mod events;
+pub mod frame;
+pub mod handshake;
+mod init;
+mod job_key;
+pub mod node_list;
+mod server;
+mod socket;
+mod store;
+pub mod worker_env;
+
+pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};
+pub use init::{InitError, InitOptions, Member, from_env, init};
+pub use job_key::{JobKey, KeyError};
+pub use server::{ServerOptions, TcpStoreServer};
+pub use store::Store;
+pub use store::error::StoreError;
+pub use store::file::FileStore;
+pub use store::memory::MemoryStore;
+pub use store::prefix::PrefixStore;
+pub use store::request::{MAX_KEY, MAX_VALUE, Reply, Request};
+pub use store::tcp::TcpStore;

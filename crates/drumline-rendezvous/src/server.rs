@@ -1,0 +1,163 @@
+//! The store's server: one thread, one event loop, any number of connections.
+//!
+//! ```text
+//!  accept ─▶ strangers (at most 256, 5 s, 58 bytes at first) ── proved ─▶ links ─▶ core ─▶ replies
+//!               │ oldest dropped first                             │
+//!               ▼ closed, nothing changed                          ▼ life line ends without a Bye: Event::Lost
+//! ```
+//! Read on: `event_loop` (the turns), `stranger` (before the proof), `link` (after it), `roster` (who is a member).
+
+mod event_loop;
+mod link;
+mod roster;
+mod stranger;
+
+use crate::JobKey;
+use crate::handshake::Prover;
+use crate::socket::tune;
+use crate::store::error::StoreError;
+use event_loop::EventLoop;
+use mio::Waker;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Connections that the system may hold for us before we take them.
+const BACKLOG: i32 = 4096;
+
+/// What the server expects of members.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ServerOptions {
+    /// World size that members must agree with; `None`: that of the first member who knows it.
+    pub world_size: Option<usize>,
+    /// Round that members must belong to.
+    pub round: u32,
+}
+
+/// A store that others reach by TCP; stops, and frees its port, when dropped.
+///
+/// ```
+/// use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, Store, TcpStore, TcpStoreServer};
+/// use std::time::{Duration, Instant};
+/// let key = JobKey::random();
+/// let server = TcpStoreServer::bind("127.0.0.1:0", &key, ServerOptions::default())?;
+/// let soon = Instant::now() + Duration::from_secs(5);
+/// let addr = server.local_addr().to_string();
+/// let store = TcpStore::connect(&addr, &key, Hello::new(Role::Store), soon)?;
+/// store.set("colour", b"red")?;
+/// assert_eq!(store.get("colour", soon)?, b"red");
+/// # Ok::<(), drumline_rendezvous::StoreError>(())
+/// ```
+#[derive(Debug)]
+pub struct TcpStoreServer {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the owner and the event loop both see.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    ending: AtomicBool,
+    others: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl TcpStoreServer {
+    /// Listens on exactly `addr` (the first that can be had, if a name has several) and serves from now on.
+    /// Without a secret key only loopback is accepted.
+    pub fn bind(
+        addr: impl ToSocketAddrs,
+        key: &JobKey,
+        options: ServerOptions,
+    ) -> Result<TcpStoreServer, StoreError> {
+        let listener = listen(addr, key)?;
+        let failed = |what: &str| StoreError::io(format!("cannot serve the store: {what}"));
+        let addr = listener.local_addr().map_err(failed("no local address"))?;
+        let shared = Arc::new(Shared::default());
+        let event_loop = EventLoop::new(listener, Prover::from(key), options, shared.clone())
+            .map_err(failed("no event queue"))?;
+        let waker = event_loop.waker().map_err(failed("no waker"))?;
+        let thread = std::thread::Builder::new()
+            .name("drumline-store".into())
+            .spawn(move || event_loop.run())
+            .map_err(failed("no thread"))?;
+        tracing::info!(%addr, secret = key.is_secret(), "store listening");
+        Ok(TcpStoreServer { addr, shared, waker, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Lets nobody new in and waits, at most `patience`, until all members of other processes have left or are lost.
+    pub fn linger(&self, patience: Duration) {
+        self.shared.ending.store(true, Ordering::Relaxed);
+        let until = Instant::now() + patience;
+        let mut others = self.shared.others.lock().unwrap_or_else(PoisonError::into_inner);
+        while *others > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::debug!(others = *others, "store ends while members are still there");
+                return;
+            }
+            others = self.shared.changed.wait_timeout(others, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Shared {
+    fn set_others(&self, count: usize) {
+        *self.others.lock().unwrap_or_else(PoisonError::into_inner) = count;
+        self.changed.notify_all();
+    }
+}
+
+impl Drop for TcpStoreServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if self.waker.wake().is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(addr: impl ToSocketAddrs, key: &JobKey) -> Result<TcpListener, StoreError> {
+    let mut last = (String::from("the address"), io::Error::from(ErrorKind::NotFound));
+    for addr in addr.to_socket_addrs().map_err(StoreError::io("cannot resolve the address to listen on"))? {
+        if !key.is_secret() && !addr.ip().is_loopback() {
+            return Err(StoreError::NeedsSecret { addr: addr.to_string() });
+        }
+        match listen_on(addr) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = (addr.to_string(), error),
+        }
+    }
+    let (addr, source) = last;
+    let advice = match source.kind() {
+        ErrorKind::AddrInUse => {
+            "another program or job has that port (`ss -ltnp` shows it); try another port"
+        }
+        ErrorKind::AddrNotAvailable => {
+            "that is no address of this machine; try the address of the host of rank 0"
+        }
+        _ => "try another address",
+    };
+    Err(StoreError::Bind { addr, advice, source })
+}
+
+fn listen_on(addr: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(addr)?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    listener.set_nonblocking(true)?;
+    tune(&listener)?;
+    Ok(listener)
+}

@@ -1,0 +1,351 @@
+//! The server's turns: wait for sockets, read calls, let the core answer, send replies.
+//!
+//! Sockets report a change once (edge triggered), so whoever stops reading early notes down where to go on: links in
+//! `again`, the listener in `accept_at`. Tokens are given out in order and never twice; so the oldest stranger is
+//! the first in its map, and an event for a closed connection finds nobody.
+
+use super::link::{Inflow, Link, MAX_WAITS, ToEnd};
+use super::roster::Roster;
+use super::stranger::{MAX_STRANGERS, PATIENCE, Progress, Stranger};
+use super::{ServerOptions, Shared};
+use crate::core::{Core, Replies};
+use crate::events::{Event, LOG};
+use crate::frame::Call;
+use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake, YOUNG};
+use crate::store::request::{Reply, Request};
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const WAKE: Token = Token(0);
+const LISTEN: Token = Token(1);
+/// Rest after the system had no descriptor left for a new connection.
+const REST: Duration = Duration::from_millis(100);
+/// Connections taken before the others have their turn.
+const ACCEPTS: usize = 64;
+const SCRATCH: usize = 64 * 1024;
+
+/// Connection and number of the request; connection 0 is the server itself.
+type Ticket = (usize, u64);
+
+pub(super) struct EventLoop {
+    poll: Poll,
+    listener: TcpListener,
+    prover: Prover,
+    shared: Arc<Shared>,
+    roster: Roster,
+    core: Core<Ticket>,
+    strangers: BTreeMap<usize, Stranger>,
+    links: HashMap<usize, Link>,
+    last_token: usize,
+    /// When to take new connections again; `None`: when the listener says there are any.
+    accept_at: Option<Instant>,
+    /// Links that may have more to read.
+    again: Vec<usize>,
+    /// Links with replies that nobody has tried to send.
+    unsent: Vec<usize>,
+    scratch: Vec<u8>,
+}
+
+impl EventLoop {
+    pub(super) fn new(
+        listener: std::net::TcpListener,
+        prover: Prover,
+        options: ServerOptions,
+        shared: Arc<Shared>,
+    ) -> io::Result<EventLoop> {
+        let poll = Poll::new()?;
+        let mut listener = TcpListener::from_std(listener);
+        poll.registry().register(&mut listener, LISTEN, Interest::READABLE)?;
+        Ok(EventLoop {
+            poll,
+            listener,
+            prover,
+            shared,
+            roster: Roster::new(options),
+            core: Core::new(),
+            strangers: BTreeMap::new(),
+            links: HashMap::new(),
+            last_token: LISTEN.0,
+            accept_at: None,
+            again: Vec::new(),
+            unsent: Vec::new(),
+            scratch: vec![0; SCRATCH],
+        })
+    }
+
+    pub(super) fn waker(&self) -> io::Result<Waker> {
+        Waker::new(self.poll.registry(), WAKE)
+    }
+
+    /// Serves until told to stop.
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let patience = self.patience(Instant::now());
+            if let Err(error) = self.poll.poll(&mut events, patience)
+                && error.kind() != ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "the store's event queue failed; the store ends");
+                return;
+            }
+            self.turn(&events);
+        }
+    }
+
+    fn turn(&mut self, events: &Events) {
+        for token in std::mem::take(&mut self.again) {
+            self.serve(token, ToEnd::Yes);
+        }
+        for event in events {
+            match event.token() {
+                WAKE => {}
+                LISTEN => self.accept_at = Some(Instant::now()),
+                Token(token) if event.is_read_closed() => self.serve(token, ToEnd::Yes),
+                Token(token) => self.serve(token, ToEnd::No),
+            }
+        }
+        let now = Instant::now();
+        self.drop_late_strangers(now);
+        // A stranger that proved itself or went away makes room before the time is up.
+        if self.accept_at.is_some_and(|at| at <= now || self.strangers.len() < MAX_STRANGERS) {
+            self.accept_at = self.accept(now);
+        }
+        self.send_unsent();
+    }
+
+    /// How long nothing can happen by itself.
+    fn patience(&self, now: Instant) -> Option<Duration> {
+        if !self.again.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let first = self.strangers.values().next().map(|stranger| stranger.since + PATIENCE);
+        let next = [first, self.accept_at].into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    fn drop_late_strangers(&mut self, now: Instant) {
+        while let Some(oldest) = self.strangers.first_entry()
+            && oldest.get().since + PATIENCE <= now
+        {
+            oldest.remove();
+        }
+    }
+
+    /// Takes new connections, one turn's worth; says when to go on if there may be more.
+    fn accept(&mut self, now: Instant) -> Option<Instant> {
+        for _ in 0..ACCEPTS {
+            if self.strangers.len() >= MAX_STRANGERS
+                && let Some((_, oldest)) = self.strangers.first_key_value()
+                && oldest.since + YOUNG > now
+            {
+                return Some(oldest.since + YOUNG);
+            }
+            match self.listener.accept() {
+                Ok((stream, _)) => self.greet(stream, now),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) if is_out_of_descriptors(&error) => {
+                    if !self.make_room() {
+                        tracing::debug!(%error, "no descriptor for a new connection; try a higher `ulimit -n`");
+                        return Some(now + REST);
+                    }
+                }
+                // The connection went away before it was taken.
+                Err(_) => {}
+            }
+        }
+        Some(now)
+    }
+
+    /// More descriptors from the system, or else one stranger less.
+    fn make_room(&mut self) -> bool {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        if limit.current < limit.maximum
+            && setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok()
+        {
+            return true;
+        }
+        self.strangers.pop_first().is_some()
+    }
+
+    fn greet(&mut self, mut stream: TcpStream, now: Instant) {
+        self.last_token += 1;
+        let token = self.last_token;
+        let both = Interest::READABLE | Interest::WRITABLE;
+        if self.poll.registry().register(&mut stream, Token(token), both).is_ok() {
+            if self.strangers.len() >= MAX_STRANGERS {
+                self.strangers.pop_first();
+            }
+            self.strangers.insert(token, Stranger::new(stream, now));
+            self.serve_stranger(token);
+        }
+    }
+
+    fn serve(&mut self, token: usize, to_end: ToEnd) {
+        if self.links.contains_key(&token) {
+            self.serve_link(token, to_end);
+        } else {
+            self.serve_stranger(token);
+        }
+    }
+
+    fn serve_stranger(&mut self, token: usize) {
+        let Some(stranger) = self.strangers.get_mut(&token) else { return };
+        match stranger.advance(&self.prover) {
+            Progress::Waiting => {}
+            Progress::Gone => drop(self.strangers.remove(&token)),
+            Progress::Proved(hello) => {
+                if let Some(stranger) = self.strangers.remove(&token) {
+                    self.admit(token, stranger, hello);
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, token: usize, mut stranger: Stranger, hello: Hello) {
+        let verdict = if self.shared.ending.load(Ordering::Relaxed) {
+            let message =
+                format!("the job is ending, {hello} comes too late; try starting it with the next one");
+            Err(Refusal::new(Cause::Ending, message))
+        } else {
+            self.roster.admit(&hello)
+        };
+        match verdict {
+            Err(refusal) => stranger.refuse(&refusal),
+            Ok(is_life_line) => {
+                // If this fails, the first read will tell, and the link ends as links do.
+                let _ = stranger.send(&ServerHandshake::WELCOME);
+                self.links.insert(token, Link::new(stranger.stream, hello, is_life_line));
+                self.count_others();
+                self.serve_link(token, ToEnd::Yes);
+            }
+        }
+    }
+
+    fn serve_link(&mut self, token: usize, to_end: ToEnd) {
+        let Some(link) = self.links.get_mut(&token) else { return };
+        let inflow = match link.flush() {
+            // What was read before comes first; the socket says when it takes more.
+            Ok(_) if link.is_held_up() => Ok(Inflow::Dry),
+            Ok(_) => link.read(&mut self.scratch, to_end),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = self.carry_out_all(token) {
+            return self.close_because(token, error);
+        }
+        match inflow {
+            Ok(Inflow::Dry) => {}
+            Ok(Inflow::More) => self.again.push(token),
+            Ok(Inflow::End) | Err(_) => self.close(token),
+        }
+    }
+
+    fn carry_out_all(&mut self, token: usize) -> Result<(), String> {
+        while let Some(link) = self.links.get_mut(&token)
+            && let Some((seq, call)) = link.next_call().map_err(|error| error.to_string())?
+        {
+            self.carry_out(token, seq, call)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, token: usize, seq: u64, call: Call) -> Result<(), String> {
+        let mut replies = Vec::new();
+        match call {
+            Call::Request(request) => {
+                let Some(link) = self.links.get_mut(&token) else { return Ok(()) };
+                if request.waits() {
+                    link.waits.insert(seq);
+                }
+                self.core.apply((token, seq), request, &mut replies);
+            }
+            Call::Cancel(target) => {
+                if self.core.cancel((token, target)) {
+                    replies.push(((token, target), Reply::Cancelled));
+                }
+            }
+            Call::Bye => {
+                if let Some(link) = self.links.get(&token) {
+                    self.roster.leave(&link.hello);
+                    self.count_others();
+                }
+            }
+        }
+        self.deliver(replies);
+        match self.links.get(&token) {
+            Some(link) if link.waits.len() > MAX_WAITS => {
+                Err(format!("one connection may have {MAX_WAITS} waits open, this has more"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn deliver(&mut self, replies: Replies<Ticket>) {
+        for ((token, seq), reply) in replies {
+            let Some(link) = self.links.get_mut(&token) else { continue };
+            link.waits.remove(&seq);
+            if link.push(seq, &reply) {
+                self.unsent.push(token);
+            }
+        }
+    }
+
+    fn send_unsent(&mut self) {
+        // Closing a link can bring about replies to others.
+        while let Some(token) = self.unsent.pop() {
+            let Some(link) = self.links.get_mut(&token) else { continue };
+            match link.flush() {
+                Ok(false) => {}
+                Ok(true) => self.again.push(token),
+                Err(_) => self.close(token),
+            }
+        }
+    }
+
+    fn close_because(&mut self, token: usize, error: String) {
+        if let Some(link) = self.links.get_mut(&token) {
+            tracing::warn!(member = %link.hello, %error, "closed a connection");
+            link.push(0, &Reply::Failed(error));
+            let _ = link.flush();
+        }
+        self.close(token);
+    }
+
+    /// Ends a link; if it was a life line and no goodbye was said, everybody who follows the log learns it.
+    fn close(&mut self, token: usize) {
+        let Some(link) = self.links.remove(&token) else { return };
+        for seq in &link.waits {
+            self.core.cancel((token, *seq));
+        }
+        if !link.is_life_line {
+            return;
+        }
+        if let Some(event) = self.roster.lose(&link.hello) {
+            tracing::warn!(member = %link.hello, "lost");
+            self.post(&event);
+        }
+        self.count_others();
+    }
+
+    fn post(&mut self, event: &Event) {
+        let mut replies = Vec::new();
+        let request = Request::Append { key: LOG.into(), value: event.to_line() };
+        self.core.apply((WAKE.0, 0), request, &mut replies);
+        self.deliver(replies);
+    }
+
+    fn count_others(&self) {
+        self.shared.set_others(self.roster.num_others());
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let full = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| full.contains(&errno))
+}

@@ -1,0 +1,149 @@
+//! A connection that has proved the job key: bytes in become calls, replies become bytes out.
+
+use crate::frame::{Call, Frame, FrameError, encode_reply};
+use crate::handshake::Hello;
+use crate::store::request::Reply;
+use mio::net::TcpStream;
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind, Read, Write};
+
+/// With this much waiting to be sent, no more calls are taken: one who does not listen is not answered further.
+const HIGH_WATER: usize = 1024 * 1024;
+/// Bytes read from one link before the others have their turn.
+const TURN: usize = 1024 * 1024;
+/// Waits that one connection may have open.
+pub(super) const MAX_WAITS: usize = 64;
+/// A buffer larger than this is given back when it is empty.
+const KEEP: usize = 64 * 1024;
+
+pub(super) struct Link {
+    stream: TcpStream,
+    pub(super) hello: Hello,
+    pub(super) is_life_line: bool,
+    /// Numbers of the waits that are not answered yet.
+    pub(super) waits: BTreeSet<u64>,
+    last_seq: u64,
+    input: Vec<u8>,
+    /// How much of the input has been taken as calls.
+    taken: usize,
+    output: Vec<u8>,
+    /// How much of the output has been sent.
+    sent: usize,
+    /// Calls were left untaken because of the high water mark.
+    held_up: bool,
+}
+
+/// What came of reading.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Inflow {
+    /// Nothing more for now.
+    Dry,
+    /// The turn is over, there may be more.
+    More,
+    /// The other side has closed.
+    End,
+}
+
+impl Link {
+    pub(super) fn new(stream: TcpStream, hello: Hello, is_life_line: bool) -> Link {
+        Link {
+            stream,
+            hello,
+            is_life_line,
+            waits: BTreeSet::new(),
+            last_seq: 0,
+            input: Vec::new(),
+            taken: 0,
+            output: Vec::new(),
+            sent: 0,
+            held_up: false,
+        }
+    }
+
+    /// Reads what is there, at most one turn's worth, into the input buffer. A short read has emptied the socket and
+    /// what comes later is a new event, unless it is known that the end is there too (`to_end`).
+    pub(super) fn read(&mut self, scratch: &mut [u8], to_end: ToEnd) -> io::Result<Inflow> {
+        let mut total = 0;
+        while total < TURN {
+            match self.stream.read(scratch) {
+                Ok(0) => return Ok(Inflow::End),
+                Ok(len) => {
+                    self.input.extend_from_slice(&scratch[..len]);
+                    total += len;
+                    if len < scratch.len() && to_end == ToEnd::No {
+                        return Ok(Inflow::Dry);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Inflow::Dry),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Inflow::More)
+    }
+
+    /// The next whole call in the input buffer, unless too much waits to be sent.
+    pub(super) fn next_call(&mut self) -> Result<Option<(u64, Call)>, FrameError> {
+        self.held_up = self.output.len() - self.sent > HIGH_WATER;
+        let mut rest = &self.input[self.taken..];
+        if self.held_up {
+            return Ok(None);
+        }
+        let Some(frame) = Frame::split(&mut rest)? else {
+            self.input.drain(..self.taken);
+            self.taken = 0;
+            give_back(&mut self.input);
+            return Ok(None);
+        };
+        let expected = self.last_seq + 1;
+        if frame.seq != expected {
+            return Err(FrameError::Sequence { expected, got: frame.seq });
+        }
+        let call = frame.call()?;
+        self.last_seq = expected;
+        self.taken = self.input.len() - rest.len();
+        Ok(Some((expected, call)))
+    }
+
+    /// Queues a reply; `true` if the queue was empty.
+    pub(super) fn push(&mut self, seq: u64, reply: &Reply) -> bool {
+        let was_empty = self.output.is_empty();
+        encode_reply(seq, reply, &mut self.output);
+        was_empty
+    }
+
+    /// Sends as much of the queue as the socket takes; `true` if calls that were held up can now go on.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        while self.sent < self.output.len() {
+            match self.stream.write(&self.output[self.sent..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(len) => self.sent += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.sent = 0;
+        self.output.clear();
+        give_back(&mut self.output);
+        Ok(self.held_up)
+    }
+
+    /// Whether calls wait for the other side to listen.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.held_up
+    }
+}
+
+/// Whether a read goes on until the socket says that there is no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ToEnd {
+    Yes,
+    No,
+}
+
+fn give_back(buffer: &mut Vec<u8>) {
+    if buffer.is_empty() && buffer.capacity() > KEEP {
+        *buffer = Vec::new();
+    }
+}

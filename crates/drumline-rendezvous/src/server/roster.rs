@@ -1,0 +1,202 @@
+//! Who is a member: decides, from what a connection says of itself, whether it may come in.
+
+use super::ServerOptions;
+use crate::events::Event;
+use crate::handshake::{Cause, Hello, Refusal, Role};
+use std::collections::HashMap;
+
+/// The members of the round.
+#[derive(Debug)]
+pub(super) struct Roster {
+    round: u32,
+    /// The world size and who set it.
+    world: Option<(u32, String)>,
+    members: HashMap<u32, Member>,
+    /// Members that are there and live in another process than this server.
+    num_others: usize,
+    host: String,
+    pid: u32,
+}
+
+#[derive(Debug)]
+struct Member {
+    hello: Hello,
+    lost: bool,
+}
+
+impl Roster {
+    pub(super) fn new(options: ServerOptions) -> Roster {
+        let world =
+            options.world_size.map(|size| (u32::try_from(size).unwrap_or(u32::MAX), "the store".into()));
+        let Hello { host, pid, .. } = Hello::new(Role::Store);
+        Roster { round: options.round, world, members: HashMap::new(), num_others: 0, host, pid }
+    }
+
+    /// Lets `hello` in or says why not; `true` if this connection is the member's life line.
+    pub(super) fn admit(&mut self, hello: &Hello) -> Result<bool, Refusal> {
+        if hello.role != Role::Store {
+            return Err(Refusal::new(Cause::Other, "this is a store, not a link of a group"));
+        }
+        self.check_round(hello)?;
+        self.check_world(hello)?;
+        let Some(rank) = hello.rank else { return Ok(false) };
+        if let Some(member) = self.members.get(&rank) {
+            return member.check_same(hello).map(|()| false);
+        }
+        if self.world.is_none() && hello.world_size > 0 {
+            self.world = Some((hello.world_size, hello.to_string()));
+        }
+        self.members.insert(rank, Member { hello: hello.clone(), lost: false });
+        self.num_others += self.is_other(hello);
+        Ok(true)
+    }
+
+    fn check_round(&self, hello: &Hello) -> Result<(), Refusal> {
+        if hello.round == self.round {
+            return Ok(());
+        }
+        let (ours, theirs) = (self.round, hello.round);
+        let message =
+            format!("the store is in round {ours}, {hello} in round {theirs}; try starting it anew");
+        Err(Refusal::new(Cause::Round, message))
+    }
+
+    fn check_world(&self, hello: &Hello) -> Result<(), Refusal> {
+        let Some((size, by)) = &self.world else {
+            return check_rank(hello, hello.world_size);
+        };
+        if hello.world_size != 0 && hello.world_size != *size {
+            let theirs = hello.world_size;
+            let message = format!(
+                "world size differs: {size} according to {by}, {theirs} according to {hello}; try the same WORLD_SIZE on all ranks"
+            );
+            return Err(Refusal::new(Cause::WorldSize, message));
+        }
+        check_rank(hello, *size)
+    }
+
+    /// The member has said goodbye: its rank is free, and the end of its connections is no loss.
+    pub(super) fn leave(&mut self, hello: &Hello) {
+        if let Some(rank) = hello.rank
+            && self.members.get(&rank).is_some_and(|member| member.is(hello) && !member.lost)
+        {
+            self.members.remove(&rank);
+            self.num_others -= self.is_other(hello);
+        }
+    }
+
+    /// The life line of `hello` has ended; the event to post unless it said goodbye before.
+    pub(super) fn lose(&mut self, hello: &Hello) -> Option<Event> {
+        let rank = hello.rank?;
+        let member = self.members.get_mut(&rank).filter(|member| member.is(hello) && !member.lost)?;
+        member.lost = true;
+        self.num_others -= self.is_other(hello);
+        Some(Event::Lost { rank: rank as usize, host: hello.host.clone(), pid: hello.pid })
+    }
+
+    /// Number of members that are there and live in another process than this server.
+    pub(super) fn num_others(&self) -> usize {
+        self.num_others
+    }
+
+    /// 1 if `hello` comes from another process.
+    fn is_other(&self, hello: &Hello) -> usize {
+        usize::from(hello.pid != self.pid || hello.host != self.host)
+    }
+}
+
+impl Member {
+    /// The number in the note is the same on all connections of one member.
+    fn is(&self, hello: &Hello) -> bool {
+        self.hello.note == hello.note
+    }
+
+    /// Further connections of the same member are welcome; another process with its rank is not.
+    fn check_same(&self, hello: &Hello) -> Result<(), Refusal> {
+        let held = &self.hello;
+        if self.lost {
+            let message =
+                format!("{held} was lost in this round and {hello} cannot take its place; try a new round");
+            return Err(Refusal::new(Cause::Rank, message));
+        }
+        if self.is(hello) {
+            return Ok(());
+        }
+        let message =
+            format!("{held} is there already, {hello} cannot be it too; try giving each rank its own RANK");
+        Err(Refusal::new(Cause::Rank, message))
+    }
+}
+
+fn check_rank(hello: &Hello, world_size: u32) -> Result<(), Refusal> {
+    match hello.rank {
+        Some(rank) if world_size != 0 && rank >= world_size => {
+            let message =
+                format!("{hello} is outside the world of {world_size} ranks, 0 to {}", world_size - 1);
+            Err(Refusal::new(Cause::Rank, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(rank: usize, world_size: usize, note: u8) -> Hello {
+        let mut hello = Hello::new(Role::Store).member(rank, world_size).note(&[note]);
+        (hello.host, hello.pid) = ("n1".into(), 70 + u32::from(note));
+        hello
+    }
+
+    fn refusal(result: Result<bool, Refusal>) -> String {
+        result.unwrap_err().message
+    }
+
+    #[test]
+    fn the_same_member_may_come_again_another_may_not() {
+        let mut roster = Roster::new(ServerOptions::default());
+        assert_eq!(roster.admit(&hello(1, 4, 1)), Ok(true));
+        assert_eq!(roster.admit(&hello(1, 4, 1)), Ok(false));
+        let told = refusal(roster.admit(&hello(1, 4, 2)));
+        assert!(
+            told.starts_with("rank 1 (n1, pid 71) is there already, rank 1 (n1, pid 72) cannot"),
+            "{told}"
+        );
+        roster.leave(&hello(1, 4, 2));
+        assert!(roster.admit(&hello(1, 4, 2)).is_err(), "only the member itself can leave");
+        roster.leave(&hello(1, 4, 1));
+        assert_eq!(roster.lose(&hello(1, 4, 1)), None, "it has left");
+        assert_eq!(roster.admit(&hello(1, 4, 2)), Ok(true));
+    }
+
+    #[test]
+    fn a_lost_rank_stays_lost_for_the_round() {
+        let mut roster = Roster::new(ServerOptions::default());
+        roster.admit(&hello(0, 2, 1)).unwrap();
+        assert_eq!(roster.num_others(), 1);
+        assert_eq!(roster.lose(&hello(0, 2, 1)), Some(Event::Lost { rank: 0, host: "n1".into(), pid: 71 }));
+        assert_eq!(roster.num_others(), 0);
+        assert!(refusal(roster.admit(&hello(0, 2, 3))).contains("was lost in this round"));
+    }
+
+    #[test]
+    fn both_values_are_in_every_refusal() {
+        let mut roster = Roster::new(ServerOptions { world_size: None, round: 3 });
+        let mut one = hello(0, 4, 1).round(3);
+        roster.admit(&one).unwrap();
+        let told = refusal(roster.admit(&hello(1, 8, 2).round(3)));
+        assert!(
+            told.contains("4 according to rank 0 (n1, pid 71), 8 according to rank 1 (n1, pid 72)"),
+            "{told}"
+        );
+        assert!(
+            refusal(roster.admit(&hello(1, 4, 2))).contains("in round 3, rank 1 (n1, pid 72) in round 0")
+        );
+        assert!(
+            refusal(roster.admit(&hello(4, 4, 2).round(3))).contains("outside the world of 4 ranks, 0 to 3")
+        );
+        (one.rank, one.world_size) = (None, 0);
+        assert_eq!(roster.admit(&one), Ok(false), "a launcher is no member");
+    }
+}

@@ -1,0 +1,80 @@
+//! A connection that has not proved the job key yet. It costs this struct and a socket, and not for long.
+
+use crate::handshake::{HandshakeError, Hello, Prover, Refusal, ServerHandshake, ServerStep};
+use mio::net::TcpStream;
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
+
+/// Strangers held at a time.
+pub(super) const MAX_STRANGERS: usize = 256;
+/// Time for the whole handshake.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) struct Stranger {
+    pub(super) stream: TcpStream,
+    pub(super) since: Instant,
+    handshake: ServerHandshake,
+    buffer: [u8; ServerHandshake::LARGEST],
+    filled: usize,
+}
+
+/// What came of reading on.
+pub(super) enum Progress {
+    Waiting,
+    Proved(Hello),
+    Gone,
+}
+
+impl Stranger {
+    pub(super) fn new(stream: TcpStream, since: Instant) -> Stranger {
+        let (handshake, buffer) = (ServerHandshake::new(), [0; ServerHandshake::LARGEST]);
+        Stranger { stream, since, handshake, buffer, filled: 0 }
+    }
+
+    /// Reads as far as bytes are there, and never more than the handshake wants.
+    pub(super) fn advance(&mut self, prover: &Prover) -> Progress {
+        loop {
+            let want = self.handshake.want();
+            match self.stream.read(&mut self.buffer[self.filled..want]) {
+                Ok(0) => return Progress::Gone,
+                Ok(len) => self.filled += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Progress::Waiting,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Progress::Gone,
+            }
+            if self.filled < want {
+                continue;
+            }
+            self.filled = 0;
+            match self.step(prover, want) {
+                Ok(None) => {}
+                Ok(Some(hello)) => return Progress::Proved(hello),
+                Err(error) => {
+                    tracing::debug!(%error, "closed a connection");
+                    return Progress::Gone;
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, prover: &Prover, want: usize) -> Result<Option<Hello>, HandshakeError> {
+        match self.handshake.receive(prover, &self.buffer[..want])? {
+            ServerStep::Send(answer) => self.send(&answer).map(|()| None),
+            ServerStep::Proved(hello) => Ok(Some(hello)),
+            ServerStep::Refuse(refusal) => {
+                self.refuse(&refusal);
+                Err(HandshakeError::Refused(refusal))
+            }
+        }
+    }
+
+    /// A new connection has room for the few bytes of a handshake; one that has none is no member's.
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        Ok(self.stream.write_all(bytes)?)
+    }
+
+    pub(super) fn refuse(&mut self, refusal: &Refusal) {
+        tracing::info!(%refusal, "refused");
+        let _ = self.send(&ServerHandshake::refusal(refusal));
+    }
+}

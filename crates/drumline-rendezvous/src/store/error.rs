@@ -1,0 +1,172 @@
+//! What can go wrong with a store.
+
+use crate::frame::FrameError;
+use crate::handshake::HandshakeError;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why a store could not be reached or did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The deadline passed first.
+    #[error(
+        "{what} timed out after {after:?}: nobody made it come true; try looking at the ranks that should have"
+    )]
+    Timeout {
+        /// The request.
+        what: String,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The request cannot be carried out as things stand.
+    #[error("the store did not do it: {reason}")]
+    Rejected {
+        /// Why.
+        reason: String,
+    },
+    /// Beyond a limit.
+    #[error("{what} may have {limit} bytes, got {bytes}; try splitting it over several keys")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The most allowed.
+        limit: usize,
+    },
+    /// The server is gone, or ended this connection.
+    #[error(
+        "lost the store at {addr} during {what}; its host (rank 0 or the launcher) has ended or cannot be reached"
+    )]
+    Gone {
+        /// Where it was.
+        addr: String,
+        /// The request.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Nobody answered as the store before the deadline.
+    #[error(
+        "no store at {addr} after {after:?}: {tried}; try checking that rank 0 (or the launcher) runs and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
+    )]
+    Unreachable {
+        /// Where it should have been.
+        addr: String,
+        /// How long it was tried.
+        after: Duration,
+        /// Each address and what happened there.
+        tried: Tried,
+    },
+    /// Somebody answered, and the meeting failed.
+    #[error("cannot join the store at {addr}: {source}")]
+    Handshake {
+        /// Where.
+        addr: String,
+        /// What happened.
+        #[source]
+        source: HandshakeError,
+    },
+    /// The other side does not keep to the protocol.
+    #[error("the store at {addr} sent something that is no reply: {source}")]
+    Protocol {
+        /// Where.
+        addr: String,
+        /// What was wrong with it.
+        #[source]
+        source: FrameError,
+    },
+    /// The open key is for loopback.
+    #[error(
+        "no job key was given, so only loopback may be used and {addr} is not; try DRUMLINE_JOB_KEY_FILE=FILE on all ranks, where FILE has mode 600 and 64 random hex digits (`od -An -N32 -tx1 /dev/urandom | tr -d ' \\n'`)"
+    )]
+    NeedsSecret {
+        /// The address asked for.
+        addr: String,
+    },
+    /// The server's address cannot be listened on.
+    #[error("cannot listen on {addr}: {source}; {advice}")]
+    Bind {
+        /// The address asked for.
+        addr: String,
+        /// What to do about it.
+        advice: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file belongs to another run.
+    #[error("{} belongs to another run (`{run}`, written by process {pid} on {host}); if that run has ended, try removing the file", path.display())]
+    StaleFile {
+        /// The file.
+        path: PathBuf,
+        /// The run that wrote it.
+        run: String,
+        /// Host that wrote it.
+        host: String,
+        /// Process that wrote it.
+        pid: u32,
+    },
+    /// The file is no store, or damaged.
+    #[error("{} is no store file: {reason}; try another path, or removing the file", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    /// Whether the deadline passed and nothing else is wrong.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout { .. })
+    }
+
+    /// Whether a new round of the job may do better; the others are mistakes in the program or its set-up.
+    pub fn is_recoverable(&self) -> bool {
+        matches!(self, Self::Timeout { .. } | Self::Gone { .. } | Self::Unreachable { .. })
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
+        let what = what.into();
+        move |source| StoreError::Io { what, source }
+    }
+}
+
+/// What happened last at each address that was tried.
+#[derive(Debug, Default, Clone)]
+pub struct Tried(Vec<(String, String, u32)>);
+
+impl Tried {
+    /// Notes one more try at `addr`.
+    pub(crate) fn note(&mut self, addr: String, outcome: String) {
+        match self.0.iter_mut().find(|(known, ..)| *known == addr) {
+            Some((_, last, times)) => (*last, *times) = (outcome, *times + 1),
+            None => self.0.push((addr, outcome, 1)),
+        }
+    }
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (addr, outcome, times)) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            write!(f, "{separator}{addr} {outcome} ({times} tries)")?;
+        }
+        if self.0.is_empty() { f.write_str("not tried, the deadline had passed") } else { Ok(()) }
+    }
+}

@@ -1,0 +1,84 @@
+//! The store inside one process: for ranks that are threads, and for tests.
+
+use super::Store;
+use super::error::StoreError;
+use super::request::{Reply, Request};
+use crate::core::Core;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A store in memory; a clone is the same store.
+#[derive(Clone, Default)]
+pub struct MemoryStore(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    core: Core<u64>,
+    last_ticket: u64,
+    waiting: HashMap<u64, Sender<Reply>>,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Applies the request; answers to others go to them, its own is returned, or where it will arrive.
+    fn start(&mut self, request: Request) -> Result<Reply, (u64, Receiver<Reply>)> {
+        self.last_ticket += 1;
+        let ticket = self.last_ticket;
+        let (mut own, mut replies) = (None, Vec::new());
+        self.core.apply(ticket, request, &mut replies);
+        for (to, reply) in replies {
+            if to == ticket {
+                own = Some(reply);
+            } else if let Some(waiting) = self.waiting.remove(&to) {
+                // It may have given up in this very moment; then nobody needs the reply.
+                let _ = waiting.send(reply);
+            }
+        }
+        own.ok_or_else(|| {
+            let (sender, receiver) = channel();
+            self.waiting.insert(ticket, sender);
+            (ticket, receiver)
+        })
+    }
+}
+
+impl Store for MemoryStore {
+    fn call(&self, request: Request, deadline: Option<Instant>) -> Result<Reply, StoreError> {
+        request.check_limits()?;
+        let (began, what) =
+            (Instant::now(), if request.waits() { request.to_string() } else { String::new() });
+        let (ticket, receiver) = match self.state().start(request) {
+            Ok(reply) => return Ok(reply),
+            Err(wait) => wait,
+        };
+        let patience = deadline.unwrap_or(began).saturating_duration_since(began);
+        if let Ok(reply) = receiver.recv_timeout(patience) {
+            return Ok(reply);
+        }
+        let mut state = self.state();
+        if state.core.cancel(ticket) {
+            state.waiting.remove(&ticket);
+            return Err(StoreError::Timeout { what, after: began.elapsed() });
+        }
+        receiver.try_recv().map_err(|_| StoreError::Timeout { what, after: began.elapsed() })
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MemoryStore")
+    }
+}

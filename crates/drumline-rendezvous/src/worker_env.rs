@@ -1,0 +1,121 @@
+//! Every environment variable that a worker is given or reads, by name, in this one file.
+//!
+//! The first block is what torchrun gives its workers, so that a Python script and a Rust program start the same
+//! way. Not here: what the values mean together (`init`).
+
+use std::time::Duration;
+
+/// This worker among all workers of the job, from 0.
+pub const RANK: &str = "RANK";
+/// Number of workers in the job.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// This worker among those of its node, from 0.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// Number of workers on this node.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+/// This node (agent) among the nodes of the job, from 0.
+pub const GROUP_RANK: &str = "GROUP_RANK";
+/// Number of nodes (agents) in the job.
+pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
+/// This worker among those of its role, from 0.
+pub const ROLE_RANK: &str = "ROLE_RANK";
+/// Name of the role, `default` unless given.
+pub const ROLE_NAME: &str = "ROLE_NAME";
+/// Number of workers with this role.
+pub const ROLE_WORLD_SIZE: &str = "ROLE_WORLD_SIZE";
+/// Host of the store: a name or an address.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// Port of the store.
+pub const MASTER_PORT: &str = "MASTER_PORT";
+/// Restarts so far.
+pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+/// Restarts allowed.
+pub const TORCHELASTIC_MAX_RESTARTS: &str = "TORCHELASTIC_MAX_RESTARTS";
+/// Name of the job.
+pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+/// Whether a Python worker may use the agent's store as torch's own store.
+pub const TORCHELASTIC_USE_AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+/// Where a failing worker writes its error as JSON.
+pub const TORCHELASTIC_ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+/// Makes NCCL errors end the process; torchrun sets it to 1 unless set.
+pub const TORCH_NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+/// Threads of one worker's CPU kernels.
+pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+
+/// Slurm: this task among all tasks of the step.
+pub const SLURM_PROCID: &str = "SLURM_PROCID";
+/// Slurm: number of tasks of the job (or of the step, inside `srun`).
+pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
+/// Slurm: number of tasks of the step; wins over `SLURM_NTASKS`.
+pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+/// Slurm: this task among those of its node.
+pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
+/// Slurm: this node among the nodes of the step.
+pub const SLURM_NODEID: &str = "SLURM_NODEID";
+/// Slurm: nodes of the step; wins over those of the job.
+pub const SLURM_STEP_NODELIST: &str = "SLURM_STEP_NODELIST";
+/// Slurm: nodes of the job.
+pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
+/// Slurm: nodes of the job, older spelling.
+pub const SLURM_NODELIST: &str = "SLURM_NODELIST";
+/// Slurm: tasks on each node of the step, e.g. `4(x2),3`; wins over that of the job.
+pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// Slurm: tasks on each node, e.g. `4(x2),3`.
+pub const SLURM_TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
+/// Slurm: number of the job.
+pub const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
+/// Slurm: number of the step inside the job.
+pub const SLURM_STEP_ID: &str = "SLURM_STEP_ID";
+
+/// Open MPI: this process among all.
+pub const OMPI_COMM_WORLD_RANK: &str = "OMPI_COMM_WORLD_RANK";
+/// Open MPI: number of processes.
+pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
+/// Open MPI: this process among those of its node.
+pub const OMPI_COMM_WORLD_LOCAL_RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
+/// Open MPI: number of processes on this node.
+pub const OMPI_COMM_WORLD_LOCAL_SIZE: &str = "OMPI_COMM_WORLD_LOCAL_SIZE";
+/// PMIx (Open MPI, some Slurm set-ups): name of the job, the same on all its processes.
+pub const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
+/// MPICH and Intel MPI: this process among all.
+pub const PMI_RANK: &str = "PMI_RANK";
+/// MPICH and Intel MPI: number of processes.
+pub const PMI_SIZE: &str = "PMI_SIZE";
+/// MPICH and Intel MPI: this process among those of its node.
+pub const MPI_LOCALRANKID: &str = "MPI_LOCALRANKID";
+/// MPICH and Intel MPI: number of processes on this node.
+pub const MPI_LOCALNRANKS: &str = "MPI_LOCALNRANKS";
+
+/// Number of an inherited descriptor that holds the 32 bytes of the job key (a sealed memfd).
+pub const DRUMLINE_JOB_KEY_FD: &str = "DRUMLINE_JOB_KEY_FD";
+/// Path of a file, readable by its owner only, with the job key as 64 hex digits.
+pub const DRUMLINE_JOB_KEY_FILE: &str = "DRUMLINE_JOB_KEY_FILE";
+/// `auto`, `shm` or `tcp`: how the ranks of a group exchange data.
+pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
+/// Default deadline of a call, e.g. `300s`.
+pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
+/// `agent`: the launcher hosts the store at `MASTER_ADDR:MASTER_PORT` and no rank binds it; unset: rank 0 hosts.
+pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
+/// Number of the round, 0 unless set.
+pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
+
+/// Reads `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.
+///
+/// ```
+/// use drumline_rendezvous::worker_env::parse_duration;
+/// use std::time::Duration;
+/// assert_eq!(parse_duration("1.5s"), Some(Duration::from_millis(1500)));
+/// assert_eq!(parse_duration("soon"), None);
+/// ```
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let scale = match &text[split..] {
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(text[..split].trim().parse::<f64>().ok()? * scale).ok()
+}

@@ -1,0 +1,62 @@
+//! Tests of the rendezvous through its public door: real sockets, real files, real processes.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "it/file.rs"]
+mod file;
+#[path = "it/liveness.rs"]
+mod liveness;
+#[path = "it/meeting.rs"]
+mod meeting;
+#[path = "it/model.rs"]
+mod model;
+#[path = "it/process.rs"]
+mod process;
+#[path = "it/refusals.rs"]
+mod refusals;
+#[path = "it/scale.rs"]
+mod scale;
+#[path = "it/strangers.rs"]
+mod strangers;
+#[path = "it/waits.rs"]
+mod waits;
+
+use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer};
+use std::time::{Duration, Instant};
+
+/// A deadline this many milliseconds from now.
+fn after(millis: u64) -> Instant {
+    Instant::now() + Duration::from_millis(millis)
+}
+
+/// A server on loopback with a secret key.
+struct Job {
+    key: JobKey,
+    server: TcpStoreServer,
+}
+
+impl Job {
+    fn start() -> Job {
+        Self::with(ServerOptions::default())
+    }
+
+    fn with(options: ServerOptions) -> Job {
+        let key = JobKey::random();
+        let server = TcpStoreServer::bind("127.0.0.1:0", &key, options).unwrap();
+        Job { key, server }
+    }
+
+    fn addr(&self) -> String {
+        self.server.local_addr().to_string()
+    }
+
+    /// A client that is no member.
+    fn guest(&self) -> TcpStore {
+        TcpStore::connect(&self.addr(), &self.key, Hello::new(Role::Store), after(5000)).unwrap()
+    }
+
+    fn member(&self, rank: usize, world_size: usize) -> TcpStore {
+        let hello = Hello::new(Role::Store).member(rank, world_size);
+        TcpStore::connect(&self.addr(), &self.key, hello, after(5000)).unwrap()
+    }
+}

@@ -1,0 +1,151 @@
+//! A member that ends without a goodbye is lost, and everyone who follows the log learns it; one that says it is not.
+
+use crate::{Job, after};
+use drumline_rendezvous::events::{self, Event};
+use drumline_rendezvous::{Hello, JobKey, Role, Store, TcpStore};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "DRUMLINE_TEST_CHILD";
+
+/// Not a test by itself: the body of the member process that the tests below start.
+#[test]
+fn member_process() {
+    let Ok(order) = std::env::var(CHILD) else { return };
+    let [addr, key, end] = order.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let hello = Hello::new(Role::Store).member(1, 2);
+    let store = TcpStore::connect(addr, &JobKey::from_hex(key).unwrap(), hello, after(5000)).unwrap();
+    store.set("pid", std::process::id().to_string().as_bytes()).unwrap();
+    println!("joined");
+    match end {
+        "wait" => std::thread::sleep(Duration::from_secs(30)),
+        "exit" => std::process::exit(3),
+        "panic" => panic!("as told"),
+        _ => drop(store),
+    }
+}
+
+fn start(job: &Job, end: &str) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "liveness::member_process", "--nocapture"])
+        .env(CHILD, format!("{} {} {end}", job.addr(), *job.key.to_hex()))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    assert!(out.lines().any(|line| line.unwrap().contains("joined")));
+    child
+}
+
+#[test]
+fn a_killed_process_is_lost_within_a_moment() {
+    let job = Job::start();
+    let store = job.member(0, 2);
+    let mut child = start(&job, "wait");
+    let mut log = events::follow(&store);
+    assert!(log.next_batch(after(100)).unwrap().is_empty(), "control: nothing before the kill");
+    child.kill().unwrap();
+    let killed = Instant::now();
+    let events = log.next_batch(after(5000)).unwrap();
+    assert!(killed.elapsed() < Duration::from_millis(500), "{:?}", killed.elapsed());
+    let host = Hello::new(Role::Store).host;
+    assert_eq!(events, [Event::Lost { rank: 1, host, pid: child.id() }]);
+    child.wait().unwrap();
+}
+
+#[test]
+fn exit_and_panic_are_losses_and_a_goodbye_is_none() {
+    for (end, is_lost) in [("exit", true), ("panic", true), ("drop", false)] {
+        let job = Job::start();
+        let store = job.member(0, 2);
+        start(&job, end).wait().unwrap();
+        let events = events::follow(&store).next_batch(after(300)).unwrap();
+        assert_eq!(matches!(events[..], [Event::Lost { rank: 1, .. }]), is_lost, "{end}: {events:?}");
+        assert_eq!(events.is_empty(), !is_lost, "{end}: {events:?}");
+    }
+}
+
+#[test]
+fn only_the_life_line_counts() {
+    let job = Job::start();
+    let (watcher, member) = (job.guest(), job.member(1, 2));
+    // Several connections at once, all but one of them idle afterwards.
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| member.get("never", after(50)).unwrap_err());
+        }
+    });
+    drop(job.guest());
+    assert!(events::follow(&watcher).next_batch(after(200)).unwrap().is_empty());
+    member.bye();
+    member.set("after", b"goodbye").unwrap();
+    drop(member);
+    assert!(events::follow(&watcher).next_batch(after(200)).unwrap().is_empty());
+    assert_eq!(watcher.get("after", after(0)).unwrap(), b"goodbye");
+}
+
+#[test]
+fn a_lost_rank_is_not_replaced_in_the_same_round() {
+    let job = Job::start();
+    start(&job, "exit").wait().unwrap();
+    let store = job.guest();
+    events::follow(&store).next_batch(after(5000)).unwrap();
+    let hello = Hello::new(Role::Store).member(1, 2);
+    let error = TcpStore::connect(&job.addr(), &job.key, hello, after(5000)).unwrap_err().to_string();
+    assert!(error.contains("was lost in this round"), "{error}");
+}
+
+#[test]
+fn the_end_of_the_server_frees_port_and_thread_and_tells_its_clients() {
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let stores: fn() -> usize = || {
+        let names = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        names
+            .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c == "drumline-store\n"))
+            .count()
+    };
+    assert!(threads() > 0);
+    let job = Job::start();
+    let (client, addr) = (job.guest(), job.addr());
+    let waiter = std::thread::spawn(move || {
+        let began = Instant::now();
+        (client.get("never", after(30_000)).unwrap_err(), began.elapsed())
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(stores() >= 1);
+    let key = job.key.clone();
+    drop(job);
+    let (error, took) = waiter.join().unwrap();
+    assert!(
+        took < Duration::from_secs(1) && error.to_string().contains("lost the store at 127.0.0.1"),
+        "{error}"
+    );
+    std::net::TcpListener::bind(&addr).expect("the port is free again");
+    let hello = Hello::new(Role::Store);
+    assert!(TcpStore::connect(&addr, &key, hello, after(100)).is_err());
+}
+
+#[test]
+fn lingering_waits_for_members_of_other_processes_only() {
+    let job = Job::start();
+    let own = job.member(0, 2);
+    let began = Instant::now();
+    job.server.linger(Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_millis(500), "control: nobody else is there");
+    drop(own);
+
+    let job = Job::start();
+    let mut child = start(&job, "wait");
+    let began = Instant::now();
+    job.server.linger(Duration::from_millis(200));
+    assert!(began.elapsed() >= Duration::from_millis(200), "the child is still there");
+    let late = TcpStore::connect(&job.addr(), &job.key, Hello::new(Role::Store), after(5000));
+    assert!(late.unwrap_err().to_string().contains("the job is ending"));
+    child.kill().unwrap();
+    let began = Instant::now();
+    job.server.linger(Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(1));
+    child.wait().unwrap();
+}

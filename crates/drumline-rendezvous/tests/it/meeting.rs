@@ -1,0 +1,101 @@
+//! `init` from end to end; ranks are threads here, so everything is given by options and method.
+
+use crate::after;
+use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, StoreError, init};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+fn options(rank: usize, world_size: usize) -> InitOptions {
+    let timeout = Duration::from_secs(10);
+    InitOptions { rank: Some(rank), world_size: Some(world_size), timeout, key: Some(JobKey::open()) }
+}
+
+/// All ranks meet by `method`, exchange something, and end.
+fn all_meet(method: &str, world_size: usize) {
+    std::thread::scope(|scope| {
+        for rank in 0..world_size {
+            scope.spawn(move || {
+                let member = init(method, options(rank, world_size)).unwrap();
+                assert_eq!((member.rank, member.world_size), (rank, world_size));
+                exchange(&member);
+            });
+        }
+    });
+}
+
+fn exchange(member: &Member) {
+    let keys: Vec<String> = (0..member.world_size).map(|rank| format!("rank/{rank}")).collect();
+    let refs: Vec<&str> = keys.iter().map(String::as_str).collect();
+    member.store.set(refs[member.rank], b"here").unwrap();
+    member.store.wait(&refs, after(10_000)).unwrap();
+    // All have read before rank 0, and the store with it, ends: in this process nobody lingers.
+    member.store.add("done", 1).unwrap();
+    while member.store.add("done", 0).unwrap() < member.world_size as i64 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(20 * u64::from(member.rank == 0)));
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn by_tcp() {
+    for world_size in [1, 2, 5] {
+        all_meet(&format!("tcp://127.0.0.1:{}", free_port()), world_size);
+        all_meet(&format!("tcp://localhost:{}", free_port()), world_size);
+    }
+}
+
+#[test]
+fn by_file_which_is_gone_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meeting");
+    for world_size in [1, 3] {
+        all_meet(&format!("file://{}", path.display()), world_size);
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn a_stale_meeting_file_is_noticed_by_every_rank_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meeting");
+    let method = format!("file://{}", path.display());
+    let old = init(&method, options(0, 2)).unwrap();
+    let content = std::fs::read(&path).unwrap();
+    drop(old);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    for rank in [0, 1] {
+        let began = Instant::now();
+        let error = init(&method, options(rank, 2)).unwrap_err();
+        assert!(matches!(&error, InitError::Store(StoreError::StaleFile { .. })), "rank {rank}: {error}");
+        assert!(began.elapsed() < Duration::from_secs(1), "rank {rank}");
+    }
+    assert!(path.exists(), "left for the user to look at");
+}
+
+#[test]
+fn a_missing_rank_zero_is_named() {
+    let began = Instant::now();
+    let options = InitOptions { timeout: Duration::from_millis(300), ..options(1, 2) };
+    let error = init(&format!("tcp://127.0.0.1:{}", free_port()), options).unwrap_err().to_string();
+    assert!(error.contains("refused (nobody listens there)") && error.contains("MASTER_PORT"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn world_sizes_that_differ() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let _zero = init(&method, options(0, 2)).unwrap();
+    let error = init(&method, options(1, 3)).unwrap_err().to_string();
+    assert!(error.contains("world size differs: 2 according to the store, 3 according to rank 1"), "{error}");
+}
+
+#[test]
+fn the_open_key_stays_on_loopback() {
+    let error = init("tcp://0.0.0.0:29400", options(0, 2)).unwrap_err();
+    assert!(matches!(error, InitError::Store(StoreError::NeedsSecret { .. })), "{error}");
+}

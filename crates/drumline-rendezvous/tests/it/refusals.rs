@@ -1,0 +1,193 @@
+//! Those who hold the key and still do not belong are told why, with both values, within a second.
+
+use crate::{Job, after};
+use drumline_rendezvous::handshake::{self, ClientHandshake, Prover};
+use drumline_rendezvous::{
+    Cause, HandshakeError, Hello, JobKey, Refusal, Role, ServerOptions, Store, StoreError, TcpStore,
+    TcpStoreServer,
+};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// The error of a client that is not let in; it must come within a second.
+fn refused(job: &Job, key: &JobKey, hello: Hello) -> StoreError {
+    let began = Instant::now();
+    let error = TcpStore::connect(&job.addr(), key, hello, after(30_000)).unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}: {error}", began.elapsed());
+    error
+}
+
+fn member(rank: usize, world_size: usize) -> Hello {
+    Hello::new(Role::Store).member(rank, world_size)
+}
+
+#[test]
+fn duplicate_rank() {
+    let job = Job::start();
+    let first = job.member(1, 4);
+    let error = refused(&job, &job.key, member(1, 4)).to_string();
+    assert!(error.contains("rank 1") && error.contains("is there already"), "{error}");
+    first.set("still", b"here").unwrap();
+    drop(first);
+    job.member(1, 4);
+}
+
+#[test]
+fn world_size_round_and_rank() {
+    let job = Job::with(ServerOptions { world_size: Some(4), round: 3 });
+    let error = refused(&job, &job.key, member(1, 8).round(3)).to_string();
+    assert!(error.contains("world size differs: 4 according to the store, 8 according to rank 1"), "{error}");
+    let error = refused(&job, &job.key, member(1, 4).round(2)).to_string();
+    assert!(error.contains("the store is in round 3") && error.contains("in round 2"), "{error}");
+    let error = refused(&job, &job.key, member(4, 4).round(3)).to_string();
+    assert!(error.contains("rank 4") && error.contains("outside the world of 4 ranks"), "{error}");
+    let error = refused(&job, &job.key, Hello::new(Role::Link)).to_string();
+    assert!(error.contains("not a link"), "{error}");
+    let hello = member(1, 4).round(3);
+    TcpStore::connect(&job.addr(), &job.key, hello, after(5000)).expect("control: this one belongs");
+}
+
+#[test]
+fn other_job() {
+    let job = Job::start();
+    let error = refused(&job, &JobKey::random(), member(0, 2));
+    assert!(matches!(&error, StoreError::Handshake { source: HandshakeError::Closed, .. }), "{error}");
+    assert!(error.to_string().contains("belongs to another job or is a stranger"), "{error}");
+    assert!(error.to_string().contains(&job.addr()), "{error}");
+}
+
+#[test]
+fn other_version() {
+    let job = Job::start();
+    let mut stream = TcpStream::connect(job.addr()).unwrap();
+    let mut client =
+        ClientHandshake::with_version(&Prover::from(&job.key), &member(0, 2), handshake::VERSION + 1)
+            .unwrap();
+    stream.write_all(client.opening()).unwrap();
+    let error = loop {
+        let mut bytes = vec![0; client.want()];
+        stream.read_exact(&mut bytes).unwrap();
+        match client.receive(&bytes) {
+            Ok(handshake::ClientStep::Send(proof)) => stream.write_all(&proof[..]).unwrap(),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(&error, HandshakeError::Refused(refusal) if refusal.cause == Cause::Version));
+    assert!(error.to_string().contains("speaks version 1, this rank version 2"), "{error}");
+}
+
+#[test]
+fn a_squatter_on_the_port_is_noticed_and_learns_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let squatter = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut opening = [0; handshake::OPENING];
+        stream.read_exact(&mut opening).unwrap();
+        stream.write_all(&[7; handshake::ANSWER]).unwrap();
+        let mut more = Vec::new();
+        let _ = stream.read_to_end(&mut more);
+        more.len()
+    });
+    let began = Instant::now();
+    let error = TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(30_000)).unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(1));
+    assert!(matches!(&error, StoreError::Handshake { source: HandshakeError::NotProved, .. }), "{error}");
+    assert_eq!(squatter.join().unwrap(), 0, "nothing more was said to it");
+}
+
+#[test]
+fn nobody_there() {
+    let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let error = TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(200)).unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }));
+    let text = error.to_string();
+    assert!(
+        text.contains(&format!("{addr} refused (nobody listens there)")) && text.contains("try checking"),
+        "{text}"
+    );
+    let error =
+        TcpStore::connect("no.such.host.invalid:1", &JobKey::random(), member(0, 2), after(100)).unwrap_err();
+    assert!(error.to_string().contains("cannot be resolved"), "{error}");
+}
+
+#[test]
+fn a_server_that_takes_connections_and_says_nothing() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = silent.local_addr().unwrap().to_string();
+    let began = Instant::now();
+    let error =
+        TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(300)).unwrap_err().to_string();
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(error.contains("took the connection, then: the other side was silent"), "{error}");
+}
+
+#[test]
+fn the_host_may_come_up_later() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let key = JobKey::random();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| TcpStore::connect(&port.to_string(), &key, member(0, 1), after(10_000)));
+        std::thread::sleep(Duration::from_millis(300));
+        let server = TcpStoreServer::bind(port, &key, ServerOptions::default()).unwrap();
+        client.join().unwrap().unwrap().set("a", b"b").unwrap();
+        drop(server);
+    });
+}
+
+#[test]
+fn without_a_secret_only_loopback() {
+    let open = JobKey::open();
+    let error = TcpStoreServer::bind("0.0.0.0:0", &open, ServerOptions::default()).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::NeedsSecret { .. })
+            && error.to_string().contains("try DRUMLINE_JOB_KEY_FILE")
+    );
+    let error = TcpStore::connect("192.0.2.1:9", &open, member(0, 2), after(1000)).unwrap_err();
+    assert!(matches!(error, StoreError::NeedsSecret { .. }), "{error}");
+    let server =
+        TcpStoreServer::bind("127.0.0.1:0", &open, ServerOptions::default()).expect("control: loopback");
+    TcpStore::connect(&server.local_addr().to_string(), &open, member(0, 2), after(5000)).unwrap();
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let job = Job::start();
+    let error = TcpStoreServer::bind(job.addr(), &job.key, ServerOptions::default()).unwrap_err().to_string();
+    assert!(error.contains(&job.addr()) && error.contains("try another port"), "{error}");
+}
+
+#[test]
+fn a_link_between_two_ranks() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let key = JobKey::random();
+    let hello = Hello::new(Role::Link).member(1, 2).note(b"group 7");
+    for allow in [true, false] {
+        let accepted = std::thread::spawn({
+            let (listener, key) = (listener.try_clone().unwrap(), key.clone());
+            move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                handshake::accept(&mut stream, &key, after(5000), |_| match allow {
+                    true => Ok(()),
+                    false => Err(Refusal::new(Cause::Other, "group 8 expected, got group 7")),
+                })
+            }
+        });
+        let mut stream = TcpStream::connect(addr).unwrap();
+        let result = handshake::connect(&mut stream, &key, &hello, after(5000));
+        match allow {
+            true => {
+                result.unwrap();
+                assert_eq!(accepted.join().unwrap().unwrap(), hello);
+                assert_eq!(stream.read_timeout().unwrap(), None, "left as it came");
+            }
+            false => {
+                assert_eq!(result.unwrap_err().to_string(), "refused: group 8 expected, got group 7");
+                assert!(matches!(accepted.join().unwrap(), Err(HandshakeError::Refused(_))));
+            }
+        }
+    }
+}

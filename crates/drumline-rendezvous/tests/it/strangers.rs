@@ -1,0 +1,226 @@
+//! Those who do not hold the key change nothing, cost little and keep nobody out.
+
+use crate::process::{Server, ServerProcess};
+use crate::{Job, after};
+use drumline_rendezvous::frame::{Call, MAX_FRAME, encode_call};
+use drumline_rendezvous::handshake::{ClientHandshake, ClientStep, Prover};
+use drumline_rendezvous::{Hello, Request, Role, Store};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+fn dial(job: &impl Server) -> TcpStream {
+    let stream = TcpStream::connect(job.addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream
+}
+
+/// Reads to the end; what was answered.
+fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => bytes,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => bytes,
+        Err(error) => panic!("not closed: {error}"),
+    }
+}
+
+/// A connection that has been let in, by hand.
+fn proved(job: &impl Server) -> TcpStream {
+    let mut stream = dial(job);
+    let mut client = ClientHandshake::new(&Prover::from(job.key()), &Hello::new(Role::Store)).unwrap();
+    stream.write_all(client.opening()).unwrap();
+    loop {
+        let mut bytes = vec![0; client.want()];
+        stream.read_exact(&mut bytes).unwrap();
+        match client.receive(&bytes).unwrap() {
+            ClientStep::Send(proof) => stream.write_all(&proof[..]).unwrap(),
+            ClientStep::More => {}
+            ClientStep::Welcome => return stream,
+        }
+    }
+}
+
+#[test]
+fn noise_is_closed_without_a_byte() {
+    let job = Job::start();
+    let store = job.guest();
+    store.set("a", b"1").unwrap();
+    let mut tls = vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
+    tls.resize(517, 0x5a);
+    let mut magic_and_huge_lengths = b"DRUMLINE\x01\x00".to_vec();
+    magic_and_huge_lengths.resize(400, 0xff);
+    let noises: [&[u8]; 5] = [
+        &[0xff; 4096],
+        b"GET / HTTP/1.1\r\nHost: drumline.example\r\nUser-Agent: x\r\nAccept: */*\r\n\r\n",
+        &tls,
+        &magic_and_huge_lengths,
+        &[0; 58],
+    ];
+    for noise in noises {
+        let mut stream = dial(&job);
+        let _ = stream.write_all(noise);
+        assert!(rest(&mut stream).is_empty());
+    }
+    assert_eq!(store.list("").unwrap(), ["a"]);
+}
+
+#[test]
+fn ten_thousand_strangers_leave_no_trace() {
+    let job = ServerProcess::start();
+    let store = job.guest();
+    let go = |count: usize| {
+        for i in 0..count {
+            let _ = dial(&job).write_all(&[i as u8; 64]);
+        }
+    };
+    go(500);
+    store.set("a", b"1").unwrap();
+    let (memory, open) = (job.resident_kib(), job.num_descriptors());
+    go(10_000);
+    store.set("a", b"2").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let grown = job.resident_kib().saturating_sub(memory);
+    assert!(grown <= 1024, "{grown} KiB more");
+    assert_eq!(job.num_descriptors(), open);
+}
+
+#[test]
+fn silent_strangers_cost_at_most_four_kib_each_and_256_are_held() {
+    let job = ServerProcess::start();
+    let store = job.guest();
+    store.set("a", b"1").unwrap();
+    let (memory, open) = (job.resident_kib(), job.num_descriptors());
+    let silent: Vec<TcpStream> = (0..1000).map(|_| dial(&job)).collect();
+    std::thread::sleep(Duration::from_millis(700));
+    store.set("a", b"2").unwrap();
+    let (grown, held) = (job.resident_kib().saturating_sub(memory), job.num_descriptors() - open);
+    assert!(grown <= 256 * 4, "{grown} KiB for {held} strangers");
+    assert_eq!(held, 256);
+    drop(silent);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(job.num_descriptors(), open, "control: gone when they go");
+}
+
+#[test]
+fn slow_senders_are_dropped_and_members_still_join() {
+    let job = Job::start();
+    let began = Instant::now();
+    let mut slow: Vec<TcpStream> = (0..1000).map(|_| dial(&job)).collect();
+    let opening = *ClientHandshake::new(&Prover::from(&job.key), &Hello::new(Role::Store)).unwrap().opening();
+    for (turn, byte) in opening[..3].iter().enumerate() {
+        for stream in &mut slow {
+            let _ = stream.write_all(&[*byte]);
+        }
+        let joining = Instant::now();
+        job.member(turn, 8).set("joined", b"yes").unwrap();
+        assert!(joining.elapsed() < Duration::from_secs(1), "turn {turn}: {:?}", joining.elapsed());
+    }
+    // At most 256 are held at a time, and none of them longer than five seconds.
+    let patience = Duration::from_secs(5).saturating_sub(began.elapsed()) + Duration::from_millis(500);
+    std::thread::sleep(patience);
+    for stream in &mut slow {
+        stream.set_nonblocking(true).unwrap();
+        let state = stream.read(&mut [0; 1]);
+        assert!(
+            !matches!(&state, Err(error) if error.kind() == ErrorKind::WouldBlock),
+            "still held: {state:?}"
+        );
+    }
+}
+
+#[test]
+fn a_member_that_proves_itself_slowly_still_gets_in() {
+    let job = Job::start();
+    let mut stream = dial(&job);
+    let mut client = ClientHandshake::new(&Prover::from(&job.key), &Hello::new(Role::Store)).unwrap();
+    for byte in client.opening() {
+        stream.write_all(&[*byte]).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut answer = vec![0; client.want()];
+    stream.read_exact(&mut answer).unwrap();
+    let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!() };
+    for part in proof.chunks(7) {
+        stream.write_all(part).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut verdict = [9];
+    stream.read_exact(&mut verdict).unwrap();
+    assert_eq!(verdict, [0]);
+}
+
+#[test]
+fn a_recorded_handshake_is_worth_nothing() {
+    let job = Job::start();
+    let store = job.guest();
+    let mut stream = dial(&job);
+    let mut client = ClientHandshake::new(&Prover::from(&job.key), &Hello::new(Role::Store)).unwrap();
+    let mut recorded = client.opening().to_vec();
+    stream.write_all(&recorded).unwrap();
+    let mut answer = vec![0; client.want()];
+    stream.read_exact(&mut answer).unwrap();
+    let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!() };
+    recorded.extend_from_slice(&proof[..]);
+    encode_call(1, &Call::Request(Request::Set { key: "evil".into(), value: Vec::new() }), &mut recorded);
+    // The one it was made for: control.
+    stream.write_all(&recorded[58..]).unwrap();
+    store.get("evil", after(5000)).unwrap();
+    store.delete("evil").unwrap();
+    for _ in 0..1000 {
+        let mut replay = dial(&job);
+        let _ = replay.write_all(&recorded);
+        assert!(rest(&mut replay).len() <= 64, "an answer to the opening, no welcome");
+    }
+    assert_eq!(store.num_keys().unwrap(), 0);
+}
+
+#[test]
+fn a_member_that_breaks_the_rules_loses_its_connection_only() {
+    let job = Job::start();
+    let store = job.guest();
+    let mut wrong_number = Vec::new();
+    encode_call(7, &Call::Request(Request::NumKeys), &mut wrong_number);
+    let mut many_waits = Vec::new();
+    for seq in 1..=100 {
+        encode_call(seq, &Call::Request(Request::Get { key: format!("never{seq}") }), &mut many_waits);
+    }
+    let unknown = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 77];
+    let cases: [(&[u8], &str); 4] = [
+        (&(MAX_FRAME as u32 + 1).to_le_bytes(), "got a length of 67125249"),
+        (&wrong_number, "expected frame number 1, got 7"),
+        (&unknown, "unknown frame kind 77"),
+        (&many_waits, "64 waits open"),
+    ];
+    for (bytes, part) in cases {
+        let mut stream = proved(&job);
+        stream.write_all(bytes).unwrap();
+        let told = String::from_utf8_lossy(&rest(&mut stream)).into_owned();
+        assert!(told.contains(part), "{part}: {told:?}");
+    }
+    store.set("still", b"here").unwrap();
+}
+
+#[test]
+fn one_who_asks_much_and_listens_to_nothing_is_held_up() {
+    let job = ServerProcess::start();
+    let store = job.guest();
+    store.set("large", &vec![1; 4 << 20]).unwrap();
+    let mut asker = proved(&job);
+    let mut bytes = Vec::new();
+    for seq in 1..=1000 {
+        encode_call(seq, &Call::Request(Request::Get { key: "large".into() }), &mut bytes);
+    }
+    let memory = job.resident_kib();
+    asker.write_all(&bytes).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    store.set("others", b"go on").unwrap();
+    let grown = job.resident_kib().saturating_sub(memory);
+    assert!(grown < 32 * 1024, "{grown} KiB more for 4,000,000 KiB asked");
+    // And when it listens after all, every answer comes.
+    let mut left = 1000u64 * (4 + 8 + 1 + 4 + (4 << 20));
+    let mut buffer = vec![0; 1 << 20];
+    while left > 0 {
+        left -= asker.read(&mut buffer).unwrap() as u64;
+    }
+}

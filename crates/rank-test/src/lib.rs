@@ -1,0 +1,27 @@
+//! Tests that run as N real processes, and faults in them.
+//!
+//! ```text
+//!   #[test] ─▶ Ranks ─start─▶ this test binary, N times (`drumline-launch`) ─▶ the body, as RANK 0 … N-1
+//!     │                            ▲ kill, stop, wait for a line                     │
+//!     └── verdict: every rank's exit and output ◀────────────────────────────────────┘
+//! ```
+//!
+//! Start with [`ranks_test!`].
+#![forbid(unsafe_code)]
+
+pub mod fault;
+mod in_rank;
+pub mod leftovers;
+pub mod netns;
+mod placement;
+mod ranks;
+mod ranks_test;
+mod running;
+mod tools;
+
+pub use anyhow;
+pub use drumline_launch::{Exit, JobReport, RankReport, Signal};
+pub use ranks::{DEFAULT_TIMEOUT, Ranks};
+pub use ranks_test::run_test;
+pub use running::RunningRanks;
+pub use tools::{REQUIRE_ALL, require_tool, skipped};

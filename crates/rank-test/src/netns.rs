@@ -1,0 +1,166 @@
+//! Hosts made of network namespaces: several machines on this one, with a cable that can be cut.
+//!
+//! ```text
+//!   host 0 (10.77.0.1) eth0 ──── port0 ┐
+//!   host 1 (10.77.0.2) eth0 ──── port1 ┴ bridge, in a namespace of its own; nothing appears in the machine's network
+//! ```
+//!
+//! A cut takes down the port on the bridge's side: packets vanish, as with a pulled cable, and nobody is told.
+//! Each host also has a host name of its own. Needs root, `ip` and `unshare`. What a test that was killed has left is
+//! removed by the next one.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::tools;
+
+/// Namespaces are called PREFIX-PID-NUMBER-…, with the pid of the test that made them.
+const PREFIX: &str = "rank-test";
+
+/// Sets the host name of a fresh UTS namespace to the first argument and becomes the rest.
+const WITH_HOST_NAME: &str = r#"echo "$0" >/proc/sys/kernel/hostname && exec "$@""#;
+
+/// Hosts that can reach each other and nothing else. Removed when dropped.
+#[derive(Debug)]
+pub struct Hosts {
+    base: String,
+    count: usize,
+}
+
+impl Hosts {
+    /// Makes `count` hosts (1 to 200); `None`, with a `SKIPPED: …` line, where this machine cannot.
+    pub fn new(count: usize) -> Result<Option<Self>> {
+        ensure!((1..=200).contains(&count), "1 to 200 hosts can be made, got {count}");
+        if !tools::require_tool("ip") || !tools::require_tool("unshare") {
+            return Ok(None);
+        }
+        if !rustix::process::geteuid().is_root() {
+            tools::skipped("only root may make network namespaces");
+            return Ok(None);
+        }
+        remove_stale();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let hosts = Self { base: format!("{PREFIX}-{}-{number}", std::process::id()), count };
+        hosts.build()?;
+        Ok(Some(hosts))
+    }
+
+    fn build(&self) -> Result<()> {
+        let switch = self.switch();
+        ip(&["netns", "add", &switch])?;
+        ip(&["-n", &switch, "link", "add", "bridge", "type", "bridge"])?;
+        ip(&["-n", &switch, "link", "set", "bridge", "up"])?;
+        (0..self.count).try_for_each(|host| self.build_host(host))
+    }
+
+    fn build_host(&self, host: usize) -> Result<()> {
+        let (switch, name, port) = (self.switch(), self.name(host), port(host));
+        let address = format!("{}/24", self.address(host));
+        ip(&["netns", "add", &name])?;
+        ip(&[
+            "link", "add", "eth0", "netns", &name, "type", "veth", "peer", "name", &port, "netns", &switch,
+        ])?;
+        ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"])?;
+        ip(&["-n", &name, "address", "add", &address, "dev", "eth0"])?;
+        ip(&["-n", &name, "link", "set", "eth0", "up"])?;
+        ip(&["-n", &name, "link", "set", "lo", "up"])
+    }
+
+    /// How many hosts there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A host's address: 10.77.0.1 for the first.
+    pub fn address(&self, host: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, 0, host as u8 + 1)
+    }
+
+    /// What to put before a command line to run it on a host. The process started is the command itself.
+    pub fn prefix(&self, host: usize) -> Vec<OsString> {
+        let (name, host_name) = (self.name(host), format!("host{host}"));
+        let words =
+            ["ip", "netns", "exec", &name, "unshare", "--uts", "--", "sh", "-c", WITH_HOST_NAME, &host_name];
+        words.map(OsString::from).to_vec()
+    }
+
+    /// A command to be run on a host.
+    pub fn command(&self, host: usize, program: &str) -> Command {
+        let prefix = self.prefix(host);
+        let mut command = Command::new(&prefix[0]);
+        command.args(&prefix[1..]).arg(program);
+        command
+    }
+
+    /// Pulls a host's cable: what it sends and what is sent to it is lost.
+    pub fn cut(&self, host: usize) -> Result<()> {
+        ip(&["-n", &self.switch(), "link", "set", &port(host), "down"])
+    }
+
+    /// Plugs the cable in again.
+    pub fn restore(&self, host: usize) -> Result<()> {
+        ip(&["-n", &self.switch(), "link", "set", &port(host), "up"])
+    }
+
+    fn name(&self, host: usize) -> String {
+        format!("{}-{host}", self.base)
+    }
+
+    fn switch(&self) -> String {
+        format!("{}-switch", self.base)
+    }
+}
+
+/// The processes inside are their starter's to end; the network goes with the last of them.
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        let names = (0..self.count).map(|host| self.name(host)).chain([self.switch()]);
+        // One that could not be made is not there to be removed.
+        names.for_each(|name| drop(ip(&["netns", "delete", &name])));
+    }
+}
+
+/// The bridge's end of a host's cable.
+fn port(host: usize) -> String {
+    format!("port{host}")
+}
+
+fn ip(args: &[&str]) -> Result<()> {
+    let Output { status, stderr, .. } = Command::new("ip").args(args).output().context("cannot run `ip`")?;
+    if !status.success() {
+        bail!("`ip {}` failed: {}", args.join(" "), String::from_utf8_lossy(&stderr).trim_end());
+    }
+    Ok(())
+}
+
+/// Removes the namespaces of tests that are no more.
+fn remove_stale() {
+    let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| maker_is_gone(name)).for_each(|name| drop(ip(&["netns", "delete", &name])));
+}
+
+fn maker_is_gone(name: &str) -> bool {
+    let maker = || name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-').next()?.parse::<u32>().ok();
+    maker().is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_namespaces_of_dead_tests_are_stale() {
+        assert!(!maker_is_gone(&format!("rank-test-{}-0-1", std::process::id())));
+        assert!(maker_is_gone("rank-test-4194305-0-switch"), "no pid is that high");
+        assert!(!maker_is_gone("rank-test-x-0"));
+        assert!(!maker_is_gone("somebody-4194305-0"));
+    }
+}

@@ -1,0 +1,107 @@
+//! A test's ranks while they run: what the test may do to them, and what it may ask.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use drumline_launch::{Exit, JobReport, RunningJob, Signal};
+
+use crate::in_rank;
+use crate::leftovers::Watch;
+
+/// The ranks of a test while they run. Dropping it kills them all.
+#[derive(Debug)]
+pub struct RunningRanks {
+    job: RunningJob,
+    name: String,
+    watch: Watch,
+}
+
+/// What a test leaves must be gone this long after its end.
+const CLEAN_WITHIN: Duration = Duration::from_secs(1);
+
+impl RunningRanks {
+    pub(crate) fn new(job: RunningJob, name: String, watch: Watch) -> Self {
+        Self { job, name, watch }
+    }
+
+    /// The process id of a rank.
+    pub fn pid(&self, rank: usize) -> Result<u32> {
+        Ok(self.job.pid(rank)?)
+    }
+
+    /// Waits until a rank prints a line with `marker` in it, and returns the line.
+    pub fn wait_for_line(&self, rank: usize, marker: &str, within: Duration) -> Result<String> {
+        Ok(self.job.wait_for_line(rank, marker, Instant::now() + within)?)
+    }
+
+    /// Sends a signal to a rank and the processes it started.
+    pub fn signal(&self, rank: usize, signal: Signal) -> Result<()> {
+        Ok(self.job.signal(rank, signal)?)
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self, rank: usize) -> Result<()> {
+        self.signal(rank, Signal::KILL)
+    }
+
+    /// SIGSTOP: the rank stands still and is not dead.
+    pub fn stop(&self, rank: usize) -> Result<()> {
+        self.signal(rank, Signal::STOP)
+    }
+
+    /// SIGCONT: a stopped rank goes on.
+    pub fn resume(&self, rank: usize) -> Result<()> {
+        self.signal(rank, Signal::CONT)
+    }
+
+    /// How a rank ended; an error with its output if it still runs after `within`.
+    pub fn wait_rank(&self, rank: usize, within: Duration) -> Result<Exit> {
+        match self.job.wait_rank(rank, Instant::now() + within)? {
+            Some(exit) => Ok(exit),
+            None => bail!("rank {rank} still runs after {within:?}; it printed:\n{}", self.printed(rank)),
+        }
+    }
+
+    /// What a rank has printed so far, stdout first.
+    pub fn printed(&self, rank: usize) -> String {
+        let (stdout, stderr) = self.job.output(rank);
+        let stdout = in_rank::own_output(&stdout).unwrap_or(stdout);
+        String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned()
+    }
+
+    /// Finds what the ranks leave behind; [`wait_all`](Self::wait_all) and [`wait`](Self::wait) look by themselves.
+    pub fn watch(&self) -> Watch {
+        self.watch.clone()
+    }
+
+    /// Every rank's end and output, whether it succeeded or not; an error if one still runs after `within`
+    /// (all are killed then).
+    pub fn wait_all(self, within: Duration) -> Result<JobReport> {
+        if self.job.wait_all(Instant::now() + within) {
+            return self.wait();
+        }
+        let now = Instant::now();
+        let runs = |rank: &usize| matches!(self.job.wait_rank(*rank, now), Ok(None));
+        let late: Vec<_> = self.job.ranks().into_iter().filter(runs).collect();
+        let printed: String =
+            late.iter().map(|rank| format!("---- rank {rank}\n{}\n", self.printed(*rank))).collect();
+        bail!("ranks {late:?} of `{}` still run after {within:?}; they printed:\n{printed}", self.name)
+    }
+
+    /// Like [`wait_all`](Self::wait_all) with the time-out of the whole test, which stops them all.
+    /// Both fail if anything of theirs is left a second after the end.
+    pub fn wait(self) -> Result<JobReport> {
+        let mut report = self.job.wait();
+        for rank in &mut report.ranks {
+            match in_rank::own_output(&rank.stdout) {
+                Some(own) => rank.stdout = own,
+                None if in_rank::found_no_test(&rank.stdout) => {
+                    bail!("libtest knows no test `{}`", self.name)
+                }
+                None => {}
+            }
+        }
+        self.watch.none_within(CLEAN_WITHIN)?;
+        Ok(report)
+    }
+}

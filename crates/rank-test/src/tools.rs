@@ -1,0 +1,47 @@
+//! Tests that need a tool or a right which this machine may not have.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Set to 1, a test that cannot run here fails instead of being skipped.
+pub const REQUIRE_ALL: &str = "DRUMLINE_TEST_REQUIRE_ALL";
+
+/// Whether the program `name` is installed. If not, says `SKIPPED: …` on stderr, past the test harness's capture;
+/// panics instead where [`REQUIRE_ALL`] is 1.
+pub fn require_tool(name: &str) -> bool {
+    let found = find(name).is_some();
+    if !found {
+        skipped(&format!("`{name}` is not installed"));
+    }
+    found
+}
+
+/// Says that the running test is skipped and why; panics instead where [`REQUIRE_ALL`] is 1.
+pub fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    if std::env::var(REQUIRE_ALL).is_ok_and(|value| value == "1") {
+        panic!("{test} cannot run here and {REQUIRE_ALL}=1: {why}");
+    }
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+}
+
+/// The program in `PATH`, or where the system's own tools are.
+fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut folders = std::env::split_paths(&path).chain(system);
+    folders.find_map(|folder| Some(folder.join(name)).filter(|file| Path::is_file(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shell_is_found_and_nonsense_is_not() {
+        assert!(find("sh").is_some());
+        assert!(find("no-such-tool-anywhere").is_none());
+    }
+}

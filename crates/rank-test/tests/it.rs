@@ -1,0 +1,9 @@
+//! `rank-test` tried on itself.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod bodies;
+    mod faults;
+    mod hosts;
+    mod meeting;
+}

@@ -1,0 +1,137 @@
+//! What a test can do to ranks, and what ranks do to themselves; each with the control in which nothing is done.
+
+use std::time::{Duration, Instant};
+
+use rank_test::{Exit, Signal, fault, ranks_test};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn work(steps: u64) {
+    for step in 0..steps {
+        fault::point(step);
+        println!("step {step} done");
+    }
+}
+
+ranks_test!(
+    faults_strike_at_their_rank_and_step_only,
+    3,
+    {
+        work(4);
+    },
+    |ranks| {
+        let struck =
+            ranks.clone().fault("kill:rank=1@step=2; exit3:rank=2@step=0").start()?.wait_all(SOON)?;
+        let exits: Vec<_> = struck.ranks.iter().map(|rank| rank.exit).collect();
+        assert_eq!(exits, [Exit::Code(0), Exit::Signal(9), Exit::Code(3)]);
+        assert_eq!(struck.ranks[1].stdout, b"step 0 done\nstep 1 done\n");
+        assert_eq!(struck.ranks[2].stdout, b"");
+        let control = ranks.pass()?;
+        assert!(control.ranks.iter().all(|rank| rank.stdout.ends_with(b"step 3 done\n")));
+    }
+);
+
+ranks_test!(
+    a_stopped_rank_stands_still_until_it_is_resumed,
+    2,
+    {
+        work(2);
+    },
+    |ranks| {
+        let running = ranks.fault("stop:rank=0@step=1").start()?;
+        running.wait_for_line(0, "fault stop:rank=0@step=1", SOON)?;
+        assert_eq!(running.wait_rank(1, SOON)?, Exit::Code(0));
+        assert!(running.wait_rank(0, Duration::from_millis(100)).is_err());
+        running.resume(0)?;
+        assert_eq!(running.wait_rank(0, SOON)?, Exit::Code(0));
+        assert!(
+            running.signal(0, Signal::KILL).unwrap_err().to_string().contains("already ended (exit code 0)")
+        );
+        assert_eq!(running.printed(0).matches("done").count(), 2);
+    }
+);
+
+ranks_test!(
+    a_sleeping_rank_is_late_and_no_more,
+    1,
+    {
+        work(1);
+    },
+    |ranks| {
+        let start = Instant::now();
+        ranks.fault("sleep300ms:rank=0@step=0").pass()?;
+        assert!(start.elapsed() >= Duration::from_millis(300));
+    }
+);
+
+ranks_test!(
+    the_end_of_a_rank_is_seen_at_once,
+    2,
+    {
+        println!("ready");
+        std::thread::sleep(Duration::from_secs(30));
+    },
+    |ranks| {
+        let running = ranks.start()?;
+        running.wait_for_line(1, "ready", SOON)?;
+        let start = Instant::now();
+        running.kill(1)?;
+        assert_eq!(running.wait_rank(1, SOON)?, Exit::Signal(9));
+        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        let error = running.wait_all(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains("ranks [0] of") && error.contains("ready"), "{error}");
+    }
+);
+
+ranks_test!(
+    a_line_that_never_comes_is_an_error_with_the_output,
+    1,
+    {
+        println!("something else");
+    },
+    |ranks| {
+        let running = ranks.start()?;
+        let error = running.wait_for_line(0, "ready", SOON).unwrap_err().to_string();
+        assert!(error.contains("before it ended") && error.contains("something else"), "{error}");
+    }
+);
+
+ranks_test!(
+    dropped_ranks_are_gone,
+    2,
+    {
+        std::process::Command::new("sleep").arg("30").spawn()?;
+        println!("ready");
+        std::thread::sleep(Duration::from_secs(30));
+    },
+    |ranks| {
+        let running = ranks.start()?;
+        (0..2).try_for_each(|rank| running.wait_for_line(rank, "ready", SOON).map(drop))?;
+        let watch = running.watch();
+        assert_eq!(watch.now().len(), 4, "two ranks and a grandchild each: {:?}", watch.now());
+        drop(running);
+        watch.none_within(Duration::from_secs(1))?;
+    }
+);
+
+ranks_test!(
+    a_process_that_escapes_is_found,
+    1,
+    {
+        // A session of its own, so that it is in no group that the launcher knows.
+        std::process::Command::new("setsid").args(["sleep", "3"]).spawn()?.wait().map(drop).ok();
+        println!("not reached while it sleeps");
+    },
+    |ranks| {
+        let running = ranks.start()?;
+        let watch = running.watch();
+        let start = Instant::now();
+        while !watch.now().iter().any(|left| left.to_string().contains("`sleep 3`")) {
+            assert!(start.elapsed() < SOON);
+        }
+        running.kill(0)?;
+        let error = running.wait_all(SOON).unwrap_err().to_string();
+        assert!(error.contains("left behind") && error.contains("`sleep 3`"), "{error}");
+        watch.none_within(SOON)?;
+    }
+);

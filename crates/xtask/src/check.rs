@@ -1,0 +1,49 @@
+//! `cargo xtask check`: what can be said of the code without running it.
+
+mod arrows;
+mod headers;
+mod lexer;
+mod unsafe_code;
+
+use crate::step::{Outcome, Step, everything};
+use crate::summary;
+use crate::workspace::{Workspace, cargo};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Run the steps and print their summary.
+pub(crate) fn run(workspace: &Workspace) -> ExitCode {
+    summary::conclude(&steps(workspace))
+}
+
+/// The steps, in order; a failed one does not stop the next.
+pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
+    vec![
+        format(workspace),
+        Outcome::of("arrows", || Ok(arrows::problems(&workspace.packages))),
+        Outcome::of("unsafe", || Ok(unsafe_code::problems(&workspace.packages, &workspace.sources()?))),
+        Outcome::of("headers", || Ok(headers::problems(&workspace.sources()?))),
+        clippy(workspace),
+    ]
+}
+
+fn format(workspace: &Workspace) -> Outcome {
+    let mut command = cargo();
+    command.args(["fmt", "--all", "--check"]);
+    let deadline = Duration::from_secs(120);
+    Step { name: "fmt", command, deadline, logs: &workspace.logs(), shown: everything() }.run()
+}
+
+fn clippy(workspace: &Workspace) -> Outcome {
+    let mut command = cargo();
+    command.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    let deadline = Duration::from_secs(15 * 60);
+    Step { name: "clippy", command, deadline, logs: &workspace.logs(), shown: everything() }.run()
+}
+
+/// Whether the code (not its comments or strings) below a folder uses a word.
+pub(crate) fn mentions(workspace: &Workspace, folder: &str, word: &str) -> bool {
+    let sources = workspace.sources().unwrap_or_default();
+    let mut below = sources.iter().filter(|source| source.path.starts_with(folder));
+    below.any(|source| lexer::words(&lexer::code_only(&source.text)).any(|(_, found)| found == word))
+}

@@ -1,0 +1,125 @@
+//! `cargo xtask libtorch`: the pinned libtorch, fetched once per user.
+//!
+//! ```text
+//!   pip ──▶ CACHE/libtorch-2.11.0.part/site ──checked, renamed──▶ CACHE/libtorch-2.11.0 ◀──link── .libtorch
+//! ```
+//! CACHE is `$XDG_CACHE_HOME/drumline` or `~/.cache/drumline`. An interrupted run leaves only the `.part`
+//! folder: the next one fetches only the packages that had not arrived. A user's `LIBTORCH` wins.
+
+mod cache;
+mod pip;
+mod verify;
+
+use crate::workspace::root;
+use anyhow::bail;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// The version that `tch` 0.24 is made for.
+pub(crate) const VERSION: &str = "2.11.0";
+
+/// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`
+#[derive(clap::Args, Debug)]
+pub(crate) struct LibtorchArgs {
+    /// With the CUDA libraries, even when this machine has no GPU
+    #[arg(long)]
+    cuda: bool,
+}
+
+/// Which half is wanted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    /// Runs on the CPU; the CUDA libraries are left out.
+    Cpu,
+    /// All of it.
+    Cuda,
+}
+
+impl Kind {
+    fn folder(self) -> String {
+        let suffix = if self == Self::Cuda { "-cuda" } else { "" };
+        format!("libtorch-{VERSION}{suffix}")
+    }
+
+    /// How much is fetched, in words.
+    fn size(self) -> &'static str {
+        match self {
+            Self::Cpu => "about 540 MB to fetch, 1.2 GB on disk",
+            Self::Cuda => "about 2.5 GB to fetch, 3.8 GB on disk",
+        }
+    }
+
+    /// Free bytes needed while packages and unpacked files lie side by side.
+    fn room(self) -> u64 {
+        match self {
+            Self::Cpu => 2_500_000_000,
+            Self::Cuda => 7_500_000_000,
+        }
+    }
+}
+
+/// Make `.libtorch/` ready, or say why nothing is to be done.
+pub(crate) fn run(args: &LibtorchArgs) -> anyhow::Result<()> {
+    if let Some(chosen) = chosen_by_user() {
+        return accept(&chosen);
+    }
+    let has_gpu = Path::new("/dev/nvidia0").exists();
+    let kind = if args.cuda || has_gpu { Kind::Cuda } else { Kind::Cpu };
+    let cache = cache::folder()?;
+    let lock = cache::lock(&cache, kind)?;
+    let ready = match ready(&cache, kind) {
+        Some(ready) => {
+            println!("libtorch {VERSION} is in {}: nothing to fetch", ready.display());
+            ready
+        }
+        None => fetch(&cache, kind, &lock)?,
+    };
+    cache::link(&root().join(".libtorch"), &ready)
+}
+
+/// `LIBTORCH`, unless it is the value that `.cargo/config.toml` gives.
+fn chosen_by_user() -> Option<PathBuf> {
+    let value = std::env::var_os("LIBTORCH").filter(|value| !value.is_empty())?;
+    let ours = root().join(".libtorch/torch");
+    Some(PathBuf::from(value)).filter(|chosen| *chosen != ours)
+}
+
+fn accept(chosen: &Path) -> anyhow::Result<()> {
+    let problems = verify::torch_folder(chosen);
+    if !problems.is_empty() {
+        bail!("LIBTORCH={} will not do: {}; try unsetting LIBTORCH", chosen.display(), problems.join("; "));
+    }
+    println!("LIBTORCH={} holds libtorch {VERSION}: nothing to do", chosen.display());
+    Ok(())
+}
+
+/// A complete folder in the cache. One with CUDA serves those who do not need it, too.
+fn ready(cache: &Path, kind: Kind) -> Option<PathBuf> {
+    let kinds = [kind, Kind::Cuda];
+    let mut complete =
+        kinds.into_iter().filter(|kind| verify::site_folder(&cache.join(kind.folder()), *kind).is_empty());
+    complete.next().map(|kind| cache.join(kind.folder()))
+}
+
+fn fetch(cache: &Path, kind: Kind, lock: &File) -> anyhow::Result<PathBuf> {
+    let python = pip::find_python()?;
+    cache::check_room(cache, kind.room())?;
+    let ready = cache.join(kind.folder());
+    let part = cache.join(format!("{}.part", kind.folder()));
+    let site = cache::prepare_part(&part)?;
+    println!(
+        "fetching libtorch {VERSION} as {} packages with pip: {}",
+        pip::packages(kind).len(),
+        kind.size()
+    );
+    println!("into {}", ready.display());
+    pip::install(python, kind, &part, lock)?;
+    let problems = verify::site_folder(&site, kind);
+    if !problems.is_empty() {
+        bail!("pip ended well, but {}; try again after deleting {}", problems.join("; "), part.display());
+    }
+    pip::try_to_open(python, &site.join("torch/lib/libtorch_cpu.so"))?;
+    cache::keep(&site, &ready, &part)?;
+    println!("libtorch {VERSION} is ready in {}", ready.display());
+    Ok(ready)
+}

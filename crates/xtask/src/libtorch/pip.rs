@@ -1,0 +1,116 @@
+//! Fetching with pip. Which index it asks is pip's own configuration; nothing of it is set here.
+//!
+//! ```text
+//!   pip download, one package at a time ──▶ PART/wheels ──pip install, offline──▶ PART/site
+//! ```
+//! A package that has arrived is not fetched again. pip holds our lock open as its standard input, so that
+//! the folder stays locked while it runs, even when this program was killed.
+
+use super::{Kind, VERSION};
+use anyhow::{Context, bail};
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+/// The CUDA packages that even the CPU half opens.
+const BOTH: &[&str] = &["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"];
+
+/// What `libtorch_cuda.so` opens besides: the versions that torch 2.11.0 asks for.
+const ONLY_CUDA: &[&str] = &[
+    "nvidia-cublas==13.1.0.3",
+    "nvidia-cuda-nvrtc==13.0.88",
+    "nvidia-cudnn-cu13==9.19.0.56",
+    "nvidia-cufft==12.0.0.61",
+    "nvidia-cufile==1.15.1.6",
+    "nvidia-curand==10.4.0.35",
+    "nvidia-cusolver==12.0.4.66",
+    "nvidia-cusparse==12.6.3.3",
+    "nvidia-cusparselt-cu13==0.8.0",
+    "nvidia-nccl-cu13==2.28.9",
+    "nvidia-nvjitlink==13.0.88",
+    "nvidia-nvshmem-cu13==3.4.5",
+    "nvidia-nvtx==13.0.85",
+];
+
+/// The packages, each with its version. None brings others along.
+pub(crate) fn packages(kind: Kind) -> Vec<String> {
+    let more = if kind == Kind::Cuda { ONLY_CUDA } else { &[] };
+    let pinned = BOTH.iter().chain(more).map(|package| (*package).to_owned());
+    [format!("torch=={VERSION}")].into_iter().chain(pinned).collect()
+}
+
+/// `python3`, if it has pip.
+pub(crate) fn find_python() -> anyhow::Result<&'static str> {
+    let python = "python3";
+    let output = Command::new(python)
+        .args(["-m", "pip", "--version"])
+        .output()
+        .context("cannot start python3; try installing Python 3 (Debian: apt install python3-pip)")?;
+    if !output.status.success() {
+        bail!("python3 has no pip; try installing it (Debian: apt install python3-pip)");
+    }
+    Ok(python)
+}
+
+/// Fetch into `part/wheels`, then unpack into `part/site`.
+pub(crate) fn install(python: &str, kind: Kind, part: &Path, lock: &File) -> anyhow::Result<()> {
+    let packages = packages(kind);
+    let wheels = part.join("wheels");
+    for (index, package) in packages.iter().enumerate() {
+        println!("[{}/{}] {package}", index + 1, packages.len());
+        let mut download = pip(python, "download", part, lock)?;
+        download.arg("--dest").arg(&wheels).arg(package);
+        run(download)?;
+    }
+    let mut install = pip(python, "install", part, lock)?;
+    install.args(["--quiet", "--no-index", "--no-compile", "--find-links"]).arg(&wheels);
+    install.arg("--target").arg(part.join("site")).args(&packages);
+    run(install)
+}
+
+fn pip(python: &str, action: &str, part: &Path, lock: &File) -> anyhow::Result<Command> {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip", action, "--disable-pip-version-check"]);
+    command.args(["--no-deps", "--only-binary", ":all:", "--no-input"]);
+    // Temporary files on the same disk as the rest; settings that would fight with `--target` off.
+    command.env("TMPDIR", part.join("tmp")).env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
+    command.env("PIP_ROOT_USER_ACTION", "ignore").stdin(lock.try_clone().context("cannot share the lock")?);
+    Ok(command)
+}
+
+fn run(mut command: Command) -> anyhow::Result<()> {
+    let status = command.status().context("cannot start pip")?;
+    if !status.success() {
+        bail!(
+            "pip failed ({status}); torch {VERSION} needs Linux and Python 3.10 to 3.14; \
+             try the command again: packages that have arrived are kept"
+        );
+    }
+    Ok(())
+}
+
+/// Open the library once: a file that is complete may still not fit this system.
+pub(crate) fn try_to_open(python: &str, library: &Path) -> anyhow::Result<()> {
+    let script = "import ctypes, sys; ctypes.CDLL(sys.argv[1])";
+    let output =
+        Command::new(python).args(["-c", script]).arg(library).output().context("cannot start python3")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().last().unwrap_or("no message");
+        bail!("{} cannot be opened on this machine: {last}", library.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_is_pinned() {
+        for package in packages(Kind::Cuda) {
+            assert_eq!(package.matches("==").count(), 1, "{package}");
+        }
+        assert_eq!(packages(Kind::Cpu).len(), 3);
+    }
+}

@@ -1,0 +1,68 @@
+//! `cargo xtask test`: everything that must hold before a change is kept.
+//!
+//! ```text
+//!   check ─▶ docs ─▶ tests ─▶ loom ─▶ fuzz ─▶ summary      a failed step does not stop the next
+//! ```
+
+mod filter;
+mod fuzz;
+
+use crate::check;
+use crate::step::{Outcome, Step, everything};
+use crate::summary;
+use crate::workspace::{Package, Workspace, cargo};
+use filter::Filter;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Run the steps and print their summary.
+pub(crate) fn run(workspace: &Workspace) -> ExitCode {
+    let mut outcomes = check::steps(workspace);
+    outcomes.push(docs(workspace));
+    outcomes.push(tests(workspace));
+    outcomes.extend(loom(workspace));
+    outcomes.extend(fuzz::steps(workspace));
+    summary::conclude(&outcomes)
+}
+
+fn docs(workspace: &Workspace) -> Outcome {
+    let mut command = cargo();
+    command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    let deadline = Duration::from_secs(10 * 60);
+    Step { name: "docs", command, deadline, logs: &workspace.logs(), shown: everything() }.run()
+}
+
+/// Unit, integration and documentation tests. `--show-output` lets a passing test say that it was left out.
+fn tests(workspace: &Workspace) -> Outcome {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
+    let deadline = Duration::from_secs(20 * 60);
+    Step { name: "tests", command, deadline, logs: &workspace.logs(), shown: quietly() }.run()
+}
+
+/// The tests named `loom…` of every crate that has a `cfg(loom)`, in a target folder of their own.
+fn loom(workspace: &Workspace) -> Vec<Outcome> {
+    let has_loom =
+        |package: &&Package| check::mentions(workspace, &format!("crates/{}/src/", package.name), "loom");
+    let packages = workspace.packages.iter().filter(|package| package.name != "xtask");
+    packages.filter(has_loom).map(|package| loom_of(workspace, &package.name)).collect()
+}
+
+fn loom_of(workspace: &Workspace, package: &str) -> Outcome {
+    let mut command = cargo();
+    command.args(["test", "--release", "--package", package, "--lib", "loom"]);
+    command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", workspace.target_dir.join("loom"));
+    let deadline = Duration::from_secs(10 * 60);
+    let name = format!("loom {package}");
+    let mut outcome =
+        Step { name: &name, command, deadline, logs: &workspace.logs(), shown: quietly() }.run();
+    if outcome.failure.is_none() && summary::count_tests(&outcome.output).passed == 0 {
+        outcome.failure = Some("no test has `loom` in its name".to_owned());
+    }
+    outcome
+}
+
+fn quietly() -> Box<dyn FnMut(&str) -> bool> {
+    let mut filter = Filter::default();
+    Box::new(move |line| filter.shows(line))
+}
