@@ -129,7 +129,12 @@ impl Call {
             | self.dtype.map_or(0, |dtype| dtype as u64) << 8
             | self.root.map_or(0, |root| root as u64 + 1) << 16;
         let reduce = self.reduce.map_or(0, ReduceOp::code);
-        mix(mix(kind ^ sequence << 40) ^ mix(self.count as u64 ^ reduce.rotate_left(17)) ^ self.extra)
+        // Odd factors keep each part's bits apart; the last step spreads them.
+        mix(kind.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ sequence.wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
+            ^ (self.count as u64).wrapping_mul(0x1656_67b1_9e37_79f9).rotate_left(23)
+            ^ reduce.wrapping_mul(0x27d4_eb2f_1656_67c5).rotate_left(41)
+            ^ self.extra)
     }
 
     /// What is shown of it: also what travels when a rank asks another for its last call.

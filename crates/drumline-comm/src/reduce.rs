@@ -100,6 +100,19 @@ pub(crate) fn reduce_into<T: Element>(out: &mut [T], inputs: &[&[T]], op: Reduce
     with_operator::<T, _>(op, IntoOut { out, inputs });
 }
 
+/// Who comes first in rank order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Order {
+    MineFirst,
+    TheirsFirst,
+}
+
+/// `data` becomes its reduction with `theirs`, in rank order.
+pub(crate) fn reduce_with<T: Element>(data: &mut [T], theirs: &[T], order: Order, op: ReduceOp) {
+    debug_assert_eq!(data.len(), theirs.len());
+    with_operator::<T, _>(op, InPlace { data, theirs, order });
+}
+
 /// Every buffer becomes `buffers[0] ∘ buffers[1] ∘ …`: the whole work of an all-reduce whose buffers are shared.
 pub(crate) fn reduce_everywhere<T: Element>(buffers: &mut [&mut [T]], op: ReduceOp) {
     debug_assert!(buffers.iter().all(|buffer| buffer.len() == buffers[0].len()));
@@ -196,6 +209,35 @@ impl<T: Element> Loop<T> for IntoOut<'_, T> {
     }
 }
 
+struct InPlace<'a, T> {
+    data: &'a mut [T],
+    theirs: &'a [T],
+    order: Order,
+}
+
+impl<T: Element> Loop<T> for InPlace<'_, T> {
+    fn run<F, C, L>(self, Steps { first, combine, last, .. }: Steps<F, C, L>)
+    where
+        F: Fn(T::Wide) -> T::Wide + Copy,
+        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+        L: Fn(T::Wide) -> T::Wide + Copy,
+    {
+        let forward = |a, b| last(combine(first(a), first(b)));
+        let backward = |a, b| last(combine(first(b), first(a)));
+        // A handful of elements is reduced sooner than the best instruction set is looked up.
+        match (self.order, self.data.len() <= 16) {
+            (Order::MineFirst, true) => in_place(self.data, self.theirs, forward),
+            (Order::TheirsFirst, true) => in_place(self.data, self.theirs, backward),
+            (Order::MineFirst, false) => pair_in_place(self.data, self.theirs, forward),
+            (Order::TheirsFirst, false) => pair_in_place(self.data, self.theirs, backward),
+        }
+    }
+
+    fn inputs(&self) -> usize {
+        2
+    }
+}
+
 struct Everywhere<'a, 'b, T> {
     buffers: &'a mut [&'b mut [T]],
 }
@@ -234,6 +276,18 @@ impl<T: Element> Loop<T> for Everywhere<'_, '_, T> {
 fn pair_into<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(out: &mut [T], a: &[T], b: &[T], combine: C) {
     for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
         *out = T::narrow(combine(a.widen(), b.widen()));
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+fn pair_in_place<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(data: &mut [T], theirs: &[T], combine: C) {
+    in_place(data, theirs, combine);
+}
+
+#[inline(always)]
+fn in_place<T: Element>(data: &mut [T], theirs: &[T], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+    for (mine, &theirs) in data.iter_mut().zip(theirs) {
+        *mine = T::narrow(combine(mine.widen(), theirs.widen()));
     }
 }
 
@@ -293,6 +347,13 @@ mod tests {
         for buffer in &everywhere {
             assert_eq!(*buffer, out, "{op}: the two loops agree");
         }
+        if let [first, second] = inputs {
+            for (mine, theirs, order) in [(first, second, Order::MineFirst), (second, first, Order::TheirsFirst)] {
+                let mut data = mine.to_vec();
+                reduce_with(&mut data, theirs, order, op);
+                assert_eq!(data, out, "{op}: in place, {order:?}");
+            }
+        }
         out
     }
 
@@ -312,6 +373,14 @@ mod tests {
         ];
         for (op, want) in expected {
             assert_eq!(reduce(&inputs, op), want, "{op}");
+        }
+    }
+
+    #[test]
+    fn two_inputs_in_place_and_apart() {
+        let (a, b) = ([1.5f32, -2.0, 0.0, 7.25], [0.5f32, 3.0, -0.0, 1e30]);
+        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::PreMulSum(0.5)] {
+            reduce(&[&a, &b], op);
         }
     }
 

@@ -1,4 +1,24 @@
 //! Groups tested from outside: as threads, as processes, over both transports, and when things go wrong.
 
+#[path = "it/async_calls.rs"]
+mod async_calls;
+#[path = "it/bits.rs"]
+mod bits;
 #[path = "it/grid.rs"]
 mod grid;
+#[path = "it/heap.rs"]
+mod heap;
+#[path = "it/mail.rs"]
+mod mail;
+#[path = "it/mismatch.rs"]
+mod mismatch;
+#[path = "it/numbers.rs"]
+mod numbers;
+#[path = "it/objects.rs"]
+mod objects;
+#[path = "it/subgroups.rs"]
+mod subgroups;
+#[path = "it/threads.rs"]
+mod threads;
+#[path = "it/timeouts.rs"]
+mod timeouts;

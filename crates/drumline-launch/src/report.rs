@@ -1,5 +1,6 @@
 //! How a job ended: each worker's exit and last output, and which failure came first.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -106,6 +107,18 @@ pub struct RankReport {
     pub stderr: Vec<u8>,
 }
 
+impl RankReport {
+    /// What it printed on stdout, as text.
+    pub fn stdout_text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.stdout)
+    }
+
+    /// What it printed on stderr, as text.
+    pub fn stderr_text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.stderr)
+    }
+}
+
 /// A whole job's end.
 #[derive(Debug, Clone)]
 pub struct JobReport {
@@ -158,8 +171,7 @@ impl fmt::Display for RankReport {
             "---- rank {} (pid {}): {} after {:.3?}",
             self.rank, self.pid, self.exit, self.ended_after
         )?;
-        for (name, bytes) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
-            let text = String::from_utf8_lossy(bytes);
+        for (name, text) in [("stdout", self.stdout_text()), ("stderr", self.stderr_text())] {
             if !text.trim().is_empty() {
                 writeln!(f, "-- {name}:\n{}", text.trim_end())?;
             }

@@ -110,7 +110,7 @@ impl RunningJob {
     }
 
     /// Waits until a rank prints a line that contains `needle` on either stream, and returns that line.
-    /// An error if it ends, or `deadline` passes, before.
+    /// An error if it ends, or `deadline` passes, before, and at once if its output is inherited.
     pub fn wait_for_line(&self, rank: usize, needle: &str, deadline: Instant) -> Result<String, LaunchError> {
         self.crew.lock().worker(rank)?;
         let mut streams = self.crew.streams.lock();

@@ -6,15 +6,15 @@
 //! ```
 //!
 //! A cut takes down the port on the bridge's side: packets vanish, as with a pulled cable, and nobody is told.
-//! Each host also has a host name of its own. Needs root, `ip` and `unshare`. What a test that was killed has left is
-//! removed by the next one.
+//! Each host also has a host name of its own. Needs root's rights, `ip` and `unshare`. What a test that was
+//! killed has left is removed by the next one.
 
 use std::ffi::OsString;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -30,24 +30,27 @@ const WITH_HOST_NAME: &str = r#"echo "$0" >/proc/sys/kernel/hostname && exec "$@
 #[derive(Debug)]
 pub struct Hosts {
     base: String,
-    count: usize,
+    num_hosts: usize,
 }
 
 impl Hosts {
-    /// Makes `count` hosts (1 to 200); `None`, with a `SKIPPED: …` line, where this machine cannot.
-    pub fn new(count: usize) -> Result<Option<Self>> {
-        ensure!((1..=200).contains(&count), "1 to 200 hosts can be made, got {count}");
+    /// Makes `num_hosts` hosts (1 to 200); `None`, with a `SKIPPED: …` line, where this machine cannot.
+    pub fn new(num_hosts: usize) -> Result<Option<Self>> {
+        ensure!((1..=200).contains(&num_hosts), "1 to 200 hosts can be made, got {num_hosts}");
         if !tools::require_tool("ip") || !tools::require_tool("unshare") {
             return Ok(None);
         }
-        if !rustix::process::geteuid().is_root() {
-            tools::skipped("only root may make network namespaces");
+        if !Command::new("unshare").args(["--net", "--uts", "true"]).output()?.status.success() {
+            tools::skipped("this user may not make network namespaces; try root");
             return Ok(None);
         }
+        // One at a time: `ip` sets up the folder of namespaces when it makes the first one.
+        static COUNT: Mutex<u32> = Mutex::new(0);
+        let mut count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = *count;
+        *count += 1;
         remove_stale();
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let hosts = Self { base: format!("{PREFIX}-{}-{number}", std::process::id()), count };
+        let hosts = Self { base: format!("{PREFIX}-{}-{number}", std::process::id()), num_hosts };
         hosts.build()?;
         Ok(Some(hosts))
     }
@@ -57,7 +60,7 @@ impl Hosts {
         ip(&["netns", "add", &switch])?;
         ip(&["-n", &switch, "link", "add", "bridge", "type", "bridge"])?;
         ip(&["-n", &switch, "link", "set", "bridge", "up"])?;
-        (0..self.count).try_for_each(|host| self.build_host(host))
+        (0..self.num_hosts).try_for_each(|host| self.build_host(host))
     }
 
     fn build_host(&self, host: usize) -> Result<()> {
@@ -74,8 +77,8 @@ impl Hosts {
     }
 
     /// How many hosts there are.
-    pub fn count(&self) -> usize {
-        self.count
+    pub fn num_hosts(&self) -> usize {
+        self.num_hosts
     }
 
     /// A host's address: 10.77.0.1 for the first.
@@ -121,7 +124,7 @@ impl Hosts {
 /// The processes inside are their starter's to end; the network goes with the last of them.
 impl Drop for Hosts {
     fn drop(&mut self) {
-        let names = (0..self.count).map(|host| self.name(host)).chain([self.switch()]);
+        let names = (0..self.num_hosts).map(|host| self.name(host)).chain([self.switch()]);
         // One that could not be made is not there to be removed.
         names.for_each(|name| drop(ip(&["netns", "delete", &name])));
     }

@@ -26,7 +26,12 @@ struct Host {
 impl Placement {
     /// The n-th list holds the ranks of the n-th host; together they are 0, 1, … each once.
     pub(crate) fn new(hosts: &Hosts, ranks: &[&[usize]]) -> Self {
-        assert!(ranks.len() <= hosts.count(), "{} hosts for {} lists of ranks", hosts.count(), ranks.len());
+        assert!(
+            ranks.len() <= hosts.num_hosts(),
+            "{} hosts for {} lists of ranks",
+            hosts.num_hosts(),
+            ranks.len()
+        );
         let mut all = ranks.concat();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..all.len()), "each rank from 0 on has one host, got {ranks:?}");

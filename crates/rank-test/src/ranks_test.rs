@@ -80,3 +80,12 @@ pub fn run_test(ranks: Ranks, body: impl FnOnce() -> Result<()>, control: impl F
         panic!("{error:?}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    mod nested {
+        crate::ranks_test!(unit_tests_in_nested_modules_find_themselves, 2, {
+            assert_eq!(std::env::var("WORLD_SIZE")?, "2");
+        });
+    }
+}

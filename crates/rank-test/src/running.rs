@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use drumline_launch::{Exit, JobReport, RunningJob, Signal};
 
 use crate::in_rank;
@@ -101,7 +101,7 @@ impl RunningRanks {
                 None => {}
             }
         }
-        self.watch.none_within(CLEAN_WITHIN)?;
+        self.watch.none_within(CLEAN_WITHIN).map_err(|left| anyhow!("{left}\n{report}"))?;
         Ok(report)
     }
 }

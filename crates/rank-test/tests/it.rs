@@ -6,4 +6,5 @@ mod it {
     mod faults;
     mod hosts;
     mod meeting;
+    mod skipping;
 }

@@ -202,7 +202,7 @@ impl Tiers {
         heap: Option<Symmetric<'_>>,
     ) -> Result<(), Stop> {
         if let Some(node) = self.one_node() {
-            return node.gather(cx, input, Some(output), counts, heap);
+            return node.gather(cx, input, Some(output), counts, None, heap);
         }
         let even = self.topology.is_even() && counts.iter().all(|&count| count == counts[0]);
         if self.node.is_some() && even {
@@ -225,7 +225,7 @@ impl Tiers {
         Team::new(&mut self.mesh, &rail).gather_all(cx, input, &mut column, &vec![count; nodes])?;
         let node = self.node.as_mut().expect("checked by the caller");
         let mut columns = vec![T::zeroed(); column.len() * node.ranks()];
-        node.gather(cx, &column, Some(&mut columns), &vec![column.len(); node.ranks()], None)?;
+        node.gather(cx, &column, Some(&mut columns), &vec![column.len(); node.ranks()], None, None)?;
         for (place, column) in columns.chunks(column.len().max(1)).enumerate() {
             for (ranks, cell) in self.topology.nodes.iter().zip(column.chunks(count.max(1))) {
                 output[ranks[place] * count..][..count].copy_from_slice(cell);
@@ -244,7 +244,7 @@ impl Tiers {
     ) -> Result<(), Stop> {
         if let Some(node) = self.one_node() {
             let output = output.filter(|_| node.me() == root);
-            return node.gather(cx, input, output, counts, None);
+            return node.gather(cx, input, output, counts, Some(root), None);
         }
         let everybody = self.topology.everybody();
         Team::new(&mut self.mesh, &everybody).gather(cx, input, output, counts, root)
@@ -312,7 +312,7 @@ pub(crate) enum Evenness {
 fn longest_cell(node: &mut Node, cx: &Context<'_>, sends: &[usize], receives: &[usize]) -> Result<usize, Stop> {
     let mine: Vec<u64> = sends.iter().map(|&count| count as u64).collect();
     let mut all = vec![0u64; mine.len() * mine.len()];
-    node.gather(cx, &mine, Some(&mut all), &vec![mine.len(); mine.len()], None)?;
+    node.gather(cx, &mine, Some(&mut all), &vec![mine.len(); mine.len()], None, None)?;
     for (peer, (row, &expected)) in all.chunks(mine.len()).zip(receives).enumerate() {
         let given = row[node.me()];
         if given != expected as u64 {

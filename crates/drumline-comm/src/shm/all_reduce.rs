@@ -10,13 +10,14 @@
 
 use std::ops::Range;
 
+use super::copy::copy;
 use super::heap::Symmetric;
 use super::layout::Area;
 use super::line::INLINE;
 use super::node::{Context, Node};
 use super::wait::Stop;
 use crate::element::Element;
-use crate::reduce::{ReduceOp, reduce_everywhere, reduce_into};
+use crate::reduce::{Order, ReduceOp, reduce_everywhere, reduce_into, reduce_with};
 use crate::select::{NodeReduce, node_reduce};
 use crate::slices::{chunks, part};
 
@@ -78,14 +79,18 @@ impl Node {
         }
         if self.ranks() == 2 {
             let theirs = self.words::<WORDS>(1 - self.me());
-            let pair = if self.me() == 0 { [mine, theirs] } else { [theirs, mine] };
-            reduce_into(data, &[view(&pair[0], data.len()), view(&pair[1], data.len())], op);
+            reduce_with(data, view(&theirs, data.len()), self.order(), op);
             return Ok(());
         }
         let all: Vec<[u64; WORDS]> = (0..self.ranks()).map(|rank| self.words(rank)).collect();
         let inputs: Vec<&[T]> = all.iter().map(|words| view(words, data.len())).collect();
         reduce_into(data, &inputs, op);
         Ok(())
+    }
+
+    /// Of two ranks, who comes first.
+    fn order(&self) -> Order {
+        if self.me() == 0 { Order::MineFirst } else { Order::TheirsFirst }
     }
 
     fn reduce_one_shot<T: Element>(
@@ -98,7 +103,7 @@ impl Node {
     ) -> Result<(), Stop> {
         for range in chunks(data.len(), chunk) {
             // SAFETY: the round before was awaited from all (`round`), and nothing is published until the copy is done.
-            unsafe { self.fill(Area::Stage, 0, range.len()) }.copy_from_slice(&data[range.clone()]);
+            copy(unsafe { self.fill(Area::Stage, 0, range.len()) }, &data[range.clone()]);
             self.round(cx, &[])?;
             if keep.kept_by(self.me()) {
                 self.reduce_stages(&mut data[range], op);
@@ -110,11 +115,14 @@ impl Node {
     fn reduce_stages<T: Element>(&self, out: &mut [T], op: ReduceOp) {
         // SAFETY: all ranks were awaited in this round, and this rank publishes again only after this call.
         let stage = |rank| unsafe { self.filled::<T>(rank, Area::Stage, 0..out.len()) };
-        if self.ranks() == 2 {
-            return reduce_into(out, &[stage(0), stage(1)], op);
+        if self.ranks() > 2 {
+            let inputs: Vec<&[T]> = (0..self.ranks()).map(stage).collect();
+            return reduce_into(out, &inputs, op);
         }
-        let inputs: Vec<&[T]> = (0..self.ranks()).map(stage).collect();
-        reduce_into(out, &inputs, op);
+        let peer = 1 - self.me();
+        reduce_with(out, stage(peer), self.order(), op);
+        // SAFETY: as above, and of two ranks only this one reads the other's place.
+        unsafe { self.take_over::<T>(peer, Area::Stage, 0..out.len()) };
     }
 
     fn reduce_two_phase<T: Element>(
@@ -132,7 +140,7 @@ impl Node {
             }
             if let Some(range) = &coming {
                 // SAFETY: as in one-shot; stage and result are different places.
-                unsafe { self.fill(Area::Stage, 0, range.len()) }.copy_from_slice(&data[range.clone()]);
+                copy(unsafe { self.fill(Area::Stage, 0, range.len()) }, &data[range.clone()]);
             }
             self.round(cx, &[])?;
             if let Some(range) = staged.filter(|_| keep.kept_by(self.me())) {
@@ -154,13 +162,17 @@ impl Node {
             (out, (0..self.ranks()).map(stage).collect::<Vec<_>>())
         };
         reduce_into(out, &inputs, op);
+        for peer in self.peers() {
+            // SAFETY: only this rank reads its part of the peers' chunks.
+            unsafe { self.take_over::<T>(peer, Area::Stage, mine.clone()) };
+        }
     }
 
     fn collect_parts<T: Element>(&self, out: &mut [T]) {
         for rank in 0..self.ranks() {
             let range = part(out.len(), self.ranks(), rank, size_of::<T>());
             // SAFETY: `rank` was awaited in the current round, in which it published its part.
-            out[range.clone()].copy_from_slice(unsafe { self.filled(rank, Area::Result, range) });
+            copy(&mut out[range.clone()], unsafe { self.filled(rank, Area::Result, range) });
         }
     }
 

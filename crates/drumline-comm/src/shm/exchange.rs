@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use super::copy::copy;
 use super::heap::Symmetric;
 use super::layout::Area;
 use super::node::{Context, Node};
@@ -21,27 +22,44 @@ use crate::reduce::{ReduceOp, reduce_into};
 use crate::select::node_chunk;
 use crate::slices::{chunks, clip, offsets, part};
 
+/// Who reads the rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Readers {
+    All,
+    Only(usize),
+}
+
+impl Readers {
+    fn include(self, rank: usize) -> bool {
+        self == Readers::All || self == Readers::Only(rank)
+    }
+}
+
 impl Node {
     /// Row exchange: `rows[i]` is the length of rank `i`'s row. This rank stages `mine` (empty if it has nothing to give);
-    /// `take` is called with each peer, the range of its row, and the data.
+    /// if it reads, `take` is called with each peer, the range of its row, and the data.
     fn rows<T: Element>(
         &mut self,
         cx: &Context<'_>,
         mine: &[T],
         rows: &[usize],
+        readers: Readers,
         mut take: impl FnMut(usize, Range<usize>, &[T]),
     ) -> Result<(), Stop> {
+        let alone = self.ranks() == 2 || readers == Readers::Only(self.me());
         let longest = rows.iter().copied().max().unwrap_or(0);
         for window in chunks(longest, node_chunk(longest * size_of::<T>()) / size_of::<T>()) {
             let given = clip(mine.len(), &window);
             // SAFETY: the round before was awaited from all, and nothing is published until the copy is done.
-            unsafe { self.fill(Area::Stage, 0, given.len()) }.copy_from_slice(&mine[given]);
+            copy(unsafe { self.fill(Area::Stage, 0, given.len()) }, &mine[given]);
             self.round(cx, &[])?;
-            for peer in self.peers() {
+            for peer in self.peers().filter(|_| readers.include(self.me())) {
                 let range = clip(rows[peer], &window);
-                if !range.is_empty() {
-                    // SAFETY: all were awaited in this round.
-                    take(peer, range.clone(), unsafe { self.filled(peer, Area::Stage, 0..range.len()) });
+                // SAFETY: all were awaited in this round.
+                take(peer, range.clone(), unsafe { self.filled(peer, Area::Stage, 0..range.len()) });
+                if alone {
+                    // SAFETY: nobody else reads this place.
+                    unsafe { self.take_over::<T>(peer, Area::Stage, 0..range.len()) };
                 }
             }
         }
@@ -65,7 +83,7 @@ impl Node {
             let range = cell(peer);
             // SAFETY: as in `rows`; cells do not overlap.
             let place = unsafe { self.fill(Area::Stage, peer * self.cell_capacity::<T>(), range.len()) };
-            place.copy_from_slice(&input[range]);
+            copy(place, &input[range]);
         }
         self.round(cx, &[])
     }
@@ -75,6 +93,13 @@ impl Node {
         let start = self.me() * self.cell_capacity::<T>();
         // SAFETY: `pass_cells` awaited all.
         unsafe { self.filled(peer, Area::Stage, start..start + len) }
+    }
+
+    /// Done with the cell of `peer`.
+    fn take_over_cell<T: Element>(&self, peer: usize, len: usize) {
+        let start = self.me() * self.cell_capacity::<T>();
+        // SAFETY: as above, and a cell has one reader.
+        unsafe { self.take_over::<T>(peer, Area::Stage, start..start + len) };
     }
 
     /// `data` of the root is copied to all.
@@ -88,35 +113,37 @@ impl Node {
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
             if self.me() != root {
                 // SAFETY: the root is inside this call and does not write; this rank's slice is its own.
-                data.copy_from_slice(unsafe { heap.slice(root, 0..data.len()) });
+                copy(data, unsafe { heap.slice(root, 0..data.len()) });
             }
             return self.round(cx, &[]);
         }
         let mut rows = vec![0; self.ranks()];
         rows[root] = data.len();
         if self.me() == root {
-            self.rows(cx, data, &rows, |_, _, _: &[T]| {})
+            self.rows(cx, data, &rows, Readers::All, |_, _, _: &[T]| {})
         } else {
-            self.rows(cx, &[], &rows, |_, range, given| data[range].copy_from_slice(given))
+            self.rows(cx, &[], &rows, Readers::All, |_, range, given| copy(&mut data[range], given))
         }
     }
 
-    /// Every rank's `input` laid end to end in `output`, on those that have one. `counts[i]` is the length of rank `i`'s.
+    /// Every rank's `input` laid end to end in `output`, on the root or on all. `counts[i]` is the length of rank `i`'s.
     pub(crate) fn gather<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
         mut output: Option<&mut [T]>,
         counts: &[usize],
+        root: Option<usize>,
         heap: Option<Symmetric<'_>>,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
+        let readers = root.map_or(Readers::All, Readers::Only);
         if let Some(output) = &mut output {
-            output[starts[self.me()]..][..input.len()].copy_from_slice(input);
+            copy(&mut output[starts[self.me()]..][..input.len()], input);
         }
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
             if let Some(output) = &mut output {
-                output[starts[peer]..][range].copy_from_slice(given);
+                copy(&mut output[starts[peer]..][range], given);
             }
         };
         let longest = counts.iter().copied().max().unwrap_or(0);
@@ -127,7 +154,7 @@ impl Node {
             }
             return self.round(cx, &[]);
         }
-        self.rows(cx, input, counts, place)
+        self.rows(cx, input, counts, readers, place)
     }
 
     /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
@@ -144,11 +171,12 @@ impl Node {
                 Some(input) => {
                     let cell = |peer: usize| peer * count + window.start..peer * count + window.end;
                     self.pass_cells(cx, input, cell)?;
-                    output[window.clone()].copy_from_slice(&input[cell(root)]);
+                    copy(&mut output[window.clone()], &input[cell(root)]);
                 }
                 None => {
                     self.pass_cells::<T>(cx, &[], |_| 0..0)?;
-                    output[window.clone()].copy_from_slice(self.cell(root, window.len()));
+                    copy(&mut output[window.clone()], self.cell(root, window.len()));
+                    self.take_over_cell::<T>(root, window.len());
                 }
             }
         }
@@ -164,12 +192,13 @@ impl Node {
         longest: usize,
     ) -> Result<(), Stop> {
         let (from, to, me) = (offsets(sends), offsets(receives), self.me());
-        output[to[me]..][..receives[me]].copy_from_slice(&input[from[me]..][..sends[me]]);
+        copy(&mut output[to[me]..][..receives[me]], &input[from[me]..][..sends[me]]);
         for window in self.cell_windows::<T>(longest) {
             self.pass_cells(cx, input, |peer| shifted(clip(sends[peer], &window), from[peer]))?;
             for peer in self.peers() {
                 let range = clip(receives[peer], &window);
-                output[to[peer]..][range.clone()].copy_from_slice(self.cell(peer, range.len()));
+                copy(&mut output[to[peer]..][range.clone()], self.cell(peer, range.len()));
+                self.take_over_cell::<T>(peer, range.len());
             }
         }
         Ok(())
@@ -205,6 +234,7 @@ impl Node {
                 let inputs: Vec<&[T]> = (0..ranks).map(given).collect();
                 reduce_into(&mut output[range.clone()], &inputs, op);
             }
+            self.peers().for_each(|peer| self.take_over_cell::<T>(peer, range.len()));
         }
         Ok(())
     }
@@ -237,7 +267,7 @@ impl Node {
         let ranges = self.ranges::<T>(data.len(), parts);
         let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
         let mine = data[ranges[self.me()].clone()].to_vec();
-        self.gather(cx, &mine, Some(data), &counts, None)
+        self.gather(cx, &mine, Some(data), &counts, None, None)
     }
 
     fn ranges<T>(&self, len: usize, parts: usize) -> Vec<Range<usize>> {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::segment::{Pages, Segment};
 use crate::element::Element;
+use crate::select::DIRECT_MIN;
 
 const PAGE: usize = 4096;
 
@@ -101,9 +102,12 @@ impl Heap {
         regions.insert(region.base(), Arc::downgrade(region));
     }
 
-    /// The region that holds all of `slice`, and where in it, if there is one.
+    /// The region that holds all of `slice`, and where in it, if there is one and the slice is long enough to matter.
     #[inline]
     pub(crate) fn find<T>(&self, slice: &[T]) -> Option<Found> {
+        if size_of_val(slice) < DIRECT_MIN {
+            return None;
+        }
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if regions.is_empty() {
             return None;
@@ -176,15 +180,16 @@ mod tests {
     #[test]
     fn buffers_are_found_by_address() {
         let heap = Heap::default();
-        let (a, b) = (region(1000, 0), region(400, 1));
+        let (a, b) = (region(100_000, 0), region(400_000, 1));
         heap.add(&a);
         heap.add(&b);
-        let buffer = HeapBuffer::<f32>::new(b.clone(), 100);
-        let found = heap.find(&buffer[10..20]).unwrap();
+        let buffer = HeapBuffer::<f32>::new(b.clone(), 100_000);
+        let found = heap.find(&buffer[10..20_000]).unwrap();
         assert_eq!(found.symmetric().words(), [2, 40]);
-        assert!(heap.find(&vec![0f32; 10]).is_none());
+        assert!(heap.find(&buffer[10..20]).is_none(), "too short to matter");
+        assert!(heap.find(&vec![0f32; 20_000]).is_none());
         drop((found, buffer, b));
-        assert!(heap.find(&HeapBuffer::<u8>::new(a, 1000)).is_some());
+        assert!(heap.find(&HeapBuffer::<u8>::new(a, 100_000)).is_some());
     }
 
     #[test]
@@ -195,6 +200,6 @@ mod tests {
         drop(a);
         heap.add(&region(64, 1));
         assert!(heap.regions.lock().unwrap().len() <= 2);
-        assert!(heap.find(&[1u8, 2, 3]).is_none());
+        assert!(heap.find(&vec![1u8; DIRECT_MIN]).is_none());
     }
 }

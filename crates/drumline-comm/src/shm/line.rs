@@ -14,7 +14,7 @@
 //! needed, a small message costs one transfer of one cache line each way, and flags have a single writer.
 //!
 //! Sleeping: a waiter that has run out of patience raises `asleep`, looks once more, and sleeps on its `bell`; a publisher
-//! looks at `asleep` after publishing. The fence on both sides makes it impossible that each misses the other.
+//! looks at `asleep` some time after publishing. The fence on both sides makes it impossible that each misses the other.
 //!
 //! In: epochs in order. Out: happens-before from filling to reading. Not here: what is filled (`node`), patience (`wait`).
 //! The types are those of loom under `--cfg loom`, where the tests below try every interleaving.
@@ -59,6 +59,15 @@ impl Flags {
             slot.store(word, Ordering::Relaxed);
         }
         line.epoch.store(epoch, Ordering::Release);
+    }
+
+    /// For the owner, after round `epoch`: asks for the line of the next round, which a peer read last, so that it is here
+    /// when it is written.
+    #[inline]
+    pub(crate) fn fetch_next(&self, epoch: u64) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        super::prefetch_for_writing(&self.lines[((epoch + 1) & 1) as usize]);
+        let _ = epoch;
     }
 
     /// Whether this rank has published round `epoch`. If so, all it wrote before is visible.

@@ -8,6 +8,7 @@
 
 mod all_reduce;
 pub(crate) mod bytes;
+mod copy;
 mod exchange;
 mod heap;
 mod layout;
@@ -30,3 +31,12 @@ pub(crate) use node::{Context, Node};
 pub(crate) use passing::{Door, Passing};
 pub(crate) use segment::{Pages, Segment, create};
 pub(crate) use wait::{Patience, Stop, Watch};
+
+/// Brings the cache line of `place` to this core, ready to be written.
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[inline]
+fn prefetch_for_writing<T>(place: &T) {
+    use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+    // SAFETY: a prefetch reads and writes nothing.
+    unsafe { _mm_prefetch::<_MM_HINT_ET0>(std::ptr::from_ref(place).cast()) };
+}

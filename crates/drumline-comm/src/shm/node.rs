@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::heap::Symmetric;
 use super::layout::{Area, Control, Layout, STAGE};
 use super::line::Bell;
+use super::record::KnownSites;
 use super::segment::Segment;
 use super::wait::{Patience, Stop, Watch, wake};
 use crate::call::{Call, Trace};
@@ -39,11 +40,10 @@ pub(crate) struct Node {
     /// The last round this rank published.
     epoch: u64,
     patience: Patience,
-    last_site: *const std::panic::Location<'static>,
+    known_sites: KnownSites,
 }
 
-// SAFETY: the pointers lead into `segment`, which is kept alive here and is not tied to a thread; `last_site` is only
-// compared, never followed.
+// SAFETY: the pointers lead into `segment`, which is kept alive here and is not tied to a thread.
 unsafe impl Send for Node {}
 
 impl Node {
@@ -51,7 +51,7 @@ impl Node {
     pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, patience: Patience) -> Self {
         let layout = Layout::new(members.len());
         let controls = (0..members.len()).map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast()).collect();
-        Self { segment, controls, layout, members, me, epoch: 0, patience, last_site: std::ptr::null() }
+        Self { segment, controls, layout, members, me, epoch: 0, patience, known_sites: KnownSites::default() }
     }
 
     pub(crate) fn me(&self) -> usize {
@@ -82,9 +82,9 @@ impl Node {
     /// Notes the call where peers can read it.
     #[inline]
     pub(crate) fn note(&mut self, call: &Call, sequence: u64) {
-        let new_site = !std::ptr::eq(self.last_site, call.site);
-        self.last_site = call.site;
-        self.control(self.me).record.write(call, sequence, new_site);
+        // SAFETY: as in `control`, which cannot be called while another field is borrowed mutably.
+        let control = unsafe { self.controls[self.me].as_ref() };
+        control.record.write(call, sequence, &mut self.known_sites);
     }
 
     /// The last call of a rank of this node.
@@ -94,18 +94,14 @@ impl Node {
 
     /// Publishes the next round; `words` ride beside the flag.
     #[inline]
-    pub(super) fn publish(&mut self, cx: &Context<'_>, words: &[u64]) {
+    fn publish(&mut self, cx: &Context<'_>, words: &[u64]) {
         self.epoch += 1;
         self.control(self.me).flags.publish(self.epoch, cx.fingerprint, words);
-        Bell::order();
-        for peer in self.peers() {
-            wake(&self.control(peer).flags.bell);
-        }
     }
 
     /// Waits until `peer` has published this round too, and checks that it makes the same call.
     #[inline]
-    pub(super) fn await_peer(&self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
+    fn await_peer(&self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
         let flags = &self.control(peer).flags;
         let (bell, member) = (&self.control(self.me).flags.bell, self.members[peer]);
         self.patience.wait(bell, &cx.watch, Some(member), || flags.arrived(self.epoch))?;
@@ -127,7 +123,19 @@ impl Node {
                 other => other?,
             }
         }
+        self.wake_sleepers();
         outcome
+    }
+
+    /// Wakes peers that sleep. Everybody waits for the last to arrive, so it is early enough to look for sleepers after
+    /// having waited; the fence then costs little, since the flag has long left this core.
+    #[inline]
+    fn wake_sleepers(&self) {
+        Bell::order();
+        for peer in self.peers() {
+            wake(&self.control(peer).flags.bell);
+        }
+        self.control(self.me).flags.fetch_next(self.epoch);
     }
 
     /// The words a rank published beside the flag of this round.
@@ -193,6 +201,22 @@ impl Node {
         let start = self.place(rank, area, self.epoch, range.start, range.len());
         // SAFETY: passed on to the caller; the owner overwrites the place only after this rank's next publish.
         unsafe { std::slice::from_raw_parts(start, range.len()) }
+    }
+
+    /// Takes over the cache lines of what was read, by writing to each; call when this rank is done with them.
+    ///
+    /// Their owner will fill them again. Lines that its core and ours both hold for reading cost it dearly then, several
+    /// times a plain transfer; lines that only we hold, changed, come back at once.
+    ///
+    /// # Safety
+    /// As for [`filled`](Self::filled); besides, no other rank, the owner included, may read the range in this round.
+    pub(super) unsafe fn take_over<T: Element>(&self, rank: usize, area: Area, range: Range<usize>) {
+        const LINE: usize = 64;
+        let start = self.place::<T>(rank, area, self.epoch, range.start, range.len()).cast::<u8>();
+        for offset in (0..range.len() * size_of::<T>()).step_by(LINE) {
+            // SAFETY: inside the range, which nobody else uses until this rank publishes again.
+            unsafe { start.add(offset).write_volatile(0) };
+        }
     }
 
     fn place<T>(&self, rank: usize, area: Area, epoch: u64, offset: usize, len: usize) -> *mut T {

@@ -1,7 +1,8 @@
 //! The last call of a rank, where its peers can read it even when it is frozen.
 //!
 //! Only the owner writes, before each call; others read when something went wrong. A reader that meets a half-written
-//! record sees two different sequence numbers and looks again.
+//! record sees two different sequence numbers and looks again. The text of a place in the program is written when a call
+//! is first made from there; later calls only name its slot.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -12,6 +13,9 @@ use crate::reduce::ReduceOp;
 /// Longest `file:line` kept; the end of a longer one is kept, since that tells files apart.
 const SITE_BYTES: usize = 96;
 
+/// Places in the program remembered at a time.
+const SITES: usize = 64;
+
 #[repr(C, align(128))]
 pub(crate) struct Record {
     before: AtomicU64,
@@ -20,15 +24,31 @@ pub(crate) struct Record {
     root: AtomicU64,
     factor: AtomicU64,
     extra: AtomicU64,
-    site_len: AtomicU64,
-    site: [AtomicU64; SITE_BYTES / 8],
+    site: AtomicU64,
     after: AtomicU64,
+    sites: [Site; SITES],
+}
+
+#[repr(C)]
+struct Site {
+    len: AtomicU64,
+    text: [AtomicU64; SITE_BYTES / 8],
+}
+
+/// Which places in the program the owner has written to its record.
+#[derive(Debug)]
+pub(crate) struct KnownSites([usize; SITES]);
+
+impl Default for KnownSites {
+    fn default() -> Self {
+        Self([0; SITES])
+    }
 }
 
 impl Record {
-    /// Notes the call; `new_site` says whether the place in the program differs from that of the call before.
+    /// Notes the call.
     #[inline]
-    pub(crate) fn write(&self, call: &Call, sequence: u64, new_site: bool) {
+    pub(crate) fn write(&self, call: &Call, sequence: u64, known: &mut KnownSites) {
         let put = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         put(&self.before, sequence);
         fence(Ordering::Release);
@@ -38,22 +58,32 @@ impl Record {
         put(&self.root, call.root.map_or(0, |root| root as u64 + 1));
         put(&self.factor, factor.to_bits());
         put(&self.extra, call.extra);
-        if new_site {
-            self.write_site(call);
-        }
+        put(&self.site, self.slot(call, known) as u64);
         self.after.store(sequence, Ordering::Release);
     }
 
+    #[inline]
+    fn slot(&self, call: &Call, known: &mut KnownSites) -> usize {
+        let address = std::ptr::from_ref(call.site) as usize;
+        // Locations lie next to each other in the binary.
+        let slot = address / size_of::<std::panic::Location<'_>>() % SITES;
+        if known.0[slot] != address {
+            known.0[slot] = address;
+            self.write_site(slot, call);
+        }
+        slot
+    }
+
     #[cold]
-    fn write_site(&self, call: &Call) {
+    fn write_site(&self, slot: usize, call: &Call) {
         let text = format!("{}:{}", call.site.file(), call.site.line());
         let bytes = &text.as_bytes()[text.len().saturating_sub(SITE_BYTES)..];
-        for (word, chunk) in self.site.iter().zip(bytes.chunks(8)) {
+        for (word, chunk) in self.sites[slot].text.iter().zip(bytes.chunks(8)) {
             let mut value = [0; 8];
             value[..chunk.len()].copy_from_slice(chunk);
             word.store(u64::from_le_bytes(value), Ordering::Relaxed);
         }
-        self.site_len.store(bytes.len() as u64, Ordering::Relaxed);
+        self.sites[slot].len.store(bytes.len() as u64, Ordering::Relaxed);
     }
 
     /// The last call noted here.
@@ -73,8 +103,9 @@ impl Record {
     fn read_once(&self, sequence: u64) -> Trace {
         let take = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let kind = take(&self.kind);
-        let len = (take(&self.site_len) as usize).min(SITE_BYTES);
-        let bytes: Vec<u8> = self.site.iter().flat_map(|word| take(word).to_le_bytes()).take(len).collect();
+        let site = &self.sites[take(&self.site) as usize % SITES];
+        let len = (take(&site.len) as usize).min(SITE_BYTES);
+        let bytes: Vec<u8> = site.text.iter().flat_map(|word| take(word).to_le_bytes()).take(len).collect();
         let call = Call {
             op: Op::from_code(kind as u8).unwrap_or(Op::Barrier),
             dtype: DType::from_code((kind >> 8) as u8),
@@ -122,15 +153,19 @@ mod tests {
 
     #[test]
     fn a_record_comes_back_as_it_was_written() {
-        let fd = create(4096, Pages::WhenTouched).unwrap();
-        let segment = Segment::map(&fd, 4096, Pages::WhenTouched).unwrap();
+        let fd = create(size_of::<Record>(), Pages::WhenTouched).unwrap();
+        let segment = Segment::map(&fd, size_of::<Record>(), Pages::WhenTouched).unwrap();
         // SAFETY: fresh zeroed memory, aligned to a page; all-zero is a valid record of atomics.
         let record = unsafe { segment.at(0, size_of::<Record>()).cast::<Record>().as_ref() };
         assert_eq!(record.read().to_string(), "no call yet");
         let call = Call::new(Op::Reduce).of(DType::F16, 99).reduce(ReduceOp::PreMulSum(0.5)).root(3);
-        record.write(&call, 12, true);
+        let mut known = KnownSites::default();
+        record.write(&call, 12, &mut known);
         assert_eq!(record.read(), call.trace(12));
-        record.write(&call.reduce(ReduceOp::Max), 13, false);
-        assert_eq!(record.read(), call.reduce(ReduceOp::Max).trace(13));
+        let elsewhere = Call::new(Op::Barrier);
+        record.write(&elsewhere, 13, &mut known);
+        assert_eq!(record.read(), elsewhere.trace(13));
+        record.write(&call, 14, &mut known);
+        assert_eq!(record.read(), call.trace(14));
     }
 }

@@ -44,6 +44,9 @@ pub(crate) struct Patience {
     yields: u32,
 }
 
+/// Looks without a pause in between.
+const CLOSE_LOOKS: u32 = 32;
+
 /// Longest sleep before a waiter looks at death and deadline again.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -62,11 +65,14 @@ impl Patience {
         peer: Option<usize>,
         ready: impl Fn() -> bool,
     ) -> Result<(), Stop> {
-        for _ in 0..self.spins {
+        for spin in 0..self.spins {
             if ready() {
                 return Ok(());
             }
-            std::hint::spin_loop();
+            // The first looks follow each other closely: a peer that is just arriving should be seen at once.
+            if spin >= CLOSE_LOOKS {
+                std::hint::spin_loop();
+            }
         }
         if ready() { Ok(()) } else { self.wait_long(bell, watch, peer, ready) }
     }

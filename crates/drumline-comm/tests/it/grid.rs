@@ -4,49 +4,14 @@
 
 use std::time::Duration;
 
-use drumline_comm::{CommError, DType, Element, GroupOptions, LocalGroup, ProcessGroup, ReduceOp, Transport, bf16, f16};
+use drumline_comm::{CommError, DType, GroupOptions, LocalGroup, ProcessGroup, ReduceOp, Transport, bf16, f16};
+
+use crate::numbers::{Number, buffer, check, value};
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 const LENGTHS: [usize; 8] = [0, 1, 3, 12, 13, 100, 1_000, 70_001];
 
 type Result<T = ()> = std::result::Result<T, CommError>;
-
-/// An element type made from small numbers.
-trait Number: Element {
-    fn of(number: i64) -> Self;
-}
-
-macro_rules! number {
-    ($($type:ty: $number:ident => $make:expr;)*) => {$(
-        impl Number for $type {
-            fn of($number: i64) -> Self { $make }
-        }
-    )*};
-}
-
-number! {
-    f64: n => n as f64;
-    f32: n => n as f32;
-    f16: n => f16::from_f32(n as f32);
-    bf16: n => bf16::from_f32(n as f32);
-    i8: n => n as i8;
-    i16: n => n as i16;
-    i32: n => n as i32;
-    i64: n => n;
-    u8: n => n as u8;
-    u16: n => n as u16;
-    u32: n => n as u32;
-    u64: n => n as u64;
-    bool: n => n % 2 != 0;
-}
-
-fn value(rank: usize, i: usize) -> i64 {
-    ((rank * 5 + i * 3) % 7 + 1) as i64
-}
-
-fn buffer<T: Number>(rank: usize, len: usize) -> Vec<T> {
-    (0..len).map(|i| T::of(value(rank, i))).collect()
-}
 
 fn options(transport: Transport) -> GroupOptions {
     GroupOptions { transport, timeout: Duration::from_secs(60) }
@@ -111,12 +76,6 @@ fn reductions<T: Number>(group: &ProcessGroup, len: usize) -> Result {
         }
     }
     Ok(())
-}
-
-fn check<T: Element>(got: &[T], want: impl Fn(usize) -> T, what: impl Fn() -> String) {
-    for (i, &x) in got.iter().enumerate() {
-        assert_eq!(x, want(i), "{} at {i}", what());
-    }
 }
 
 macro_rules! for_all_types {

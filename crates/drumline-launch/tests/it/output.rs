@@ -13,8 +13,8 @@ fn shells(nproc: usize, script: &str) -> LocalJob {
 fn streams_are_kept_apart() {
     let report = shells(2, "echo out $RANK; echo err $RANK >&2; printf end").start().unwrap().wait();
     for (rank, worker) in report.ranks.iter().enumerate() {
-        assert_eq!(String::from_utf8_lossy(&worker.stdout), format!("out {rank}\nend"));
-        assert_eq!(String::from_utf8_lossy(&worker.stderr), format!("err {rank}\n"));
+        assert_eq!(worker.stdout_text(), format!("out {rank}\nend"));
+        assert_eq!(worker.stderr_text(), format!("err {rank}\n"));
     }
 }
 

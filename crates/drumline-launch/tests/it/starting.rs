@@ -14,7 +14,7 @@ fn every_rank_has_its_place_and_a_session_of_its_own() {
     for (rank, worker) in report.ranks.iter().enumerate() {
         let pid = worker.pid;
         let expected = format!("{rank} 3 {rank} 3 0 1 green\n{pid} {pid} {pid}\n");
-        assert_eq!(String::from_utf8_lossy(&worker.stdout), expected);
+        assert_eq!(worker.stdout_text(), expected);
     }
 }
 
@@ -24,7 +24,7 @@ fn the_job_key_is_inherited_in_memory_that_cannot_be_changed() {
                   sh -c \"printf x >>$key && echo changed\" 2>/dev/null; wc -c <$key";
     let job = LocalJob::new(1, "sh", ["-c", script]).env("DRUMLINE_TRANSPORT", "tcp");
     let report = job.output(Output::Capture).start().unwrap().wait();
-    assert_eq!(String::from_utf8_lossy(&report.ranks[0].stdout), "32\nnone\n32\n", "{report}");
+    assert_eq!(report.ranks[0].stdout_text(), "32\nnone\n32\n", "{report}");
 }
 
 #[test]

@@ -36,8 +36,8 @@ ranks_test!(
         assert_eq!(exits, [Exit::Code(0), Exit::Code(1), Exit::Code(101), Exit::Code(7)]);
         assert_eq!(report.ranks[0].stdout, b"rank 0 is fine\n");
         assert_eq!(report.ranks[0].stderr, b"");
-        assert!(String::from_utf8_lossy(&report.ranks[1].stderr).contains("rank 1 returns an error"));
-        assert!(String::from_utf8_lossy(&report.ranks[2].stderr).contains("rank 2 panics"));
+        assert!(report.ranks[1].stderr_text().contains("rank 1 returns an error"));
+        assert!(report.ranks[2].stderr_text().contains("rank 2 panics"));
     }
 );
 

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use rank_test::leftovers::{Leftover, Watch};
 use rank_test::{Exit, Signal, fault, ranks_test};
+use rustix::process::{Pid, kill_process};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -119,19 +121,33 @@ ranks_test!(
     1,
     {
         // A session of its own, so that it is in no group that the launcher knows.
-        std::process::Command::new("setsid").args(["sleep", "3"]).spawn()?.wait().map(drop).ok();
-        println!("not reached while it sleeps");
+        std::process::Command::new("setsid").args(["sleep", "61"]).spawn()?.wait()?;
     },
     |ranks| {
         let running = ranks.start()?;
         let watch = running.watch();
-        let start = Instant::now();
-        while !watch.now().iter().any(|left| left.to_string().contains("`sleep 3`")) {
-            assert!(start.elapsed() < SOON);
-        }
+        let escaped = find(&watch, "sleep 61");
         running.kill(0)?;
         let error = running.wait_all(SOON).unwrap_err().to_string();
-        assert!(error.contains("left behind") && error.contains("`sleep 3`"), "{error}");
+        assert!(
+            error.contains("left behind") && error.contains(&format!("process {escaped} `sleep 61`")),
+            "{error}"
+        );
+        kill_process(Pid::from_raw(escaped as i32).unwrap(), Signal::KILL)?;
         watch.none_within(SOON)?;
     }
 );
+
+/// The pid of the process with this command line, which is about to start.
+fn find(watch: &Watch, line: &str) -> u32 {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < SOON, "`{line}` was not started");
+        for left in watch.now() {
+            match left {
+                Leftover::Process { pid, command, .. } if command == line => return pid,
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+}

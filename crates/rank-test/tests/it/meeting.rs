@@ -40,7 +40,7 @@ ranks_test!(
     |ranks| {
         let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
         let report = ranks.on_hosts(&hosts, &[&[0, 1], &[2, 3]]).pass()?;
-        assert_eq!(String::from_utf8_lossy(&report.ranks[3].stdout), "rank 3 on host1\n");
+        assert_eq!(report.ranks[3].stdout_text(), "rank 3 on host1\n");
     }
 );
 

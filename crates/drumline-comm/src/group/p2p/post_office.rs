@@ -202,7 +202,7 @@ impl PostOffice {
                     return Err(Halt::Misfit { from, what });
                 }
                 arriving.letter = Some((header, to));
-                self.complete(from, slots);
+                self.complete(from, slots)?;
             }
             return Ok(read > 0);
         };
@@ -222,15 +222,15 @@ impl PostOffice {
             }
         };
         arriving.got += read;
-        self.complete(from, slots);
+        self.complete(from, slots)?;
         Ok(read > 0)
     }
 
     /// Files the message from `from` if all of it has come.
-    fn complete(&mut self, from: usize, slots: &mut [Slot<'_>]) {
+    fn complete(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<(), Halt> {
         let arriving = &mut self.arriving[from];
         if !matches!(&arriving.letter, Some((header, _)) if arriving.got as u64 == header.bytes()) {
-            return;
+            return Ok(());
         }
         arriving.got = 0;
         match arriving.letter.take() {
@@ -238,9 +238,12 @@ impl PostOffice {
             Some((header, To::Nobody(mut data))) => {
                 data.truncate(header.bytes() as usize);
                 self.waiting.push_back(Kept { from, header, data });
+                // Its receive may have been made while it arrived.
+                self.hand_out_waiting(slots)?;
             }
             None => {}
         }
+        Ok(())
     }
 
     /// Ranks something may come from, and ranks that something waits to go to.

@@ -1,0 +1,97 @@
+//! Sizes as people write them: `16`, `4K`, `64M` (powers of 1024), and those measured when none are given.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::bail;
+use drumline_comm::DType;
+
+use super::op::Op;
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ByteSize(pub(super) usize);
+
+const UNITS: [(char, u32); 3] = [('G', 30), ('M', 20), ('K', 10)];
+
+/// From where calls cost only their latency to where only bandwidth counts.
+const LADDER: [usize; 8] = [16, 256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
+/// The sizes to measure for `op` among `world` ranks: those asked for, if they can be dealt out, or the ladder, rounded up.
+pub(super) fn to_measure(
+    asked: &[ByteSize],
+    op: Op,
+    dtype: DType,
+    world: usize,
+) -> anyhow::Result<Vec<usize>> {
+    if op == Op::Barrier {
+        return Ok(vec![0]);
+    }
+    let unit = dtype.size() * if op.is_dealt_out() { world } else { 1 };
+    if asked.is_empty() {
+        return Ok(LADDER.iter().map(|bytes| bytes.next_multiple_of(unit)).collect());
+    }
+    if let Some(ByteSize(odd)) = asked.iter().find(|size| !size.0.is_multiple_of(unit)) {
+        let near = odd.checked_next_multiple_of(unit).unwrap_or(unit);
+        bail!(
+            "{op} of {dtype} among {world} ranks needs a multiple of {unit} bytes, got {odd}; try --sizes {near}"
+        );
+    }
+    Ok(asked.iter().map(|size| size.0).collect())
+}
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shift = |unit: char| UNITS.iter().find(|(c, _)| *c == unit.to_ascii_uppercase()).map(|u| u.1);
+        let (digits, shift) = match text.chars().last().and_then(shift) {
+            Some(shift) => (&text[..text.len() - 1], shift),
+            None => (text, 0),
+        };
+        let bad = || format!("`{text}` is not a size; try 16, 4K, 1M or 1G");
+        let number: usize = digits.parse().map_err(|_| bad())?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |shift: u32| self.0 > 0 && self.0.is_multiple_of(1 << shift);
+        match UNITS.iter().find(|(_, shift)| whole(*shift)) {
+            Some((unit, shift)) => write!(f, "{} {unit}iB", self.0 >> shift),
+            None => write!(f, "{} B", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        let sizes = [("0", 0, "0 B"), ("16", 16, "16 B"), ("4K", 4096, "4 KiB"), ("64k", 65536, "64 KiB")];
+        for (text, bytes, shown) in
+            sizes.into_iter().chain([("2G", 2 << 30, "2 GiB"), ("1500", 1500, "1500 B")])
+        {
+            let size: ByteSize = text.parse().unwrap();
+            assert_eq!((size.0, size.to_string().as_str()), (bytes, shown));
+        }
+        for text in ["", "K", "4KB", "-1", "1.5M", "99999999999G"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_fit_the_ranks() {
+        let of = |asked: &[ByteSize], op, world| to_measure(asked, op, DType::F32, world);
+        assert_eq!(of(&[], Op::AllGather, 2).unwrap(), LADDER);
+        assert_eq!(of(&[], Op::AllGather, 3).unwrap()[..3], [24, 264, 4104]);
+        assert_eq!(of(&[], Op::AllReduce, 3).unwrap(), LADDER);
+        assert_eq!(of(&[ByteSize(24)], Op::Scatter, 3).unwrap(), [24]);
+        assert_eq!(of(&[ByteSize(24)], Op::Barrier, 3).unwrap(), [0]);
+        let error = of(&[ByteSize(16)], Op::Scatter, 3).unwrap_err().to_string();
+        assert!(error.ends_with("needs a multiple of 12 bytes, got 16; try --sizes 24"), "{error}");
+    }
+}

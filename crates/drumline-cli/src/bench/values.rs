@@ -1,0 +1,216 @@
+//! What the ranks put into their buffers, and what must come out: small whole numbers, so that every sum is exact.
+//!
+//! In the number of a place each power of two of the place shows, and the rank and the turn too, so that a part in a wrong
+//! place, of a wrong rank or of an earlier turn is seen.
+
+use anyhow::{bail, ensure};
+use drumline_comm::{DType, Element, bf16, f16};
+
+use super::op::Op;
+
+/// A number type whose values can be made from small whole numbers.
+pub(super) trait Value: Element {
+    /// The largest number up to which every whole number is exact.
+    const EXACT_TO: usize = usize::MAX;
+    fn of(number: i32) -> Self;
+}
+
+macro_rules! values {
+    ($($type:ty, $exact:expr, $of:expr;)*) => {$(
+        impl Value for $type {
+            const EXACT_TO: usize = $exact;
+            #[inline(always)]
+            fn of(number: i32) -> Self {
+                $of(number)
+            }
+        }
+    )*};
+}
+
+values! {
+    f64, usize::MAX, f64::from;
+    f32, 1 << 24, |n| n as f32;
+    f16, 1 << 11, |n| f16::from_f32(n as f32);
+    bf16, 1 << 8, |n| bf16::from_f32(n as f32);
+    i8, usize::MAX, |n| n as i8;
+    i16, usize::MAX, |n| n as i16;
+    i32, usize::MAX, |n| n;
+    i64, usize::MAX, i64::from;
+    u8, usize::MAX, |n| n as u8;
+    u16, usize::MAX, |n| n as u16;
+    u32, usize::MAX, |n| n as u32;
+    u64, usize::MAX, |n| n as u64;
+    bool, usize::MAX, |n| n != 0;
+}
+
+/// The values of one rank at one size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Values {
+    op: Op,
+    rank: usize,
+    world: usize,
+    /// Elements in the bytes that count.
+    len: usize,
+    /// Numbers are below this power of two.
+    span: u32,
+}
+
+impl Values {
+    pub(super) fn new<T: Value>(op: Op, rank: usize, world: usize, len: usize) -> anyhow::Result<Self> {
+        let wanted = if T::DTYPE == DType::Bool { 2 } else { 256 };
+        let mut span = wanted;
+        while span > 2 && world * (span - 1) > T::EXACT_TO {
+            span /= 2;
+        }
+        ensure!(
+            world * (span - 1) <= T::EXACT_TO,
+            "sums over {world} ranks are not exact in {}, so results cannot be checked; try --dtype f32",
+            T::DTYPE
+        );
+        Ok(Self { op, rank, world, len, span: span as u32 })
+    }
+
+    /// Fills this rank's buffer for the turn `stamp`.
+    pub(super) fn rewrite<T: Value>(&self, buffer: &mut [T], stamp: u32) {
+        let (rank, mask) = (self.rank, self.span - 1);
+        for (i, x) in buffer.iter_mut().enumerate() {
+            *x = T::of(number(rank, stamp, i, mask));
+        }
+    }
+
+    /// Checks a result of the turn `stamp`, found in the input's place (`in_place` operations) or in the output.
+    pub(super) fn verify<T: Value>(&self, result: &[T], stamp: u32) -> anyhow::Result<()> {
+        for (i, got) in result[..self.result_len()].iter().enumerate() {
+            let expected: T = self.expected(stamp, i);
+            if *got != expected {
+                bail!(
+                    "{} of {} bytes is wrong on rank {}, element {i}: expected {expected:?}, got {got:?}",
+                    self.op,
+                    self.len * size_of::<T>(),
+                    self.rank
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn result_len(&self) -> usize {
+        match self.op {
+            Op::Barrier => 0,
+            Op::Reduce | Op::Gather if self.rank != 0 => 0,
+            Op::SendRecv if self.rank > 1 => 0,
+            Op::ReduceScatter | Op::Scatter => self.len / self.world,
+            _ => self.len,
+        }
+    }
+
+    fn expected<T: Value>(&self, stamp: u32, i: usize) -> T {
+        let part = (self.len / self.world).max(1);
+        let mine = self.rank * part;
+        match self.op {
+            Op::AllReduce | Op::Reduce => self.sum(stamp, i),
+            Op::ReduceScatter => self.sum(stamp, mine + i),
+            Op::Broadcast => self.given(0, stamp, i),
+            Op::Scatter => self.given(0, stamp, mine + i),
+            Op::AllGather | Op::Gather => self.given(i / part, stamp, i % part),
+            Op::AllToAll => self.given(i / part, stamp, mine + i % part),
+            Op::SendRecv => self.given(1 - self.rank, stamp, i),
+            Op::Barrier => T::of(0),
+        }
+    }
+
+    fn given<T: Value>(&self, rank: usize, stamp: u32, i: usize) -> T {
+        T::of(number(rank, stamp, i, self.span - 1))
+    }
+
+    fn sum<T: Value>(&self, stamp: u32, i: usize) -> T {
+        T::of((0..self.world).map(|rank| number(rank, stamp, i, self.span - 1)).sum())
+    }
+}
+
+#[inline(always)]
+fn number(rank: usize, stamp: u32, i: usize, mask: u32) -> i32 {
+    let at = i as u32;
+    let shown = at.wrapping_add(at >> 8).wrapping_add(at >> 16).wrapping_add(at >> 24);
+    (shown.wrapping_add(stamp).wrapping_add(31 * rank as u32) & mask) as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    const WORLD: usize = 4;
+    const LEN: usize = 1000;
+
+    /// What the operation should leave on `rank`, built from the buffers of all ranks.
+    fn carried_out<T: Value>(op: Op, rank: usize, stamp: u32) -> Vec<T> {
+        let buffers: Vec<Vec<T>> = (0..WORLD)
+            .map(|rank| {
+                let mut buffer = vec![T::of(0); LEN];
+                Values::new::<T>(op, rank, WORLD, LEN).unwrap().rewrite(&mut buffer, stamp);
+                buffer
+            })
+            .collect();
+        let part = LEN / WORLD;
+        let parts = |from: usize| from * part..(from + 1) * part;
+        let ranks = 0..WORLD;
+        let values = Values::new::<T>(op, rank, WORLD, LEN).unwrap();
+        match op {
+            Op::AllReduce | Op::Reduce => (0..LEN).map(|i| values.sum(stamp, i)).collect(),
+            Op::ReduceScatter => parts(rank).map(|i| values.sum(stamp, i)).collect(),
+            Op::Broadcast => buffers[0].clone(),
+            Op::Scatter => buffers[0][parts(rank)].to_vec(),
+            Op::AllGather | Op::Gather => ranks.flat_map(|from| buffers[from][..part].to_vec()).collect(),
+            Op::AllToAll => ranks.flat_map(|from| buffers[from][parts(rank)].to_vec()).collect(),
+            Op::SendRecv => buffers[1 - rank.min(1)].clone(),
+            Op::Barrier => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn right_results_pass_and_any_wrong_element_is_named() {
+        for &op in Op::value_variants() {
+            for rank in 0..WORLD {
+                let values = Values::new::<f32>(op, rank, WORLD, LEN).unwrap();
+                let mut result = carried_out::<f32>(op, rank, 9);
+                values.verify(&result, 9).unwrap();
+                for wrong in [0, values.result_len() / 2, values.result_len().saturating_sub(1)] {
+                    let Some(x) = result[..values.result_len()].get_mut(wrong) else { continue };
+                    *x += 1.0;
+                    let error = values.verify(&result, 9).unwrap_err().to_string();
+                    assert!(error.contains(&format!("wrong on rank {rank}, element {wrong}:")), "{error}");
+                    result[wrong] -= 1.0;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_old_result_a_wrong_part_and_a_missing_rank_are_seen() {
+        let values = Values::new::<f32>(Op::AllReduce, 0, WORLD, LEN).unwrap();
+        let result = carried_out::<f32>(Op::AllReduce, 0, 9);
+        assert!(values.verify(&result, 10).is_err());
+        let mut shifted = result.clone();
+        shifted.rotate_left(256);
+        assert!(values.verify(&shifted, 9).is_err());
+        let three = Values { world: WORLD - 1, ..values };
+        assert!(three.verify(&result, 9).is_err());
+        let gathered = carried_out::<f32>(Op::AllGather, 0, 9);
+        let swapped = [&gathered[250..500], &gathered[..250], &gathered[500..]].concat();
+        assert!(Values { op: Op::AllGather, ..values }.verify(&swapped, 9).is_err());
+    }
+
+    #[test]
+    fn sums_are_exact_in_narrow_types() {
+        fn largest<T: Value>(world: usize) -> usize {
+            (Values::new::<T>(Op::AllReduce, 0, world, 1).unwrap().span as usize - 1) * world
+        }
+        for world in [1, 2, 3, 64, 200] {
+            assert!(largest::<bf16>(world) <= 256 && largest::<f16>(world) <= 2048, "{world}");
+        }
+        let error = Values::new::<bf16>(Op::AllReduce, 0, 1000, 1).unwrap_err().to_string();
+        assert!(error.contains("try --dtype f32"), "{error}");
+        assert!(bool::of(3) && !bool::of(0));
+    }
+}

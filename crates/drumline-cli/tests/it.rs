@@ -1,0 +1,9 @@
+//! The `drumline` command as a user runs it.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod every_op;
+    mod failing;
+    mod joining;
+    mod started;
+}

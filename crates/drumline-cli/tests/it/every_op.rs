@@ -1,0 +1,91 @@
+//! Every operation, in both memories and over both transports, measured and checked.
+
+use super::started::{Started, rows};
+
+const FIELDS: [&str; 11] = [
+    "op",
+    "world",
+    "bytes",
+    "dtype",
+    "memory",
+    "backend",
+    "transport",
+    "median_us",
+    "p99_us",
+    "algbw_gbps",
+    "busbw_gbps",
+];
+
+fn measured_everywhere(ops: &[&str]) {
+    for op in ops {
+        for (memory, transport) in [("private", "shm"), ("private", "tcp"), ("heap", "shm"), ("heap", "tcp")]
+        {
+            let rows = rows(&[op, "--sizes", "16,8K", "--memory", memory, "--transport", transport]);
+            let sizes: &[u64] = if *op == "barrier" { &[0] } else { &[16, 8192] };
+            assert_eq!(
+                rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(),
+                sizes,
+                "{op}"
+            );
+            for row in &rows {
+                let object = row.as_object().unwrap();
+                assert!(
+                    object.len() == FIELDS.len() && FIELDS.iter().all(|field| object.contains_key(*field)),
+                    "{row}"
+                );
+                assert_eq!((row["op"].as_str(), row["world"].as_u64()), (Some(*op), Some(2)));
+                assert_eq!([&row["memory"], &row["transport"], &row["dtype"]], [memory, transport, "f32"]);
+                let (median, p99) = (row["median_us"].as_f64().unwrap(), row["p99_us"].as_f64().unwrap());
+                assert!(median > 0.0 && p99 >= median, "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn reductions() {
+    measured_everywhere(&["all-reduce", "reduce", "reduce-scatter"]);
+}
+
+#[test]
+fn copies() {
+    measured_everywhere(&["broadcast", "all-gather", "gather", "scatter", "all-to-all"]);
+}
+
+#[test]
+fn barrier_and_messages() {
+    measured_everywhere(&["barrier", "send-recv"]);
+}
+
+#[test]
+fn every_type_and_a_world_that_does_not_divide_the_ladder() {
+    for dtype in "f64 f16 bf16 i8 i16 i32 i64 u8 u16 u32 u64 bool".split(' ') {
+        let rows = rows(&["all-reduce", "--dtype", dtype, "--sizes", "4K"]);
+        assert_eq!(rows[0]["dtype"], dtype);
+    }
+    let rows = rows(&["reduce-scatter", "--nproc-per-node", "3", "--sizes", "24", "--no-bind"]);
+    assert_eq!(rows[0]["world"], 3);
+}
+
+#[test]
+fn cold_buffers() {
+    assert_eq!(rows(&["all-reduce", "--cold", "--sizes", "1M"]).len(), 1);
+}
+
+#[test]
+fn a_table_for_people() {
+    let ended =
+        Started::new(&["bench", "all-gather", "--sizes", "4K,64K", "--seconds-per-size", "0.01"]).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    assert!(
+        lines[0].starts_with("all-gather of f32, 2 ranks; private memory, hot; transport shm; "),
+        "{}",
+        ended.stdout
+    );
+    assert!(
+        lines[3].contains("4 KiB") && lines[4].contains("64 KiB") && ended.stdout.contains('█'),
+        "{}",
+        ended.stdout
+    );
+}

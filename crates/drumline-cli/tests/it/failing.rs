@@ -1,0 +1,38 @@
+//! What goes wrong is told once, with what to try; the exit code says so too.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::started::Started;
+
+fn refused(args: &[&str]) -> String {
+    let ended = Started::new(&[&["bench"], args].concat()).end();
+    assert_ne!(ended.code, Some(0), "{args:?}");
+    assert_eq!(ended.stdout, "", "{args:?}");
+    ended.stderr
+}
+
+#[test]
+fn bad_arguments_are_refused_with_advice() {
+    for (args, advice) in [
+        (&["all-reduce", "--sizes", "1.5M"][..], "try 16, 4K, 1M or 1G"),
+        (&["all-gather", "--sizes", "16", "--nproc-per-node", "3"], "try --sizes 24"),
+        (&["all-reduce", "--dtype", "f31"], "try one of f64, f32"),
+        (&["all-reduce", "--transport", "pigeon"], "try auto, shm or tcp"),
+        (&["all-reduce", "--seconds-per-size", "-1"], "try 0.4"),
+        (&["send-recv", "--nproc-per-node", "1"], "try --nproc-per-node 2"),
+        (&["all-reduce", "--hot", "--cold"], "cannot be used with"),
+    ] {
+        let said = refused(args);
+        assert!(said.starts_with("error: ") && said.contains(advice), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_once() {
+    let job = Started::new(&["bench", "all-reduce", "--sizes", "4K", "--seconds-per-size", "60"]);
+    kill_process(Pid::from_raw(job.pid_of(1)).unwrap(), Signal::KILL).unwrap();
+    let ended = job.end();
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
+    assert!(ended.stderr.starts_with("error: rank 1 failed (signal 9 (SIGKILL))"), "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("failed").count(), 1, "{}", ended.stderr);
+}

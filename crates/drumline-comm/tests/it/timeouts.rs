@@ -1,0 +1,158 @@
+//! A rank that does not come in time is named, with what it did last; one that is only late is waited for.
+
+use std::time::{Duration, Instant};
+
+use drumline_comm::{CommError, ProcessGroup, ReduceOp, Source, Transport};
+
+use crate::threads::{BOTH, Result, outcomes};
+
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// What ranks 0, 1 and 3 hear of `call` when rank 2 comes `late`.
+fn hear(
+    transport: Transport,
+    late: Duration,
+    call: impl Fn(&ProcessGroup) -> Result + Send + Sync + 'static,
+) -> Vec<Result> {
+    outcomes(4, transport, TIMEOUT, move |group| {
+        group.all_reduce(&mut [0u8; 5], ReduceOp::Max)?;
+        if group.rank() == 2 {
+            std::thread::sleep(late);
+        }
+        call(group)
+    })
+}
+
+fn check_named(transport: Transport, words: &str, begin: Instant, outcomes: Vec<Result>) {
+    let time = begin.elapsed();
+    assert!(time < Duration::from_secs(3), "{time:?}");
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let text = outcome.unwrap_err().to_string();
+        let who = format!("rank {rank} over {transport:?}: {text}");
+        assert!(text.contains(words) && text.contains("timed out after 300ms"), "{who}");
+        let missing = text.split("missing:").nth(1).expect(&who);
+        let missing = missing.split("; try").next().unwrap();
+        assert!(missing.contains("rank 2: ("), "{who}");
+        assert!(missing.contains("whose last call was all_reduce(5 u8, max) #1 at "), "{who}");
+        assert!(missing.contains("timeouts.rs:"), "{who}");
+        assert_eq!(missing.matches("rank ").count(), 1, "only rank 2 is missing: {who}");
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_with_its_last_call() {
+    for transport in BOTH {
+        let calls: [(&str, fn(&ProcessGroup) -> Result); 5] = [
+            ("barrier() #2", |group| group.barrier()),
+            ("all_reduce(3 f32, sum) #2", |group| group.all_reduce(&mut [0f32; 3], ReduceOp::Sum)),
+            ("all_reduce(90000 f32, sum) #2", |group| {
+                group.all_reduce(&mut vec![0f32; 90_000], ReduceOp::Sum)
+            }),
+            ("all_gather(10 u8) #2", |group| group.all_gather(&[0u8; 10], &mut [0; 40])),
+            ("broadcast(10 u8, root 2) #2", |group| group.broadcast(&mut [0u8; 10], 2)),
+        ];
+        for (words, call) in calls {
+            let begin = Instant::now();
+            let outcomes = hear(transport, 4 * TIMEOUT, call);
+            check_named(transport, words, begin, outcomes);
+        }
+    }
+}
+
+#[test]
+fn a_monitored_barrier_has_its_own_deadline() {
+    for transport in BOTH {
+        let begin = Instant::now();
+        let outcomes = outcomes(4, transport, Duration::from_secs(30), |group| {
+            group.all_reduce(&mut [0u8; 5], ReduceOp::Max)?;
+            if group.rank() == 2 {
+                std::thread::sleep(4 * TIMEOUT);
+            }
+            group.monitored_barrier(TIMEOUT)
+        });
+        check_named(transport, "monitored_barrier() #2", begin, outcomes);
+    }
+}
+
+#[test]
+fn all_who_are_missing_are_named() {
+    for transport in BOTH {
+        let outcomes = outcomes(4, transport, Duration::from_secs(30), |group| {
+            group.barrier()?;
+            match group.rank() {
+                0 => group.monitored_barrier(TIMEOUT),
+                _ => Ok(std::thread::sleep(4 * TIMEOUT)),
+            }
+        });
+        let text = outcomes[0].as_ref().unwrap_err().to_string();
+        for rank in 1..4 {
+            assert!(text.contains(&format!("\n  rank {rank}: (")), "{transport:?}: {text}");
+        }
+        assert_eq!(text.matches("whose last call was barrier() #1").count(), 3, "{transport:?}: {text}");
+    }
+}
+
+/// The control: one who is late but comes in time changes nothing.
+#[test]
+fn a_rank_that_comes_in_time_is_waited_for() {
+    for transport in BOTH {
+        for outcome in hear(transport, TIMEOUT / 6, |group| group.barrier()) {
+            outcome.unwrap();
+        }
+        for outcome in hear(transport, TIMEOUT / 6, |group| group.monitored_barrier(10 * TIMEOUT)) {
+            outcome.unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_receive_from_a_silent_rank_names_it() {
+    for transport in BOTH {
+        let begin = Instant::now();
+        let outcomes = outcomes(3, transport, TIMEOUT, |group| {
+            group.barrier()?;
+            match group.rank() {
+                0 => group.recv(&mut [0u8; 4], Source::Rank(1), 6).map(drop),
+                _ => Ok(std::thread::sleep(4 * TIMEOUT)),
+            }
+        });
+        let text = outcomes[0].as_ref().unwrap_err().to_string();
+        assert!(text.starts_with("recv(4 u8") && text.contains("timed out after 300ms"), "{text}");
+        let named = "missing:\n  rank 1: (";
+        assert!(text.contains(named) && text.contains("last call was barrier() #1"), "{transport:?}: {text}");
+        assert!(begin.elapsed() < Duration::from_secs(3));
+    }
+}
+
+#[test]
+fn a_receive_from_anybody_says_that_nobody_wrote() {
+    for transport in BOTH {
+        let outcomes = outcomes(3, transport, TIMEOUT, |group| {
+            group.barrier()?;
+            match group.rank() {
+                0 => group.recv(&mut [0u8; 4], Source::Any, 6).map(drop),
+                _ => Ok(std::thread::sleep(4 * TIMEOUT)),
+            }
+        });
+        let text = outcomes[0].as_ref().unwrap_err().to_string();
+        assert!(text.contains("rank 1: (") && text.contains("rank 2: ("), "{transport:?}: {text}");
+    }
+}
+
+#[test]
+fn a_timeout_can_be_recovered_from_and_a_mismatch_cannot() {
+    for transport in BOTH {
+        for outcome in hear(transport, 4 * TIMEOUT, |group| group.barrier()) {
+            assert!(outcome.unwrap_err().is_recoverable());
+        }
+        let outcomes = outcomes(2, transport, Duration::from_secs(20), |group| match group.rank() {
+            0 => group.barrier(),
+            _ => group.broadcast(&mut [0u8], 0),
+        });
+        let recoverable = outcomes.into_iter().filter(|outcome| match outcome {
+            Err(error @ CommError::Mismatch { .. }) => error.is_recoverable(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(recoverable.count(), 0);
+    }
+}
