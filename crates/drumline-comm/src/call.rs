@@ -185,6 +185,13 @@ pub struct Trace {
     pub site: String,
 }
 
+impl Trace {
+    /// Of a rank that has made no call.
+    pub(crate) fn none() -> Self {
+        Self { sequence: 0, what: String::new(), site: String::new() }
+    }
+}
+
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.sequence == 0 {

@@ -69,6 +69,8 @@ pub enum CommError {
         by: usize,
         /// Its error.
         cause: String,
+        /// Whether its error was recoverable.
+        recoverable: bool,
     },
     /// The link to a rank broke or was never made.
     #[error("link to rank {rank} of group `{group}` failed during {call}: {cause}")]
@@ -132,7 +134,11 @@ impl CommError {
     /// Whether forming a new group may help; the others are mistakes in the program.
     pub fn is_recoverable(&self) -> bool {
         use CommError::{CalledOff, Init, Link, PeerLost, Store, Timeout};
-        matches!(self, Timeout { .. } | PeerLost { .. } | CalledOff { .. } | Link { .. } | Store { .. } | Init { .. })
+        match self {
+            CalledOff { recoverable, .. } => *recoverable,
+            Timeout { .. } | PeerLost { .. } | Link { .. } | Store { .. } | Init { .. } => true,
+            _ => false,
+        }
     }
 
     pub(crate) fn invalid(what: impl Into<String>) -> Self {

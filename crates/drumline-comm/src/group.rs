@@ -24,7 +24,7 @@ use crate::call::{Call, Trace};
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
-use crate::shm::{Context, Heap, Passing, Stop, Watch};
+use crate::shm::{Context, Passing, Stop, Watch};
 use async_calls::Queue;
 use p2p::PostOffice;
 use tiers::Tiers;
@@ -60,7 +60,6 @@ struct Inner {
     rank: usize,
     engine: Mutex<Engine>,
     post: Mutex<PostOffice>,
-    heap: Heap,
     passing: Option<Passing>,
     queue: Queue,
 }
@@ -121,6 +120,17 @@ impl ProcessGroup {
         call: Call,
         body: impl FnOnce(&mut Tiers, &Context<'_>) -> Result<R, Stop>,
     ) -> Result<R, CommError> {
+        self.run_within(self.inner.process.options.timeout, call, body)
+    }
+
+    /// As `run`, with a deadline of its own.
+    #[inline]
+    fn run_within<R>(
+        &self,
+        timeout: std::time::Duration,
+        call: Call,
+        body: impl FnOnce(&mut Tiers, &Context<'_>) -> Result<R, Stop>,
+    ) -> Result<R, CommError> {
         if !self.started {
             self.inner.queue.wait_until_empty();
         }
@@ -136,9 +146,11 @@ impl ProcessGroup {
         let mut fingerprint = 0;
         if !cfg!(feature = "unchecked") {
             fingerprint = call.fingerprint(sequence);
-            engine.tiers.note(&call, sequence, &self.inner.fate);
+            if engine.tiers.note(&call, sequence, &self.inner.fate) {
+                self.inner.process.monitor.answer(&self.inner.fate);
+            }
         }
-        let cx = Context { fingerprint, sequence, watch: self.watch() };
+        let cx = Context { fingerprint, sequence, watch: Watch { timeout, ..self.watch() } };
         body(&mut engine.tiers, &cx).map_err(|stop| self.failed(&engine.tiers, &cx, &call, stop))
     }
 

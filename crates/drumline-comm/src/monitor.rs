@@ -3,12 +3,14 @@
 //! ```text
 //!   store ── Lost, Exit, Left, Abort ──▶ monitor ──▶ Fate of each group: "given up, because …"
 //!                                          │            ▲ looked at by every wait
-//!            ◀── Call (what we do) ────────┘ when somebody calls a group off
+//!            ◀── Call (what we do) ────────┘ when somebody else says what he does
 //! ```
+//! A rank that runs into trouble first says what it does, which the others take as a question and answer, so that the
+//! cause with which it then calls the group off has everybody's call in it.
 //! A lost connection is known at once, the exit status a moment later (from the launcher); the monitor waits that moment
 //! so that the error can name it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -16,12 +18,16 @@ use std::time::{Duration, Instant};
 
 use drumline_rendezvous::Store;
 use drumline_rendezvous::events::{self, Event};
+use serde::{Deserialize, Serialize};
 
 use crate::call::{Call, Trace};
 use crate::error::CommError;
 
 /// How long the exit status of a lost rank may take to arrive.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
+
+/// Calls remembered for others to ask.
+const REMEMBERED: usize = 8;
 
 /// Whether a group can still be used, seen by its calls and by the monitor.
 #[derive(Debug)]
@@ -40,10 +46,37 @@ pub(crate) struct Fate {
 #[derive(Debug, Default)]
 struct State {
     cause: Option<CommError>,
-    /// What members said they do, when a group was called off.
-    calls: HashMap<usize, Trace>,
-    /// The last call of this rank, for others to ask.
-    own_call: Option<(Call, u64)>,
+    /// What members said they do, when one of them ran into trouble.
+    words: HashMap<usize, Word>,
+    /// The number of the call that others want to know of; 0 if nobody has asked.
+    asked: u64,
+    /// The number of the call that this rank has told them of.
+    answered: Option<u64>,
+    /// How often this rank has said something.
+    turns: u32,
+    /// The last calls of this rank and their numbers, for others to ask: one who only sends may be ahead of them.
+    own_calls: VecDeque<(Call, u64)>,
+}
+
+impl State {
+    fn own_call(&self, sequence: u64) -> Trace {
+        let found = self.own_calls.iter().rfind(|(_, number)| *number <= sequence);
+        found.map_or_else(Trace::none, |(call, number)| call.trace(*number))
+    }
+
+    /// What this rank is to say of its `sequence`-th call, or last one.
+    fn word(&mut self, sequence: u64, asks: bool) -> Word {
+        let trace = self.own_call(sequence);
+        self.answered = Some(trace.sequence);
+        self.turns += 1;
+        Word { turn: self.turns, trace, asks }
+    }
+
+    fn hear(&mut self, rank: usize, word: Word) {
+        if self.words.get(&rank).is_none_or(|known| known.turn < word.turn) {
+            self.words.insert(rank, word);
+        }
+    }
 }
 
 impl Fate {
@@ -56,11 +89,21 @@ impl Fate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the group up, unless that has happened; returns the cause that holds.
-    pub(crate) fn give_up(&self, cause: CommError) -> CommError {
-        let cause = self.state().cause.get_or_insert(cause).clone();
+    /// Gives the group up, unless that has happened; returns the cause that holds, and whether it is this one.
+    ///
+    /// A mismatch that this rank has seen itself says more than that another rank has called the group off.
+    pub(crate) fn give_up(&self, cause: CommError) -> (CommError, bool) {
+        let mut state = self.state();
+        let holds = match &state.cause {
+            None => true,
+            Some(CommError::CalledOff { .. }) => matches!(cause, CommError::Mismatch { .. }),
+            Some(_) => false,
+        };
+        if holds {
+            state.cause = Some(cause.clone());
+        }
         self.given_up.store(true, Ordering::Release);
-        cause
+        (state.cause.clone().unwrap_or(cause), holds)
     }
 
     /// Why the group was given up, if it was.
@@ -68,14 +111,43 @@ impl Fate {
         self.state().cause.clone()
     }
 
-    /// Notes what this rank does, for others to ask; only where they cannot read it from shared memory.
-    pub(crate) fn note(&self, call: Call, sequence: u64) {
-        self.state().own_call = Some((call, sequence));
+    /// Why the group was given up, if it was or is about to be: a rank's end shows in many places before it is news.
+    pub(crate) fn cause_soon(&self) -> Option<CommError> {
+        let deadline = Instant::now() + 2 * STATUS_WAIT;
+        while self.cause().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.cause()
+    }
+
+    /// Why a group that is still forming never will, if a member is gone.
+    pub(crate) fn absence(&self) -> Option<String> {
+        if let Some(cause) = self.cause() {
+            return Some(cause.to_string());
+        }
+        let index = self.left.iter().position(|left| left.load(Ordering::Acquire))?;
+        Some(format!("rank {} has left", self.members[index]))
+    }
+
+    /// The `sequence`-th call of this rank, or the last if it has not come that far.
+    pub(crate) fn own_call(&self, sequence: u64) -> Trace {
+        self.state().own_call(sequence)
+    }
+
+    /// Notes what this rank does, for others to ask; only where they cannot read it from shared memory. Says whether they
+    /// have asked.
+    pub(crate) fn note(&self, call: Call, sequence: u64) -> bool {
+        let mut state = self.state();
+        if state.own_calls.len() == REMEMBERED {
+            state.own_calls.pop_front();
+        }
+        state.own_calls.push_back((call, sequence));
+        sequence <= state.asked
     }
 
     /// What a member said it does, if it has said so.
     pub(crate) fn said(&self, rank: usize) -> Option<Trace> {
-        self.state().calls.get(&rank).cloned()
+        self.state().words.get(&rank).map(|word| word.trace.clone())
     }
 }
 
@@ -95,6 +167,16 @@ struct Shared {
     /// What is known of ranks that are gone, so that groups made later learn it too.
     gone: Mutex<HashMap<usize, Gone>>,
     stopping: AtomicBool,
+}
+
+/// What a rank says of itself in [`Event::Call`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Word {
+    /// Counts what this rank has said in the group: its threads may be heard in another order.
+    turn: u32,
+    trace: Trace,
+    /// The others shall say the same of themselves.
+    asks: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -118,6 +200,16 @@ impl Monitor {
         Ok(Self { shared, thread: Some(thread) })
     }
 
+    /// A rank that is gone, and what became of it, if there is one.
+    pub(crate) fn loss(&self) -> Option<String> {
+        let gone = lock(&self.shared.gone);
+        let (rank, gone) = gone.iter().find(|(rank, _)| **rank != self.shared.rank)?;
+        Some(match gone {
+            Gone::Left => format!("rank {rank} has left"),
+            Gone::Lost { host, pid, how } => format!("lost rank {rank} ({host}, pid {pid}): {how}"),
+        })
+    }
+
     /// Watches over one more group.
     pub(crate) fn watch(&self, fate: &Arc<Fate>) {
         let mut fates = lock(&self.shared.fates);
@@ -128,9 +220,27 @@ impl Monitor {
         }
     }
 
+    /// Says what this rank did as its `sequence`-th call in a group, or last, and so asks the others to say that too.
+    pub(crate) fn ask(&self, fate: &Fate, sequence: u64) {
+        let word = fate.state().word(sequence, true);
+        self.shared.say(fate, &word);
+    }
+
+    /// Tells others, who have asked, of the call that this rank has just come to.
+    #[cold]
+    pub(crate) fn answer(&self, fate: &Fate) {
+        let asked = fate.state().asked;
+        self.shared.answer(fate, asked);
+    }
+
     /// Tells all ranks that a group is called off.
     pub(crate) fn call_off(&self, fate: &Fate, cause: &CommError) {
-        let event = Event::Abort { group: fate.group.clone(), by: self.shared.rank, cause: cause.to_string() };
+        let text = match cause {
+            CommError::CalledOff { cause, .. } => cause.clone(),
+            other => other.to_string(),
+        };
+        let (group, by, recoverable) = (fate.group.clone(), self.shared.rank, cause.is_recoverable());
+        let event = Event::Abort { group, by, cause: text, recoverable };
         if let Err(error) = events::post(&*self.shared.store, &event) {
             tracing::debug!(%error, group = fate.group, "cannot tell the others that the group is called off");
         }
@@ -185,10 +295,20 @@ impl Shared {
                 self.gone(rank, Gone::Lost { host, pid, how: exit_text(code, signal) });
             }
             Event::Left { rank } => self.gone(rank, Gone::Left),
-            Event::Abort { group, by, cause } => self.called_off(&group, by, cause),
+            Event::Abort { group, by, cause, recoverable } => self.for_group(&group, |fate| {
+                if by != self.rank {
+                    let (group, cause) = (group.clone(), cause.clone());
+                    fate.give_up(CommError::CalledOff { group, by, cause, recoverable });
+                }
+            }),
             Event::Call { group, rank, text } => {
-                if let Ok(trace) = serde_json::from_str::<Trace>(&text) {
-                    self.for_group(&group, |fate| drop(fate.state().calls.insert(rank, trace.clone())));
+                if let Ok(word) = serde_json::from_str::<Word>(&text) {
+                    self.for_group(&group, |fate| {
+                        fate.state().hear(rank, word.clone());
+                        if word.asks && rank != self.rank {
+                            self.answer(fate, word.trace.sequence);
+                        }
+                    });
                 }
             }
         }
@@ -208,17 +328,28 @@ impl Shared {
         }
     }
 
-    fn called_off(&self, group: &str, by: usize, cause: String) {
-        self.for_group(group, |fate| {
-            let own_call = fate.state().own_call.clone();
-            if let Some((call, sequence)) = own_call {
-                let text = serde_json::to_string(&call.trace(sequence)).unwrap_or_default();
-                let _ = events::post(&*self.store, &Event::Call { group: group.into(), rank: self.rank, text });
+    /// Says what this rank did as its `asked`-th call in a group, or last if it has not come that far, unless it has said
+    /// so before.
+    fn answer(&self, fate: &Fate, asked: u64) {
+        let word = {
+            let mut state = fate.state();
+            state.asked = asked;
+            let before = state.answered;
+            let word = state.word(asked, false);
+            if state.answered == before {
+                return;
             }
-            if by != self.rank {
-                fate.give_up(CommError::CalledOff { group: group.into(), by, cause: cause.clone() });
-            }
-        });
+            word
+        };
+        self.say(fate, &word);
+    }
+
+    fn say(&self, fate: &Fate, word: &Word) {
+        let text = serde_json::to_string(word).unwrap_or_default();
+        let event = Event::Call { group: fate.group.clone(), rank: self.rank, text };
+        if let Err(error) = events::post(&*self.store, &event) {
+            tracing::debug!(%error, group = fate.group, "cannot tell the others what this rank does");
+        }
     }
 
     fn for_group(&self, group: &str, mut act: impl FnMut(&Fate)) {

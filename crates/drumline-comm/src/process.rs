@@ -1,15 +1,20 @@
 //! This process as a member of the job: who the others are, its one listener and its one monitor, shared by all groups.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::{Hello, Member, Role, Store, worker_env};
+use drumline_rendezvous::{Hello, Member, Role, Store, StoreError, worker_env};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CommError;
 use crate::monitor::Monitor;
+use crate::shm::Pace;
 use crate::tcp::Hub;
+
+/// How often a wait for the store looks up to see who is gone.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Which ways data may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -89,6 +94,8 @@ pub(crate) struct Who {
     pub(crate) pid: u32,
     /// Equal for ranks that can share memory.
     node: String,
+    /// The cores it may run on.
+    cores: Vec<usize>,
     transport: Transport,
 }
 
@@ -99,7 +106,9 @@ impl Who {
         // Ranks in different network namespaces or of different users cannot pass descriptors to each other.
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let user = rustix::process::geteuid().as_raw();
-        Self { node: format!("{host}/{boot}/{}/{user}", network.display()), host, pid: std::process::id(), transport }
+        let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+        let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
+        Self { cores, node: format!("{host}/{boot}/{}/{user}", network.display()), host, pid: std::process::id(), transport }
     }
 }
 
@@ -119,7 +128,9 @@ impl Process {
     pub(crate) fn join(member: Member, options: GroupOptions) -> Result<Arc<Self>, CommError> {
         let deadline = Instant::now() + member.timeout;
         let init = |error: String| CommError::Init { cause: error };
-        let who = exchange(&member, options.transport, deadline).map_err(|error| init(error.to_string()))?;
+        let monitor = Monitor::start(member.store.clone(), member.rank, member.host.clone())
+            .map_err(|error| init(error.to_string()))?;
+        let who = exchange(&member, options.transport, &monitor, deadline).map_err(|error| init(error.to_string()))?;
         if let Some(rank) = who.iter().position(|who| who.transport != options.transport) {
             return Err(init(format!(
                 "rank {} has transport {:?}, rank {rank} has {:?}; try setting {} alike on all ranks",
@@ -129,8 +140,6 @@ impl Process {
                 worker_env::DRUMLINE_TRANSPORT
             )));
         }
-        let monitor = Monitor::start(member.store.clone(), member.rank, member.host.clone())
-            .map_err(|error| init(error.to_string()))?;
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
         Ok(Arc::new(Self { monitor, hub, hub_start, who, options, member }))
     }
@@ -138,6 +147,13 @@ impl Process {
     /// Whether two ranks of the job share memory.
     pub(crate) fn same_node(&self, a: usize, b: usize) -> bool {
         self.who[a].node == self.who[b].node
+    }
+
+    /// Whether the ranks of this node have a core each: the same answer on all of them, however they are bound.
+    pub(crate) fn pace(&self) -> Pace {
+        let here: Vec<&Who> = self.who.iter().filter(|who| who.node == self.who[self.member.rank].node).collect();
+        let cores: BTreeSet<usize> = here.iter().flat_map(|who| who.cores.iter().copied()).collect();
+        if here.len() <= cores.len() { Pace::Roomy } else { Pace::Crowded }
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -163,10 +179,25 @@ impl Process {
         Ok(self.hub.get_or_init(|| hub))
     }
 
+    /// Waits for a key of the store as long as `go_on` does not object.
+    pub(crate) fn await_key(
+        &self,
+        key: &str,
+        deadline: Instant,
+        go_on: impl Fn() -> std::io::Result<()>,
+    ) -> std::io::Result<Vec<u8>> {
+        loop {
+            match self.store().get(key, deadline.min(Instant::now() + LOOK)) {
+                Err(StoreError::Timeout { .. }) if Instant::now() < deadline => go_on()?,
+                other => return other.map_err(std::io::Error::other),
+            }
+        }
+    }
+
     /// Where a rank listens; waits until it does.
     pub(crate) fn hub_address(&self, rank: usize, deadline: Instant) -> Result<SocketAddr, String> {
         // The wait is cut short so that the caller can look at deaths in between.
-        let deadline = deadline.min(Instant::now() + Duration::from_millis(200));
+        let deadline = deadline.min(Instant::now() + LOOK);
         let bytes = self.store().get(&hub_key(rank), deadline).map_err(|error| error.to_string())?;
         String::from_utf8_lossy(&bytes).parse().map_err(|_| format!("rank {rank} listens at no address"))
     }
@@ -193,11 +224,27 @@ fn hub_key(rank: usize) -> String {
     format!("drumline/hub/{rank}")
 }
 
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Waits for the values of these keys, but no longer than all ranks are there.
+fn await_keys(store: &dyn Store, keys: &[&str], monitor: &Monitor, deadline: Instant) -> Result<Vec<Vec<u8>>, Failure> {
+    loop {
+        match store.multi_get(keys, deadline.min(Instant::now() + LOOK)) {
+            Err(StoreError::Timeout { .. }) if Instant::now() < deadline => {}
+            other => return Ok(other?),
+        }
+        if let Some(loss) = monitor.loss() {
+            return Err(format!("{loss}, before all ranks had met").into());
+        }
+    }
+}
+
 fn exchange(
     member: &Member,
     transport: Transport,
+    monitor: &Monitor,
     deadline: Instant,
-) -> Result<Vec<Who>, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<Vec<Who>, Failure> {
     let (store, all) = (&member.store, "drumline/who");
     let mine = serde_json::to_vec(&Who::this(transport, member.host.clone()))?;
     if member.rank == 0 {
@@ -205,7 +252,7 @@ fn exchange(
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let mut who: Vec<Who> = vec![serde_json::from_slice(&mine)?];
         if !keys.is_empty() {
-            for bytes in store.multi_get(&keys, deadline)? {
+            for bytes in await_keys(store, &keys, monitor, deadline)? {
                 who.push(serde_json::from_slice(&bytes)?);
             }
         }
@@ -216,7 +263,8 @@ fn exchange(
         return Ok(who);
     }
     store.set(&format!("{all}/{}", member.rank), &mine)?;
-    Ok(serde_json::from_slice(&store.get(all, deadline)?)?)
+    let who = await_keys(store, &[all], monitor, deadline)?;
+    Ok(serde_json::from_slice(&who[0])?)
 }
 
 #[cfg(test)]

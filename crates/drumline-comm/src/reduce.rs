@@ -46,7 +46,8 @@ impl ReduceOp {
             ReduceOp::BitAnd => 6,
             ReduceOp::BitOr => 7,
             ReduceOp::BitXor => 8,
-            ReduceOp::PreMulSum(factor) => factor.to_bits() | 1 << 63 | 9,
+            // Turned round, only a NaN's bits could be one of the numbers above.
+            ReduceOp::PreMulSum(factor) => !factor.to_bits(),
         }
     }
 

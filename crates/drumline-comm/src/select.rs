@@ -1,7 +1,7 @@
-//! Which algorithm serves a call: a pure function of its size, the number of ranks and nothing else, so that all ranks
-//! choose alike. The cut-offs were measured (see `bench/`).
+//! Which algorithm serves a call: a pure function of its size, the number of ranks and whether they have cores enough, on
+//! which all ranks agree. The cut-offs were measured (see `bench/`).
 
-use crate::shm::{INLINE, STAGE};
+use crate::shm::{INLINE, Pace, STAGE};
 
 /// How ranks that share memory reduce private buffers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,25 +14,27 @@ pub(crate) enum NodeReduce {
     TwoPhase { chunk: usize },
 }
 
-/// From this many bytes on ranks tell each other whether their buffers are symmetric, which costs one round.
+/// From this many bytes on ranks look whether their buffers are symmetric.
 pub(crate) const DIRECT_MIN: usize = 32 << 10;
 
 /// Up to this many bytes everyone reduces everything, however many ranks there are: one round instead of two.
 const ONE_SHOT_MAX: usize = 16 << 10;
 
 /// The choice for `bytes` bytes of elements of `size` bytes among `ranks` ranks of one node.
-pub(crate) fn node_reduce(bytes: usize, size: usize, ranks: usize) -> NodeReduce {
+pub(crate) fn node_reduce(bytes: usize, size: usize, ranks: usize, pace: Pace) -> NodeReduce {
     if bytes <= INLINE {
         return NodeReduce::Inline;
     }
-    let chunk = node_chunk(bytes) / size;
+    let chunk = node_chunk(bytes, pace) / size;
     if ranks == 2 || bytes <= ONE_SHOT_MAX { NodeReduce::OneShot { chunk } } else { NodeReduce::TwoPhase { chunk } }
 }
 
-/// Bytes moved in one round: a message of middling size is cut so that staging one chunk overlaps reading another.
-pub(crate) fn node_chunk(bytes: usize) -> usize {
+/// Bytes moved in one round: a message of middling size is cut so that staging one chunk overlaps reading another, if
+/// there are cores to do both.
+pub(crate) fn node_chunk(bytes: usize, pace: Pace) -> usize {
     match bytes {
         0..=32_768 => bytes.next_multiple_of(64).max(64),
+        _ if pace == Pace::Crowded => bytes.next_multiple_of(64).min(STAGE),
         32_769..=262_144 => 32 << 10,
         262_145..=1_048_576 => 128 << 10,
         _ => STAGE,
@@ -68,20 +70,22 @@ mod tests {
 
     #[test]
     fn small_messages_ride_in_the_flag() {
-        assert_eq!(node_reduce(48, 4, 2), NodeReduce::Inline);
-        assert_eq!(node_reduce(49, 1, 2), NodeReduce::OneShot { chunk: 64 });
+        assert_eq!(node_reduce(48, 4, 2, Pace::Roomy), NodeReduce::Inline);
+        assert_eq!(node_reduce(49, 1, 2, Pace::Roomy), NodeReduce::OneShot { chunk: 64 });
     }
 
     #[test]
     fn two_ranks_never_split_the_work() {
-        assert!(matches!(node_reduce(1 << 30, 4, 2), NodeReduce::OneShot { .. }));
-        assert!(matches!(node_reduce(1 << 30, 4, 3), NodeReduce::TwoPhase { .. }));
+        assert!(matches!(node_reduce(1 << 30, 4, 2, Pace::Roomy), NodeReduce::OneShot { .. }));
+        assert!(matches!(node_reduce(1 << 30, 4, 3, Pace::Crowded), NodeReduce::TwoPhase { .. }));
     }
 
     #[test]
     fn a_chunk_fits_a_staging_place() {
         for bytes in (0..22).map(|power| 1usize << power).flat_map(|bytes| [bytes - 1, bytes, bytes + 1]) {
-            assert!((1..=STAGE).contains(&node_chunk(bytes)), "{bytes}");
+            for pace in [Pace::Roomy, Pace::Crowded] {
+                assert!((1..=STAGE).contains(&node_chunk(bytes, pace)), "{bytes} {pace:?}");
+            }
         }
     }
 }

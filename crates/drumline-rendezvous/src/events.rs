@@ -52,6 +52,9 @@ pub enum Event {
         by: usize,
         /// Why.
         cause: String,
+        /// Whether a new group may fare better.
+        #[serde(default)]
+        recoverable: bool,
     },
     /// What a rank is doing in a group: its last call, in words.
     Call {

@@ -96,7 +96,7 @@ impl TcpStoreServer {
         self.addr
     }
 
-    /// Lets nobody new in and waits, at most `patience`, until all members of other processes have left or are lost.
+    /// Lets no new member in and waits, at most `patience`, until all members of other processes have left or are lost.
     pub fn linger(&self, patience: Duration) {
         self.shared.ending.store(true, Ordering::Relaxed);
         let until = Instant::now() + patience;

@@ -29,6 +29,18 @@ fn after(millis: u64) -> Instant {
     Instant::now() + Duration::from_millis(millis)
 }
 
+/// Waits, for a bounded time, until the two are equal.
+#[track_caller]
+fn eventually<T: PartialEq + std::fmt::Debug>(pair: impl Fn() -> (T, T)) {
+    let deadline = after(5000);
+    let (mut left, mut right) = pair();
+    while left != right {
+        assert!(Instant::now() < deadline, "{left:?} did not become {right:?}");
+        std::thread::sleep(Duration::from_millis(2));
+        (left, right) = pair();
+    }
+}
+
 /// A server on loopback with a secret key.
 struct Job {
     key: JobKey,

@@ -48,7 +48,7 @@ fn title(header: &Header, row: &Row) -> String {
     };
     let binding = if header.bound { ", each rank bound to one" } else { "" };
     let checks = if cfg!(feature = "unchecked") { "; checks compiled out" } else { "" };
-    format!("{what}; transport {}; {}{binding}{checks}", row.transport, counted(header.cores, "core"))
+    format!("{what}; transport {}; {} usable{binding}{checks}", row.transport, counted(header.cores, "core"))
 }
 
 fn counted(count: usize, what: &str) -> String {
@@ -128,7 +128,7 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "all-reduce of f32, 2 ranks; heap memory, hot; transport shm; 2 cores, each rank bound to one"
+            "all-reduce of f32, 2 ranks; heap memory, hot; transport shm; 2 cores usable, each rank bound to one"
         );
         assert!(
             lines[3].trim_start().starts_with("4 KiB") && lines[4].ends_with(&"█".repeat(BAR_CELLS)),

@@ -18,7 +18,7 @@ fn bad_arguments_are_refused_with_advice() {
         (&["all-gather", "--sizes", "16", "--nproc-per-node", "3"], "try --sizes 24"),
         (&["all-reduce", "--dtype", "f31"], "try one of f64, f32"),
         (&["all-reduce", "--transport", "pigeon"], "try auto, shm or tcp"),
-        (&["all-reduce", "--seconds-per-size", "-1"], "try 0.4"),
+        (&["all-reduce", "--seconds-per-size", "soon"], "try 0.4"),
         (&["send-recv", "--nproc-per-node", "1"], "try --nproc-per-node 2"),
         (&["all-reduce", "--hot", "--cold"], "cannot be used with"),
     ] {

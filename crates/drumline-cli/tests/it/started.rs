@@ -75,16 +75,15 @@ fn reader(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
 }
 
 fn find_rank(parent: u32, rank: usize) -> Option<i32> {
-    let pids =
+    let mut pids =
         fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid: &i32| {
+    pids.find(|pid: &i32| {
         let read =
             |file: &str| String::from_utf8(fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default());
         let is_child = read("status").unwrap_or_default().contains(&format!("PPid:\t{parent}\n"));
         is_child
             && read("environ").unwrap_or_default().split('\0').any(|entry| entry == format!("RANK={rank}"))
     })
-    .next()
 }
 
 /// Runs `drumline bench` to a good end and reads what `--json` printed.

@@ -4,7 +4,9 @@
 //! starting, which is the same on all ranks. The scope ends only when all it started has ended, so started calls may
 //! borrow the program's buffers, and the borrow checker keeps the program's hands off them until the call is done.
 
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
@@ -19,13 +21,18 @@ type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 pub(super) struct Queue {
     pending: Mutex<usize>,
     empty: Condvar,
-    busy: std::sync::atomic::AtomicBool,
+    busy: AtomicBool,
+}
+
+thread_local! {
+    /// The queue whose started call this thread runs: calls made inside of it must not wait for its end.
+    static STARTED_ON: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Queue {
     #[inline]
     pub(super) fn wait_until_empty(&self) {
-        if !self.busy.load(std::sync::atomic::Ordering::Acquire) {
+        if !self.busy.load(Ordering::Acquire) || STARTED_ON.get() == std::ptr::from_ref(self).addr() {
             return;
         }
         let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,14 +41,14 @@ impl Queue {
 
     fn enter(&self) {
         *self.pending.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.busy.store(true, std::sync::atomic::Ordering::Release);
+        self.busy.store(true, Ordering::Release);
     }
 
     fn leave(&self) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         *pending -= 1;
         if *pending == 0 {
-            self.busy.store(false, std::sync::atomic::Ordering::Release);
+            self.busy.store(false, Ordering::Release);
             self.empty.notify_all();
         }
     }
@@ -93,6 +100,16 @@ impl ProcessGroup {
     }
 }
 
+impl ProcessGroup {
+    /// A started call panicked, so this rank may have left out calls that the others make.
+    #[cold]
+    fn panicked(&self, panic: &(dyn std::any::Any + Send)) -> CommError {
+        let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+        let cause = format!("a started call panicked: {}", text.unwrap_or("without a word"));
+        self.call_off(CommError::CalledOff { group: self.name().into(), by: self.members()[self.rank()], cause, recoverable: false })
+    }
+}
+
 impl<'scope, 'env> Scope<'scope, 'env> {
     /// Starts a call (or several, made one after the other by `call`) and returns at once.
     ///
@@ -105,8 +122,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         let (result, group) = (slot.clone(), ProcessGroup { inner: self.group.inner.clone(), started: true });
         group.inner.queue.enter();
         let job = Box::new(move || {
+            STARTED_ON.set(std::ptr::from_ref(&group.inner.queue).addr());
             let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| call(&group)));
-            result.put(outcome.unwrap_or_else(|_| Err(CommError::invalid("a started call panicked"))));
+            result.put(outcome.unwrap_or_else(|panic| Err(group.panicked(&*panic))));
             group.inner.queue.leave();
         });
         // The receiver lives until this sender is dropped, so the job always runs.

@@ -17,8 +17,7 @@ impl ProcessGroup {
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result {
         op.check(T::DTYPE).map_err(CommError::invalid)?;
         let call = Call::new(Op::AllReduce).of(T::DTYPE, data.len()).reduce(op);
-        let found = self.inner.heap.find(data);
-        self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op, found.as_ref().map(|found| found.symmetric())))
+        self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op))
     }
 
     /// Several all-reduces in one: one agreement and one message instead of many small ones.
@@ -28,7 +27,7 @@ impl ProcessGroup {
         let lengths = buffers.iter().map(|buffer| buffer.len());
         let total = lengths.clone().sum();
         let call = Call::new(Op::AllReduce).of(T::DTYPE, total).reduce(op).extra(lengths);
-        joined(buffers, |data| self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op, None)))
+        joined(buffers, |data| self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op)))
     }
 
     /// On the root, `data` becomes the reduction of all ranks' `data`; elsewhere it stays as it is.
@@ -45,8 +44,7 @@ impl ProcessGroup {
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result {
         self.check_root(root)?;
         let call = Call::new(Op::Broadcast).of(T::DTYPE, data.len()).root(root);
-        let found = self.inner.heap.find(data);
-        self.run(call, |tiers, cx| tiers.broadcast(cx, data, root, found.as_ref().map(|found| found.symmetric())))
+        self.run(call, |tiers, cx| tiers.broadcast(cx, data, root))
     }
 
     /// Several broadcasts in one.
@@ -55,7 +53,7 @@ impl ProcessGroup {
         self.check_root(root)?;
         let lengths = buffers.iter().map(|buffer| buffer.len());
         let call = Call::new(Op::Broadcast).of(T::DTYPE, lengths.clone().sum()).root(root).extra(lengths);
-        joined(buffers, |data| self.run(call, |tiers, cx| tiers.broadcast(cx, data, root, None)))
+        joined(buffers, |data| self.run(call, |tiers, cx| tiers.broadcast(cx, data, root)))
     }
 
     /// All ranks' inputs, laid end to end in rank order, become every rank's `output`.
@@ -64,9 +62,7 @@ impl ProcessGroup {
         let counts = vec![input.len(); self.size()];
         check_len("output", output.len(), &counts)?;
         let call = Call::new(Op::AllGather).of(T::DTYPE, input.len());
-        let found = self.inner.heap.find(input);
-        let heap = found.as_ref().map(|found| found.symmetric());
-        self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, &counts, heap))
+        self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, &counts))
     }
 
     /// As [`all_gather`](Self::all_gather), with `counts[i]` elements from rank `i`.
@@ -76,7 +72,7 @@ impl ProcessGroup {
         check_len("output", output.len(), counts)?;
         self.check_own("input", input.len(), counts)?;
         let call = Call::new(Op::AllGather).of(T::DTYPE, output.len()).extra(counts.iter().copied());
-        self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, counts, None))
+        self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, counts))
     }
 
     /// All ranks' inputs, laid end to end in rank order, become the root's `output`, which only the root gives.
@@ -148,9 +144,7 @@ impl ProcessGroup {
         check_len("input", input.len(), counts)?;
         self.check_own("output", output.len(), counts)?;
         let call = call.of(T::DTYPE, input.len()).reduce(op);
-        let found = self.inner.heap.find(input);
-        let heap = found.as_ref().map(|found| found.symmetric());
-        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, output, counts, op, heap))
+        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, output, counts, op))
     }
 
     /// Part `i` of `input` goes to rank `i`; part `i` of `output` comes from rank `i`. All parts are equally long.
@@ -197,11 +191,7 @@ impl ProcessGroup {
     /// A barrier with its own deadline, whose error names every rank that did not come.
     #[track_caller]
     pub fn monitored_barrier(&self, timeout: std::time::Duration) -> Result {
-        self.run(Call::new(Op::MonitoredBarrier), |tiers, cx| {
-            let mut cx = cx.clone();
-            cx.watch.timeout = timeout;
-            tiers.barrier(&cx)
-        })
+        self.run_within(timeout, Call::new(Op::MonitoredBarrier), |tiers, cx| tiers.barrier(cx))
     }
 
     fn check_counts(&self, what: &str, counts: &[usize]) -> Result {

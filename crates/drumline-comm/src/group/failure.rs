@@ -16,56 +16,60 @@ impl ProcessGroup {
     #[cold]
     pub(super) fn failed(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, stop: Stop) -> CommError {
         let trace = call.trace(cx.sequence);
-        let fate = &self.inner.fate;
-        let cause = match stop {
-            Stop::GivenUp => return self.cause_or(CommError::Store { group: self.name().into(), cause: "given up".into() }),
-            Stop::Mismatch => {
-                self.inner.process.monitor.call_off(fate, &self.mismatch(tiers, &trace));
-                self.await_words(tiers);
-                self.mismatch(tiers, &trace)
-            }
+        match stop {
+            Stop::GivenUp => self.cause_or(CommError::Store { group: self.name().into(), cause: "given up".into() }),
+            Stop::Mismatch(sequence) => self.differ(tiers, trace, sequence),
+            Stop::Mixed => self.differ(tiers, trace, cx.sequence),
             Stop::TimedOut | Stop::Silent(_) => {
-                let missing = match (&tiers.node, &stop) {
-                    (_, Stop::Silent(missing)) => missing.clone(),
-                    (Some(node), _) => node.missing().into_iter().map(|local| node.members()[local]).collect(),
-                    (None, _) => Vec::new(),
-                };
-                self.inner.process.monitor.call_off(fate, &self.timeout(tiers, cx, &trace, &missing));
-                self.await_words(tiers);
-                return self.give_up(self.timeout(tiers, cx, &trace, &missing));
+                self.hear_others(tiers, None);
+                let missing = self.missing(tiers, cx, &stop);
+                self.call_off(self.timeout(tiers, cx, &trace, &missing))
             }
-            Stop::Left(peer) => {
-                CommError::PeerLeft { group: self.name().into(), rank: self.members()[peer], call: trace }
-            }
-            Stop::Link { peer, cause } => return self.link_failed(cx, &trace, peer, cause),
-        };
-        self.give_up(cause)
+            Stop::Left(peer) => self.call_off(self.peer_left(trace, peer)),
+            Stop::Link { peer, cause } => self.link_failed(cx, trace, peer, cause),
+        }
+    }
+
+    /// Ranks made different calls as their `sequence`-th.
+    fn differ(&self, tiers: &Tiers, trace: Trace, sequence: u64) -> CommError {
+        // One that has not come to this call yet may be on its way.
+        self.hear_others(tiers, Some(sequence));
+        self.call_off(self.mismatch(tiers, trace, sequence))
+    }
+
+    /// Messages have waited too long for these ranks.
+    #[cold]
+    pub(super) fn silent(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, missing: &[usize]) -> CommError {
+        self.hear_others(tiers, None);
+        self.call_off(self.timeout(tiers, cx, &call.trace(cx.sequence), missing))
     }
 
     /// A link may fail because its rank died, which the monitor hears in a moment and knows better.
-    fn link_failed(&self, cx: &Context<'_>, trace: &Trace, peer: usize, cause: String) -> CommError {
+    fn link_failed(&self, cx: &Context<'_>, trace: Trace, peer: usize, cause: String) -> CommError {
         let deadline = Instant::now() + NEWS_WAIT;
         while Instant::now() < deadline {
             if let Some(known) = self.inner.fate.cause() {
                 return known;
             }
             if cx.watch.left[peer].load(std::sync::atomic::Ordering::Acquire) {
-                return self.give_up(CommError::PeerLeft {
-                    group: self.name().into(),
-                    rank: self.members()[peer],
-                    call: trace.clone(),
-                });
+                return self.call_off(self.peer_left(trace, peer));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let rank = self.members()[peer];
-        let error = CommError::Link { group: self.name().into(), rank, call: trace.clone(), cause };
-        self.inner.process.monitor.call_off(&self.inner.fate, &error);
-        self.give_up(error)
+        self.call_off(CommError::Link { group: self.name().into(), rank, call: trace, cause })
     }
 
-    fn give_up(&self, cause: CommError) -> CommError {
-        self.inner.fate.give_up(cause.clone());
+    fn peer_left(&self, call: Trace, peer: usize) -> CommError {
+        CommError::PeerLeft { group: self.name().into(), rank: self.members()[peer], call }
+    }
+
+    /// Gives the group up and tells the others, unless there was a cause before; returns the one that holds.
+    pub(super) fn call_off(&self, cause: CommError) -> CommError {
+        let (cause, is_ours) = self.inner.fate.give_up(cause);
+        if is_ours {
+            self.inner.process.monitor.call_off(&self.inner.fate, &cause);
+        }
         cause
     }
 
@@ -73,16 +77,17 @@ impl ProcessGroup {
         self.inner.fate.cause().unwrap_or(otherwise)
     }
 
-    fn mismatch(&self, tiers: &Tiers, own: &Trace) -> CommError {
-        let mut calls = vec![(self.members()[self.rank()], own.clone())];
-        for rank in (0..self.size()).filter(|&rank| rank != self.rank()) {
-            let trace = self.last_call_of(tiers, rank).unwrap_or_else(|| Trace {
-                sequence: own.sequence,
-                what: "a call it did not name".into(),
-                site: "an unknown place".into(),
-            });
-            calls.push((self.members()[rank], trace));
-        }
+    fn mismatch(&self, tiers: &Tiers, own: Trace, sequence: u64) -> CommError {
+        let unknown = || Trace {
+            sequence,
+            what: "a call it did not name".into(),
+            site: "an unknown place".into(),
+        };
+        let theirs = self.others().map(|rank| (rank, self.last_call_of(tiers, rank).unwrap_or_else(unknown)));
+        let theirs: Vec<(usize, Trace)> = theirs.map(|(rank, trace)| (self.members()[rank], trace)).collect();
+        // A rank that only sends may have gone on to a later call before it learns that an earlier one did not agree.
+        let mine = if own.sequence == sequence { own } else { self.inner.fate.own_call(sequence) };
+        let calls = std::iter::once((self.members()[self.rank()], mine)).chain(theirs).collect();
         CommError::Mismatch { group: self.name().into(), calls }
     }
 
@@ -108,12 +113,38 @@ impl ProcessGroup {
         self.inner.fate.said(self.members()[rank])
     }
 
-    /// Waits until the ranks of other nodes have said what they do, or have had time to.
-    fn await_words(&self, tiers: &Tiers) {
+    /// The ranks that have not made the call this rank is in. Whoever is only waited for may itself wait for another, so
+    /// the numbers of their last calls decide; where they do not tell, it is those this rank waited for.
+    fn missing(&self, tiers: &Tiers, cx: &Context<'_>, stop: &Stop) -> Vec<usize> {
+        let is_behind = |&rank: &usize| {
+            self.last_call_of(tiers, rank).is_none_or(|call| call.sequence < cx.sequence)
+        };
+        let behind: Vec<usize> = self.others().filter(is_behind).collect();
+        match (stop, &tiers.node) {
+            _ if !behind.is_empty() => behind,
+            (Stop::Silent(awaited), _) => awaited.clone(),
+            (_, Some(node)) => node.missing().into_iter().map(|local| node.members()[local]).collect(),
+            (_, None) => behind,
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.rank();
+        (0..self.size()).filter(move |&rank| rank != me)
+    }
+
+    /// Asks the ranks of other nodes what they do, or what their `sequence`-th call was, and waits until they have said it
+    /// or have had time to.
+    fn hear_others(&self, tiers: &Tiers, sequence: Option<u64>) {
+        if tiers.topology.nodes.len() == 1 {
+            return;
+        }
+        self.inner.process.monitor.ask(&self.inner.fate, sequence.unwrap_or(u64::MAX));
         let deadline = Instant::now() + NEWS_WAIT;
-        let others = || (0..self.size()).filter(|&rank| rank != self.rank());
-        while Instant::now() < deadline && others().any(|rank| self.last_call_of(tiers, rank).is_none()) {
-            std::thread::sleep(Duration::from_millis(5));
+        let fits = |call: Trace| sequence.is_none_or(|sequence| call.sequence == sequence);
+        let known = |rank| self.last_call_of(tiers, rank).is_some_and(fits);
+        while Instant::now() < deadline && !self.others().all(known) && self.inner.fate.cause().is_none() {
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

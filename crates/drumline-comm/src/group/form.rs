@@ -14,7 +14,7 @@ use crate::element::Element;
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::{GroupOptions, Process, Transport};
-use crate::shm::{Door, Heap, HeapBuffer, Layout, Node, Pages, Passing, Patience, Region, Segment, create, region_len};
+use crate::shm::{Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, create, region_len};
 use crate::tcp::Mesh;
 
 impl ProcessGroup {
@@ -65,7 +65,7 @@ impl ProcessGroup {
         let mine = [color.map_or(-1, i64::from), key];
         let mut all = vec![0i64; 2 * self.size()];
         let counts = vec![2; self.size()];
-        self.run(Call::new(Op::Split), |tiers, cx| tiers.gather_all(cx, &mine, &mut all, &counts, None))?;
+        self.run(Call::new(Op::Split), |tiers, cx| tiers.gather_all(cx, &mine, &mut all, &counts))?;
         let child = self.next_child();
         let Some(color) = color else { return Ok(None) };
         let mut members: Vec<(i64, usize)> = all
@@ -93,8 +93,10 @@ impl ProcessGroup {
             (engine.children, me, ranks)
         };
         let system = |what| {
-            let group = self.name().to_owned();
-            move |error: std::io::Error| CommError::System { group, what, cause: error.to_string() }
+            move |error: std::io::Error| {
+                let error = CommError::System { group: self.name().to_owned(), what, cause: error.to_string() };
+                self.inner.fate.cause_soon().unwrap_or(error)
+            }
         };
         let deadline = Instant::now() + self.inner.process.options.timeout;
         let make = || create(region_len(bytes, ranks), Pages::Now);
@@ -105,7 +107,7 @@ impl ProcessGroup {
         let fd = fd.map_err(system("taking shared memory for the symmetric heap"))?;
         let region = Region::map(&fd, id, bytes, me, ranks).map_err(system("mapping the symmetric heap"))?;
         let region = Arc::new(region);
-        self.inner.heap.add(&region);
+        self.engine().tiers.heap.add(&region);
         Ok(HeapBuffer::new(region, len))
     }
 
@@ -129,22 +131,19 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     let fate = Arc::new(Fate::new(name.clone(), members.clone()));
     process.monitor.watch(&fate);
     let topology = topology(&process, &members, rank)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let pace = process.pace();
     let local = topology.nodes[topology.node].clone();
-    let (node, passing) = share_memory(&process, &fate, &local, topology.place, Patience::new(local.len(), cores))?;
-    // Ranks of this machine compete for its cores even where they do not share memory.
-    let here = members.iter().filter(|&&member| process.same_node(member, process.member.rank)).count();
-    let spins = if here <= cores { 60 } else { 0 };
+    let (node, passing) = share_memory(&process, &fate, &local, topology.place, pace)?;
+    let spins = if pace == Pace::Roomy { 60 } else { 0 };
     let mesh = Mesh::new(name, process.clone(), members, rank, spins);
     let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
-    let tiers = Tiers { node, mesh, topology };
+    let tiers = Tiers { node, mesh, heap: Heap::default(), topology };
     let inner = Inner {
         process,
         fate,
         rank,
         engine: Mutex::new(Engine { sequence: 0, children: 0, tiers }),
         post: Mutex::new(post),
-        heap: Heap::default(),
         passing,
         queue: Queue::default(),
     };
@@ -174,24 +173,29 @@ fn share_memory(
     fate: &Fate,
     local: &[usize],
     place: usize,
-    patience: Patience,
+    pace: Pace,
 ) -> Result<(Option<Node>, Option<Passing>), CommError> {
     if local.len() == 1 {
         return Ok((None, None));
     }
     let deadline = Instant::now() + process.options.timeout.min(process.member.timeout);
     let failed = |cause: String| {
-        fate.cause().unwrap_or(CommError::System { group: fate.group.clone(), what: "sharing memory", cause })
+        let error = CommError::System { group: fate.group.clone(), what: "sharing memory", cause };
+        fate.cause_soon().unwrap_or(error)
+    };
+    let all_here = || match fate.absence() {
+        Some(absence) => Err(std::io::Error::other(absence)),
+        None => Ok(()),
     };
     let key = format!("drumline/door/{}/{}", fate.group, fate.members[local[0]]);
     let passing = if place == 0 {
         let door = Door::open().map_err(|error| failed(error.to_string()))?;
         process.store().set(&key, door.name()).map_err(|error| failed(error.to_string()))?;
-        let passing = door.admit(local.len(), deadline);
+        let passing = door.admit(local.len(), deadline, all_here);
         let _ = process.store().delete(&key);
         passing
     } else {
-        let name = process.store().get(&key, deadline).map_err(|error| failed(error.to_string()))?;
+        let name = process.await_key(&key, deadline, all_here).map_err(|error| failed(error.to_string()))?;
         Passing::enter(&name, place, deadline)
     };
     let passing = passing.map_err(|error| failed(error.to_string()))?;
@@ -200,6 +204,6 @@ fn share_memory(
         .share(|| create(len, Pages::WhenTouched), deadline)
         .map_err(|error| failed(error.to_string()))?;
     let segment = Segment::map(&fd, len, Pages::WhenTouched).map_err(|error| failed(error.to_string()))?;
-    let node = Node::new(Arc::new(segment), local.to_vec(), place, patience);
+    let node = Node::new(Arc::new(segment), local.to_vec(), place, pace);
     Ok((Some(node), Some(passing)))
 }

@@ -6,7 +6,7 @@
 mod post_office;
 mod streams;
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::async_calls::Scope;
 use super::{Inner, ProcessGroup};
@@ -122,12 +122,8 @@ impl ProcessGroup {
 
     fn exchange(&self, call: Call, messages: Vec<P2p<'_>>) -> Result<Vec<usize>, CommError> {
         messages.iter().try_for_each(|message| self.check_message(message))?;
-        let mut post = self.inner.post()?;
-        if post.is_claimed() {
-            return Err(CommError::invalid(
-                "a scope has messages under way on this group; try the scope's isend and irecv, or end the scope first",
-            ));
-        }
+        let mut post = self.inner.post();
+        post.check_free_for(None)?;
         let mut slots: Vec<Slot<'_>> = messages.into_iter().map(Slot::from).collect();
         let outcome = post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
         outcome.map_err(|halt| self.mail_failed(&post, call, &slots, halt))?;
@@ -148,13 +144,7 @@ impl ProcessGroup {
         let tiers = &self.engine().tiers;
         let cx = crate::shm::Context { fingerprint: 0, sequence: post.calls(), watch: self.watch() };
         match halt {
-            Halt::Stop(Stop::TimedOut) => {
-                let waits = slots.iter().filter(|slot| slot.done.is_none()).filter_map(|slot| match slot.message.way {
-                    Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => Some(rank),
-                    Way::Receive { from: Source::Any, .. } => None,
-                });
-                self.failed(tiers, &cx, &call, Stop::Silent(waits.collect()))
-            }
+            Halt::Stop(Stop::TimedOut) => self.silent(tiers, &cx, &call, &self.awaited(slots)),
             Halt::Stop(stop) => self.failed(tiers, &cx, &call, stop),
             Halt::Misfit { from, what } => {
                 let error = CommError::Message {
@@ -163,20 +153,30 @@ impl ProcessGroup {
                     call: call.trace(post.calls()),
                     got: what,
                 };
-                self.inner.process.monitor.call_off(&self.inner.fate, &error);
-                self.inner.fate.give_up(error)
+                self.call_off(error)
             }
         }
+    }
+
+    /// The ranks that messages still wait for: everybody, if one may come from anybody.
+    fn awaited(&self, slots: &[Slot<'_>]) -> Vec<usize> {
+        let open = slots.iter().filter(|slot| slot.done.is_none());
+        let mut ranks: Vec<usize> = open
+            .flat_map(|slot| match slot.message.way {
+                Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => rank..rank + 1,
+                Way::Receive { from: Source::Any, .. } => 0..self.size(),
+            })
+            .filter(|&rank| rank != self.rank())
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 }
 
 impl Inner {
-    fn post(&self) -> Result<MutexGuard<'_, PostOffice>, CommError> {
-        match self.post.try_lock() {
-            Ok(post) => Ok(post),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Ok(self.post.lock().unwrap_or_else(PoisonError::into_inner)),
-        }
+    fn post(&self) -> MutexGuard<'_, PostOffice> {
+        self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -186,24 +186,35 @@ pub(super) struct Letters<'scope> {
     slots: Mutex<Vec<Slot<'scope>>>,
 }
 
+impl Letters<'_> {
+    /// Tells the scopes of a group apart: each stays where it is for as long as it lives.
+    fn owner(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
 /// A message begun in a scope.
 #[derive(Debug, Clone, Copy)]
 pub struct Letter(usize);
 
 impl<'scope> Scope<'scope, '_> {
     /// Begins to send `data` to rank `to`. It moves on whenever the scope's messages are waited for or polled.
+    #[track_caller]
     pub fn isend<T: Element>(&self, data: &'scope [T], to: usize, tag: u64) -> Result<Letter, CommError> {
         self.begin(P2p::send(data, to, tag))
     }
 
     /// Begins to receive a message of exactly this length and type.
+    #[track_caller]
     pub fn irecv<T: Element>(&self, data: &'scope mut [T], from: Source, tag: u64) -> Result<Letter, CommError> {
         self.begin(P2p::recv(data, from, tag))
     }
 
+    #[track_caller]
     fn begin(&self, message: P2p<'scope>) -> Result<Letter, CommError> {
         self.group().check_message(&message)?;
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        self.group().inner.post().check_free_for(Some(self.letters().owner()))?;
         slots.push(message.into());
         let letter = Letter(slots.len() - 1);
         self.push_on(&mut slots, |_| true)?;
@@ -211,6 +222,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     /// Whether the message has been sent or received; lets all messages of the scope move on.
+    #[track_caller]
     pub fn is_delivered(&self, letter: Letter) -> Result<bool, CommError> {
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
         self.push_on(&mut slots, |_| true)?;
@@ -240,21 +252,22 @@ impl<'scope> Scope<'scope, '_> {
     ) -> Result<(), CommError> {
         let group = self.group();
         let call = Call::new(Op::Batch);
-        let mut post = group.inner.post()?;
+        let mut post = group.inner.post();
         let outcome = post.drive(slots, &group.watch(), enough);
         let open = slots.iter().any(|slot| slot.done.is_none());
-        post.claim(open);
+        post.claim(self.letters().owner(), open);
         outcome.map_err(|halt| group.mail_failed(&post, call, slots, halt))
     }
 
     /// At the end of the scope: messages that were not waited for are, unless the program gave up on them.
     pub(super) fn settle(&self, gave_up: bool) -> Result<(), CommError> {
+        if self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            return Ok(());
+        }
         let outcome = if gave_up { Ok(()) } else { self.wait_for_all() };
         let slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
         let half_way = slots.iter().any(|slot| slot.done.is_none() && (slot.moved > 0 || slot.taken));
-        if let Ok(mut post) = self.group().inner.post() {
-            post.claim(false);
-        }
+        self.group().inner.post().claim(self.letters().owner(), false);
         if half_way && outcome.is_ok() {
             let error = CommError::invalid("a scope ended with a message half-way, so later messages cannot be told apart");
             self.group().inner.fate.give_up(error);

@@ -11,7 +11,7 @@ use crate::call::Call;
 use crate::element::Element;
 use crate::monitor::Fate;
 use crate::reduce::ReduceOp;
-use crate::shm::{Context, Keep, Node, Stop, Symmetric};
+use crate::shm::{Context, Heap, Keep, Node, Stop};
 use crate::slices::part;
 use crate::tcp::{Mesh, Team};
 
@@ -78,19 +78,19 @@ pub(crate) struct Tiers {
     /// Absent where this rank is alone on its node.
     pub(crate) node: Option<Node>,
     pub(crate) mesh: Mesh,
+    /// Buffers that the ranks of this node can reach directly.
+    pub(crate) heap: Heap,
     pub(crate) topology: Topology,
 }
 
 impl Tiers {
-    /// Notes the call where those who may ask for it can see it.
+    /// Notes the call where those who may ask for it can see it; says whether ranks of other nodes have asked.
     #[inline]
-    pub(crate) fn note(&mut self, call: &Call, sequence: u64, fate: &Fate) {
+    pub(crate) fn note(&mut self, call: &Call, sequence: u64, fate: &Fate) -> bool {
         if let Some(node) = &mut self.node {
             node.note(call, sequence);
         }
-        if self.topology.nodes.len() > 1 {
-            fate.note(*call, sequence);
-        }
+        self.topology.nodes.len() > 1 && fate.note(*call, sequence)
     }
 
     fn one_node(&mut self) -> Option<&mut Node> {
@@ -123,8 +123,8 @@ impl Tiers {
         cx: &Context<'_>,
         data: &mut [T],
         op: ReduceOp,
-        heap: Option<Symmetric<'_>>,
     ) -> Result<(), Stop> {
+        let heap = self.heap.find(data);
         if let Some(node) = self.one_node() {
             return node.all_reduce(cx, data, op, Keep::All, heap);
         }
@@ -174,8 +174,8 @@ impl Tiers {
         cx: &Context<'_>,
         data: &mut [T],
         root: usize,
-        heap: Option<Symmetric<'_>>,
     ) -> Result<(), Stop> {
+        let heap = self.heap.find(data);
         let (home, place) = locate(&self.topology.nodes, root);
         // Between nodes: from the root to the first rank of each other node.
         if self.topology.nodes.len() > 1 {
@@ -199,8 +199,8 @@ impl Tiers {
         input: &[T],
         output: &mut [T],
         counts: &[usize],
-        heap: Option<Symmetric<'_>>,
     ) -> Result<(), Stop> {
+        let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
             return node.gather(cx, input, Some(output), counts, None, heap);
         }
@@ -271,8 +271,8 @@ impl Tiers {
         output: &mut [T],
         counts: &[usize],
         op: ReduceOp,
-        heap: Option<Symmetric<'_>>,
     ) -> Result<(), Stop> {
+        let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
             return node.reduce_scatter(cx, input, output, counts, op, heap);
         }

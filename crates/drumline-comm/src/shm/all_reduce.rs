@@ -43,9 +43,9 @@ impl Node {
         data: &mut [T],
         op: ReduceOp,
         keep: Keep,
-        heap: Option<Symmetric<'_>>,
+        heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
-        let choice = node_reduce(size_of_val(data), size_of::<T>(), self.ranks());
+        let choice = node_reduce(size_of_val(data), size_of::<T>(), self.ranks(), self.pace());
         if choice == NodeReduce::Inline {
             return self.reduce_inline(cx, data, op, keep);
         }
@@ -54,11 +54,11 @@ impl Node {
             self.reduce_part_everywhere::<T>(data.len(), heap, op);
             return self.round(cx, &[]);
         }
-        match choice {
-            NodeReduce::TwoPhase { chunk } => self.reduce_two_phase(cx, data, op, keep, chunk),
-            NodeReduce::OneShot { chunk } => self.reduce_one_shot(cx, data, op, keep, chunk),
+        self.staged(|node| match choice {
+            NodeReduce::TwoPhase { chunk } => node.reduce_two_phase(cx, data, op, keep, chunk),
+            NodeReduce::OneShot { chunk } => node.reduce_one_shot(cx, data, op, keep, chunk),
             NodeReduce::Inline => unreachable!("handled above"),
-        }
+        })
     }
 
     fn reduce_inline<T: Element>(
@@ -104,7 +104,7 @@ impl Node {
         for range in chunks(data.len(), chunk) {
             // SAFETY: the round before was awaited from all (`round`), and nothing is published until the copy is done.
             copy(unsafe { self.fill(Area::Stage, 0, range.len()) }, &data[range.clone()]);
-            self.round(cx, &[])?;
+            self.data_round(cx)?;
             if keep.kept_by(self.me()) {
                 self.reduce_stages(&mut data[range], op);
             }
@@ -142,7 +142,7 @@ impl Node {
                 // SAFETY: as in one-shot; stage and result are different places.
                 copy(unsafe { self.fill(Area::Stage, 0, range.len()) }, &data[range.clone()]);
             }
-            self.round(cx, &[])?;
+            self.data_round(cx)?;
             if let Some(range) = staged.filter(|_| keep.kept_by(self.me())) {
                 self.collect_parts(&mut data[range]);
             }
@@ -177,7 +177,7 @@ impl Node {
     }
 
     /// Reduces this rank's part of symmetric buffers and writes it to all of them. `T` buffers of `len` elements.
-    fn reduce_part_everywhere<T: Element>(&self, len: usize, heap: Symmetric<'_>, op: ReduceOp) {
+    fn reduce_part_everywhere<T: Element>(&self, len: usize, heap: Symmetric, op: ReduceOp) {
         let mine = part(len, self.ranks(), self.me(), size_of::<T>());
         // SAFETY: every rank has published that it is inside this call, so none touches its buffer but for the part it
         // owns, in all buffers; parts do not overlap; the caller holds its own buffer mutably and does not use it now.

@@ -48,11 +48,11 @@ impl Node {
     ) -> Result<(), Stop> {
         let alone = self.ranks() == 2 || readers == Readers::Only(self.me());
         let longest = rows.iter().copied().max().unwrap_or(0);
-        for window in chunks(longest, node_chunk(longest * size_of::<T>()) / size_of::<T>()) {
+        for window in chunks(longest, node_chunk(longest * size_of::<T>(), self.pace()) / size_of::<T>()) {
             let given = clip(mine.len(), &window);
             // SAFETY: the round before was awaited from all, and nothing is published until the copy is done.
             copy(unsafe { self.fill(Area::Stage, 0, given.len()) }, &mine[given]);
-            self.round(cx, &[])?;
+            self.data_round(cx)?;
             for peer in self.peers().filter(|_| readers.include(self.me())) {
                 let range = clip(rows[peer], &window);
                 // SAFETY: all were awaited in this round.
@@ -68,7 +68,7 @@ impl Node {
 
     /// The windows of a column exchange whose longest cell has `longest` elements.
     fn cell_windows<T>(&self, longest: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let chunk = node_chunk(longest * self.ranks() * size_of::<T>()) / size_of::<T>() / self.ranks();
+        let chunk = node_chunk(longest * self.ranks() * size_of::<T>(), self.pace()) / size_of::<T>() / self.ranks();
         chunks(longest, chunk.clamp(1, self.cell_capacity::<T>()))
     }
 
@@ -85,7 +85,7 @@ impl Node {
             let place = unsafe { self.fill(Area::Stage, peer * self.cell_capacity::<T>(), range.len()) };
             copy(place, &input[range]);
         }
-        self.round(cx, &[])
+        self.data_round(cx)
     }
 
     /// This rank's cell of `peer`, after `pass_cells`.
@@ -108,7 +108,7 @@ impl Node {
         cx: &Context<'_>,
         data: &mut [T],
         root: usize,
-        heap: Option<Symmetric<'_>>,
+        heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
             if self.me() != root {
@@ -119,11 +119,10 @@ impl Node {
         }
         let mut rows = vec![0; self.ranks()];
         rows[root] = data.len();
-        if self.me() == root {
-            self.rows(cx, data, &rows, Readers::All, |_, _, _: &[T]| {})
-        } else {
-            self.rows(cx, &[], &rows, Readers::All, |_, range, given| copy(&mut data[range], given))
-        }
+        self.staged(|node| match node.me() == root {
+            true => node.rows(cx, data, &rows, Readers::All, |_, _, _: &[T]| {}),
+            false => node.rows(cx, &[], &rows, Readers::All, |_, range, given| copy(&mut data[range], given)),
+        })
     }
 
     /// Every rank's `input` laid end to end in `output`, on the root or on all. `counts[i]` is the length of rank `i`'s.
@@ -134,7 +133,7 @@ impl Node {
         mut output: Option<&mut [T]>,
         counts: &[usize],
         root: Option<usize>,
-        heap: Option<Symmetric<'_>>,
+        heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
         let readers = root.map_or(Readers::All, Readers::Only);
@@ -154,7 +153,7 @@ impl Node {
             }
             return self.round(cx, &[]);
         }
-        self.rows(cx, input, counts, readers, place)
+        self.staged(|node| node.rows(cx, input, counts, readers, &mut place))
     }
 
     /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
@@ -212,7 +211,7 @@ impl Node {
         output: &mut [T],
         counts: &[usize],
         op: ReduceOp,
-        heap: Option<Symmetric<'_>>,
+        heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(input), heap)? {
@@ -222,6 +221,18 @@ impl Node {
             reduce_into(output, &inputs, op);
             return self.round(cx, &[]);
         }
+        self.staged(|node| node.reduce_cells(cx, input, output, counts, op))
+    }
+
+    fn reduce_cells<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<(), Stop> {
+        let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
         let longest = counts.iter().copied().max().unwrap_or(0);
         for window in self.cell_windows::<T>(longest) {
             self.pass_cells(cx, input, |peer| shifted(clip(counts[peer], &window), starts[peer]))?;

@@ -12,7 +12,8 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
 
 use super::segment::{Pages, Segment};
 use crate::element::Element;
@@ -45,22 +46,29 @@ impl Region {
         Ok(Self { segment: Segment::map(fd, region_len(bytes, ranks), Pages::Now)?, id, me, bytes })
     }
 
+    /// The address of this rank's slice.
     fn base(&self) -> usize {
         self.segment.at(self.me * stride(self.bytes), self.bytes).as_ptr() as usize
     }
 }
 
-/// A place in a region: the same place in every rank's slice.
+/// A place in a region: the same place in every rank's slice. Good for as long as the buffer it was found for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Symmetric<'a> {
-    region: &'a Region,
+pub(crate) struct Symmetric {
+    region: NonNull<Region>,
     offset: usize,
 }
 
-impl Symmetric<'_> {
+impl Symmetric {
+    fn region(&self) -> &Region {
+        // SAFETY: made by `Heap::find` for a slice of a live buffer, which keeps its region; used only while the call that
+        // was given the slice runs.
+        unsafe { self.region.as_ref() }
+    }
+
     /// What ranks compare to know that they mean the same place. Never all zero.
     pub(crate) fn words(self) -> [u64; 2] {
-        [self.region.id + 1, self.offset as u64]
+        [self.region().id + 1, self.offset as u64]
     }
 
     /// Elements `range`, counted from this place, in the slice of `rank`.
@@ -82,54 +90,41 @@ impl Symmetric<'_> {
     }
 
     fn at<T>(self, rank: usize, range: &Range<usize>) -> *mut T {
-        let start = self.offset + range.start * size_of::<T>();
+        let (region, start) = (self.region(), self.offset + range.start * size_of::<T>());
         let len = range.len() * size_of::<T>();
-        assert!(start + len <= self.region.bytes, "{start}+{len} beyond a slice of {} bytes", self.region.bytes);
-        self.region.segment.at(rank * stride(self.region.bytes) + start, len).cast().as_ptr()
+        assert!(start + len <= region.bytes, "{start}+{len} beyond a slice of {} bytes", region.bytes);
+        region.segment.at(rank * stride(region.bytes) + start, len).cast().as_ptr()
     }
 }
 
 /// The regions of one group, found by the address of a buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Heap {
-    regions: Mutex<BTreeMap<usize, Weak<Region>>>,
+    /// By the address of this rank's slice.
+    regions: BTreeMap<usize, Weak<Region>>,
 }
 
 impl Heap {
-    pub(crate) fn add(&self, region: &Arc<Region>) {
-        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        regions.retain(|_, region| region.strong_count() > 0);
-        regions.insert(region.base(), Arc::downgrade(region));
+    pub(crate) fn add(&mut self, region: &Arc<Region>) {
+        self.regions.retain(|_, region| region.strong_count() > 0);
+        self.regions.insert(region.base(), Arc::downgrade(region));
     }
 
-    /// The region that holds all of `slice`, and where in it, if there is one and the slice is long enough to matter.
+    /// The place in the region that holds all of `slice`, if there is one and the slice is long enough to matter.
     #[inline]
-    pub(crate) fn find<T>(&self, slice: &[T]) -> Option<Found> {
-        if size_of_val(slice) < DIRECT_MIN {
-            return None;
-        }
-        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        if regions.is_empty() {
+    pub(crate) fn find<T>(&self, slice: &[T]) -> Option<Symmetric> {
+        if size_of_val(slice) < DIRECT_MIN || self.regions.is_empty() {
             return None;
         }
         let address = slice.as_ptr() as usize;
-        let (base, region) = regions.range(..=address).next_back()?;
-        let region = region.upgrade()?;
-        let offset = address - base;
-        (offset + size_of_val(slice) <= region.bytes).then_some(Found { region, offset })
-    }
-}
-
-/// A buffer recognised as symmetric; keeps its region alive during the call.
-#[derive(Debug)]
-pub(crate) struct Found {
-    region: Arc<Region>,
-    offset: usize,
-}
-
-impl Found {
-    pub(crate) fn symmetric(&self) -> Symmetric<'_> {
-        Symmetric { region: &self.region, offset: self.offset }
+        let (base, region) = self.regions.range(..=address).next_back()?;
+        if region.strong_count() == 0 {
+            return None;
+        }
+        let place = Symmetric { region: NonNull::new(region.as_ptr().cast_mut())?, offset: address - base };
+        // The addresses of a region that is gone may be in use for something else, but then its count is 0. If the slice
+        // lies in a region that is alive, it was borrowed from a buffer there, which lives at least as long.
+        (place.offset + size_of_val(slice) <= place.region().bytes).then_some(place)
     }
 }
 
@@ -179,27 +174,27 @@ mod tests {
 
     #[test]
     fn buffers_are_found_by_address() {
-        let heap = Heap::default();
+        let mut heap = Heap::default();
         let (a, b) = (region(100_000, 0), region(400_000, 1));
         heap.add(&a);
         heap.add(&b);
         let buffer = HeapBuffer::<f32>::new(b.clone(), 100_000);
         let found = heap.find(&buffer[10..20_000]).unwrap();
-        assert_eq!(found.symmetric().words(), [2, 40]);
+        assert_eq!(found.words(), [2, 40]);
         assert!(heap.find(&buffer[10..20]).is_none(), "too short to matter");
         assert!(heap.find(&vec![0f32; 20_000]).is_none());
-        drop((found, buffer, b));
+        drop((buffer, b));
         assert!(heap.find(&HeapBuffer::<u8>::new(a, 100_000)).is_some());
     }
 
     #[test]
     fn a_freed_region_is_forgotten() {
-        let heap = Heap::default();
+        let mut heap = Heap::default();
         let a = region(64, 0);
         heap.add(&a);
         drop(a);
         heap.add(&region(64, 1));
-        assert!(heap.regions.lock().unwrap().len() <= 2);
+        assert_eq!(heap.regions.len(), 1);
         assert!(heap.find(&vec![1u8; DIRECT_MIN]).is_none());
     }
 }

@@ -23,14 +23,14 @@ mod wait;
 
 pub(crate) use all_reduce::Keep;
 pub use heap::HeapBuffer;
-pub(crate) use heap::{Heap, Region, Symmetric, region_len};
+pub(crate) use heap::{Heap, Region, region_len};
 pub(crate) use layout::{Layout, STAGE};
 pub(crate) use line::INLINE;
 pub(crate) use mail::Mail;
 pub(crate) use node::{Context, Node};
 pub(crate) use passing::{Door, Passing};
 pub(crate) use segment::{Pages, Segment, create};
-pub(crate) use wait::{Patience, Stop, Watch};
+pub(crate) use wait::{Pace, Stop, Watch};
 
 /// Brings the cache line of `place` to this core, ready to be written.
 #[cfg(all(target_arch = "x86_64", not(loom)))]

@@ -13,7 +13,7 @@ use super::layout::{Area, Control, Layout, STAGE};
 use super::line::Bell;
 use super::record::KnownSites;
 use super::segment::Segment;
-use super::wait::{Patience, Stop, Watch, wake};
+use super::wait::{Pace, Patience, Stop, Watch, wake};
 use crate::call::{Call, Trace};
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
@@ -40,6 +40,9 @@ pub(crate) struct Node {
     /// The last round this rank published.
     epoch: u64,
     patience: Patience,
+    pace: Pace,
+    /// The next data round is the first of its call, in which a peer may say that its buffer is symmetric.
+    first: bool,
     known_sites: KnownSites,
 }
 
@@ -48,10 +51,16 @@ unsafe impl Send for Node {}
 
 impl Node {
     /// The view of local rank `me`; `members` are the ranks of the group that live here, for which the segment was made.
-    pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, patience: Patience) -> Self {
+    pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, pace: Pace) -> Self {
         let layout = Layout::new(members.len());
         let controls = (0..members.len()).map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast()).collect();
-        Self { segment, controls, layout, members, me, epoch: 0, patience, known_sites: KnownSites::default() }
+        let patience = Patience::new(pace);
+        let known_sites = KnownSites::default();
+        Self { segment, controls, layout, members, me, epoch: 0, patience, pace, first: false, known_sites }
+    }
+
+    pub(super) fn pace(&self) -> Pace {
+        self.pace
     }
 
     pub(crate) fn me(&self) -> usize {
@@ -106,7 +115,7 @@ impl Node {
         let (bell, member) = (&self.control(self.me).flags.bell, self.members[peer]);
         self.patience.wait(bell, &cx.watch, Some(member), || flags.arrived(self.epoch))?;
         if !cfg!(feature = "unchecked") && flags.fingerprint(self.epoch) != cx.fingerprint {
-            return Err(Stop::Mismatch);
+            return Err(Stop::Mismatch(cx.sequence));
         }
         Ok(())
     }
@@ -119,7 +128,7 @@ impl Node {
         for peer in self.peers() {
             // A mismatch does not end the waiting: all ranks shall see it, and to report it all must have arrived.
             match self.await_peer(cx, peer) {
-                Err(Stop::Mismatch) => outcome = Err(Stop::Mismatch),
+                Err(stop @ Stop::Mismatch(_)) => outcome = Err(stop),
                 other => other?,
             }
         }
@@ -151,33 +160,43 @@ impl Node {
         self.peers().filter(|&peer| !self.control(peer).flags.arrived(self.epoch)).collect()
     }
 
-    /// Local ranks whose call in this round differs from this rank's.
-    pub(crate) fn differing(&self, cx: &Context<'_>) -> Vec<usize> {
-        let differs = |&peer: &usize| {
-            let flags = &self.control(peer).flags;
-            flags.arrived(self.epoch) && flags.fingerprint(self.epoch) != cx.fingerprint
-        };
-        self.peers().filter(differs).collect()
-    }
-
     /// How many elements one staging place holds for each rank when it is cut into cells.
     pub(super) fn cell_capacity<T>(&self) -> usize {
         STAGE / self.ranks() / 64 * 64 / size_of::<T>()
     }
 
     /// The symmetric place, if the message is large enough for it to matter and every rank gave the same one.
-    pub(super) fn agree_on_heap<'h>(
+    ///
+    /// A rank with a private buffer asks nothing: it goes on to its first data round, and learns there if a peer asked.
+    pub(super) fn agree_on_heap(
         &mut self,
         cx: &Context<'_>,
         bytes: usize,
-        heap: Option<Symmetric<'h>>,
-    ) -> Result<Option<Symmetric<'h>>, Stop> {
-        if bytes < DIRECT_MIN {
-            return Ok(None);
+        heap: Option<Symmetric>,
+    ) -> Result<Option<Symmetric>, Stop> {
+        self.first = bytes >= DIRECT_MIN && heap.is_none();
+        let Some(heap) = heap.filter(|_| bytes >= DIRECT_MIN) else { return Ok(None) };
+        self.round(cx, &heap.words())?;
+        let same = self.peers().all(|peer| self.words(peer) == heap.words());
+        Ok(same.then_some(heap))
+    }
+
+    /// A round in which staged data is passed on.
+    #[inline]
+    pub(super) fn data_round(&mut self, cx: &Context<'_>) -> Result<(), Stop> {
+        self.round(cx, &[0, 0])?;
+        if std::mem::take(&mut self.first) && self.peers().any(|peer| self.words::<2>(peer) != [0, 0]) {
+            return Err(Stop::Mixed);
         }
-        let mine = heap.map_or([0, 0], Symmetric::words);
-        self.round(cx, &mine)?;
-        Ok(heap.filter(|_| self.peers().all(|peer| self.words(peer) == mine)))
+        Ok(())
+    }
+
+    /// Passes data on by `body`, once more from the beginning if it turns out that a peer asked for symmetric buffers.
+    pub(super) fn staged(&mut self, mut body: impl FnMut(&mut Self) -> Result<(), Stop>) -> Result<(), Stop> {
+        match body(self) {
+            Err(Stop::Mixed) => body(self),
+            other => other,
+        }
     }
 
     /// This rank's place for the coming round, before it is published.

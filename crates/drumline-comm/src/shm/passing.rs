@@ -39,11 +39,19 @@ impl Door {
         &self.name
     }
 
-    /// Waits until the `ranks - 1` others have come in.
-    pub(crate) fn admit(self, ranks: usize, deadline: Instant) -> io::Result<Passing> {
+    /// Waits until the `ranks - 1` others have come in, as long as `go_on` does not object.
+    pub(crate) fn admit(
+        self,
+        ranks: usize,
+        deadline: Instant,
+        go_on: impl Fn() -> io::Result<()>,
+    ) -> io::Result<Passing> {
         let mut members: Vec<Option<UnixStream>> = (1..ranks).map(|_| None).collect();
         while members.iter().any(Option::is_none) {
-            poll_readable(self.listener.as_fd(), deadline)?;
+            go_on()?;
+            if !poll_readable(self.listener.as_fd(), deadline)? {
+                continue;
+            }
             let Ok((stream, _)) = self.listener.accept() else { continue };
             // A stranger is turned away and changes nothing.
             if let Ok(rank) = self.examine(&stream, deadline)
@@ -99,10 +107,10 @@ impl Passing {
         match self {
             Passing::Leader(members) => {
                 let made = make();
-                for member in members {
-                    set_deadline(member, deadline)?;
-                    send(member, &made)?;
-                }
+                // One that is gone must not keep the others waiting.
+                let pass = |member| set_deadline(member, deadline).and_then(|()| send(member, &made));
+                let outcomes: Vec<io::Result<()>> = members.iter().map(pass).collect();
+                outcomes.into_iter().collect::<io::Result<()>>()?;
                 made
             }
             Passing::Member(leader) => {
@@ -167,12 +175,17 @@ fn set_deadline(stream: &UnixStream, deadline: Instant) -> io::Result<()> {
     stream.set_write_timeout(Some(left))
 }
 
-fn poll_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<()> {
+/// Whether somebody knocks, after a moment; an error once the deadline has passed.
+fn poll_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = rustix::fs::Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
-    match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout))? {
-        0 => Err(io::Error::new(io::ErrorKind::TimedOut, "not all ranks of this node came to share memory")),
-        _ => Ok(()),
+    if left.is_zero() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "not all ranks of this node came to share memory"));
+    }
+    let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: left.min(Duration::from_millis(20)).as_nanos() as _ };
+    match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&nap)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -193,7 +206,7 @@ mod tests {
             let passing = Passing::enter(&name, 1, soon()).unwrap();
             passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap()
         });
-        let leader = door.admit(2, soon()).unwrap();
+        let leader = door.admit(2, soon(), || Ok(())).unwrap();
         let mine = leader.share(|| create(4096, Pages::WhenTouched), soon()).unwrap();
         let theirs = member.join().unwrap();
         assert_eq!(rustix::fs::fstat(&mine).unwrap().st_ino, rustix::fs::fstat(&theirs).unwrap().st_ino);
@@ -207,7 +220,7 @@ mod tests {
             let passing = Passing::enter(&name, 1, soon()).unwrap();
             passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap_err().to_string()
         });
-        let leader = door.admit(2, soon()).unwrap();
+        let leader = door.admit(2, soon(), || Ok(())).unwrap();
         assert!(leader.share(|| Err(io::Error::other("no memory left")), soon()).is_err());
         assert_eq!(member.join().unwrap(), "the first rank of this node: no memory left");
     }
@@ -222,14 +235,14 @@ mod tests {
             stranger.write_all(greeting).unwrap();
         }
         let member = std::thread::spawn(move || Passing::enter(&name, 1, soon()).unwrap());
-        assert!(matches!(door.admit(2, soon()).unwrap(), Passing::Leader(members) if members.len() == 1));
+        assert!(matches!(door.admit(2, soon(), || Ok(())).unwrap(), Passing::Leader(members) if members.len() == 1));
         drop(member.join());
     }
 
     #[test]
     fn nobody_coming_is_an_error_in_time() {
         let begin = Instant::now();
-        let error = Door::open().unwrap().admit(2, begin + Duration::from_millis(50)).unwrap_err();
+        let error = Door::open().unwrap().admit(2, begin + Duration::from_millis(50), || Ok(())).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(begin.elapsed() < Duration::from_secs(2));
     }

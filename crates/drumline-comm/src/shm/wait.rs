@@ -22,8 +22,10 @@ pub(crate) enum Stop {
     Link { peer: usize, cause: String },
     /// The group was given up: a peer died, left or reported an error.
     GivenUp,
-    /// A peer made another call.
-    Mismatch,
+    /// A peer made another call, as its call of this number.
+    Mismatch(u64),
+    /// Some ranks gave symmetric buffers and some private ones: to be done again as if all were private.
+    Mixed,
 }
 
 /// What every wait of a group watches besides its own condition.
@@ -37,7 +39,15 @@ pub(crate) struct Watch<'a> {
     pub(crate) timeout: Duration,
 }
 
-/// How long to try before sleeping; depends on whether every rank can have its own core.
+/// Whether every rank of a node can have a core of its own. All ranks of the node must agree on it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Pace {
+    Roomy,
+    /// A round costs turns of the scheduler, so fewer and larger rounds are better, and spinning is in the way.
+    Crowded,
+}
+
+/// How long to try before sleeping.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     spins: u32,
@@ -51,9 +61,11 @@ const CLOSE_LOOKS: u32 = 32;
 const NAP: Duration = Duration::from_millis(20);
 
 impl Patience {
-    /// For `ranks` processes that share `cores` cores.
-    pub(crate) fn new(ranks: usize, cores: usize) -> Self {
-        if ranks <= cores { Self { spins: 400, yields: 400 } } else { Self { spins: 0, yields: 200 } }
+    pub(crate) fn new(pace: Pace) -> Self {
+        match pace {
+            Pace::Roomy => Self { spins: 400, yields: 400 },
+            Pace::Crowded => Self { spins: 0, yields: 200 },
+        }
     }
 
     /// Returns as soon as `ready` does, or says why it never will. `peer` is the rank it depends on, if it is one.

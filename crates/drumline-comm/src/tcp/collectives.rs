@@ -113,12 +113,17 @@ impl<'t> Team<'t> {
         parts: &[Range<usize>],
         op: ReduceOp,
     ) -> Result<(), Stop> {
-        let mine = parts[self.me()].clone();
-        let mut reduced = vec![T::zeroed(); mine.len()];
-        let input: &[T] = data;
-        self.reduce_columns(cx, input, parts, &mut reduced, op)?;
-        data[mine].copy_from_slice(&reduced);
-        Ok(())
+        let me = self.me();
+        let mut gives = Vec::new();
+        let mut mine: &mut [T] = &mut [];
+        for (place, cell) in cells(data, &lengths(parts)).into_iter().enumerate() {
+            if place == me {
+                mine = cell;
+            } else {
+                gives.push((place, &*cell));
+            }
+        }
+        self.reduce_in_place(cx, mine, gives, op)
     }
 
     /// Second half: each rank's part is copied to all.
@@ -129,58 +134,46 @@ impl<'t> Team<'t> {
         parts: &[Range<usize>],
     ) -> Result<(), Stop> {
         let me = self.me();
-        let (mine, mut others) = (parts[me].clone(), Vec::new());
-        let mut rest: &mut [T] = data;
+        let mut others = Vec::new();
         let mut own: &[T] = &[];
-        for (place, range) in parts.iter().enumerate() {
-            let (piece, after) = rest.split_at_mut(range.len());
-            rest = after;
+        for (place, cell) in cells(data, &lengths(parts)).into_iter().enumerate() {
             if place == me {
-                own = piece;
+                own = cell;
             } else {
-                others.push((place, bytes::of_mut(piece)));
+                others.push((place, bytes::of_mut(cell)));
             }
         }
-        debug_assert_eq!(own.len(), mine.len());
         self.exchange(cx, self.peers().map(|place| (place, bytes::of(own))).collect::<Vec<_>>(), others)
     }
 
-    /// Range `parts[p]` of `input` goes to rank `p`; `output` becomes the reduction of what comes for this rank.
-    fn reduce_columns<T: Element>(
+    /// Gives each peer what is meant for it; `mine` becomes its reduction with what comes from all of them, in team order.
+    fn reduce_in_place<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        input: &[T],
-        parts: &[Range<usize>],
-        output: &mut [T],
+        mine: &mut [T],
+        gives: Vec<(usize, &[T])>,
         op: ReduceOp,
     ) -> Result<(), Stop> {
-        let (me, n, ranks) = (self.me(), self.len(), self.ranks);
-        let peers: Vec<usize> = self.peers().collect();
-        let mine = &input[parts[me].clone()];
-        let sends = peers.iter().map(|&place| (ranks[place], bytes::of(&input[parts[place].clone()])));
+        let (me, ranks) = (self.me(), self.ranks);
+        let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
+        let total = size_of_val(mine);
         let window = (WINDOW / size_of::<T>()).min(mine.len().max(1));
-        let mut scratch = vec![T::zeroed(); window * (n - 1)];
+        let mut scratch = vec![T::zeroed(); window * ranks.len()];
         for range in chunks(mine.len(), window) {
-            let mut pieces: Vec<Piece<'_>> = scratch
-                .chunks_mut(window)
-                .zip(&peers)
-                .map(|(into, &place)| Piece {
-                    peer: ranks[place],
-                    total: size_of_val(mine),
-                    into: bytes::of_mut(&mut into[..range.len()]),
-                })
-                .collect();
+            let mut pieces = Vec::with_capacity(ranks.len());
+            for (place, into) in scratch.chunks_mut(window).enumerate() {
+                let into = &mut into[..range.len()];
+                if place == me {
+                    into.copy_from_slice(&mine[range.clone()]);
+                } else {
+                    pieces.push(Piece { peer: ranks[place], total, into: bytes::of_mut(into) });
+                }
+            }
             drive.receive(&mut pieces)?;
-            let mut received = scratch.chunks(window);
-            let inputs: Vec<&[T]> = (0..n)
-                .map(|place| match place == me {
-                    true => &mine[range.clone()],
-                    false => &received.next().expect("one for each peer")[..range.len()],
-                })
-                .collect();
-            reduce_into(&mut output[range], &inputs, op);
+            let inputs: Vec<&[T]> = scratch.chunks(window).map(|input| &input[..range.len()]).collect();
+            reduce_into(&mut mine[range], &inputs, op);
         }
         drive.finish()
     }
@@ -276,10 +269,9 @@ impl<'t> Team<'t> {
         op: ReduceOp,
         root: usize,
     ) -> Result<(), Stop> {
-        let (me, parts) = (self.me(), self.parts(data));
-        let counts: Vec<usize> = parts.iter().map(Range::len).collect();
-        let mut reduced = vec![T::zeroed(); counts[me]];
-        self.reduce_columns(cx, data, &parts, &mut reduced, op)?;
+        let counts = lengths(&self.parts(data));
+        let mut reduced = vec![T::zeroed(); counts[self.me()]];
+        self.reduce_scatter(cx, data, &mut reduced, &counts, op)?;
         self.gather(cx, &reduced, Some(data), &counts, root)
     }
 
@@ -292,8 +284,10 @@ impl<'t> Team<'t> {
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
-        let parts: Vec<_> = starts.iter().zip(counts).map(|(&start, &count)| start..start + count).collect();
-        self.reduce_columns(cx, input, &parts, output, op)
+        let cell = |place: usize| &input[starts[place]..][..counts[place]];
+        output.copy_from_slice(cell(self.me()));
+        let gives = self.peers().map(|place| (place, cell(place))).collect();
+        self.reduce_in_place(cx, output, gives, op)
     }
 
     pub(crate) fn all_to_all<T: Element>(
@@ -315,6 +309,10 @@ impl<'t> Team<'t> {
             self.peers().map(|place| (place, bytes::of(&input[from[place]..][..sends[place]]))).collect();
         self.exchange(cx, give, take)
     }
+}
+
+fn lengths(parts: &[Range<usize>]) -> Vec<usize> {
+    parts.iter().map(Range::len).collect()
 }
 
 /// `slice` cut into consecutive cells of these lengths.

@@ -227,7 +227,7 @@ impl Drive<'_, '_> {
             return Ok(());
         }
         if got.fingerprint != self.cx.fingerprint || got.sequence != self.cx.sequence {
-            return Err(Stop::Mismatch);
+            return Err(Stop::Mismatch(got.sequence.min(self.cx.sequence)));
         }
         let expected = self.header(piece.total);
         Err(Stop::Link { peer, cause: format!("it sent {got:?} where {expected:?} was due") })

@@ -43,7 +43,7 @@ fn random_value<T: Bits>(random: &mut Random) -> T {
     T::from_bits(sign | power << mantissa | if random.below(50) == 0 { 0 } else { fraction })
 }
 
-fn one_call<T: Bits>(group: &ProcessGroup, shared: &mut Random, heap: &mut [T], out: &mut Vec<u64>) -> Result {
+fn one_call<T: Bits>(group: &ProcessGroup, shared: &mut Random, heap: &mut [T], out: &mut Bitwise) -> Result {
     let scale = shared.below(14);
     let len = shared.below(2 << scale).min(heap.len());
     let op = [ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max]
@@ -61,11 +61,15 @@ fn one_call<T: Bits>(group: &ProcessGroup, shared: &mut Random, heap: &mut [T], 
     };
     data.fill_with(|| random_value(&mut own));
     group.all_reduce(data, op)?;
-    out.extend(data.iter().map(|x| x.bits()));
+    let what = if on_heap { "in the heap" } else { "private" };
+    out.push((format!("{op} of {len} {} {what}", T::DTYPE), data.iter().map(|x| x.bits()).collect()));
     Ok(())
 }
 
-fn calls(group: &ProcessGroup, seed: u64, count: usize) -> Result<Vec<u64>> {
+/// What each call was, and the bits it gave.
+type Bitwise = Vec<(String, Vec<u64>)>;
+
+fn calls(group: &ProcessGroup, seed: u64, count: usize) -> Result<Bitwise> {
     let mut shared = Random::new(seed);
     let mut out = Vec::new();
     let (mut a, mut b) = (group.heap_alloc::<f64>(20_000)?, group.heap_alloc::<f32>(20_000)?);
@@ -86,9 +90,11 @@ fn same_bits(transport: Transport, share: usize) {
         let seed = 1000 * ranks as u64;
         let results = run(ranks, transport, move |group| calls(group, seed, ALL * share / 40));
         for (rank, result) in results.iter().enumerate().skip(1) {
-            let differs = result.iter().zip(&results[0]).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "rank {rank} of {ranks} differs from rank 0 over {transport:?}");
-            assert_eq!(result.len(), results[0].len());
+            for ((what, mine), (_, first)) in result.iter().zip(&results[0]) {
+                let differs = mine.iter().zip(first).position(|(a, b)| a != b);
+                let pair = differs.map(|i| format!("{:x} instead of {:x} at {i}", mine[i], first[i]));
+                assert_eq!(pair, None, "rank {rank} of {ranks} over {transport:?}: {what}");
+            }
         }
     }
 }

@@ -209,13 +209,15 @@ fn a_call_beside_a_scopes_messages_is_refused() {
         run(2, transport, |group| {
             let other = 1 - group.rank();
             let mut data = [0u32];
-            let mine = [7];
+            let mine = [7u32];
             group.scope(|scope| {
                 let letter = scope.irecv(&mut data, Source::Rank(other), 0)?;
                 let beside = group.send(&[1], other, 1);
                 assert!(matches!(beside, Err(CommError::Invalid { .. })), "{beside:?}");
                 let nested = group.scope(|inner| inner.isend(&mine, other, 1).map(drop));
                 assert!(matches!(nested, Err(CommError::Invalid { .. })), "{nested:?}");
+                // Nobody sends before all have tried.
+                group.barrier()?;
                 scope.isend(&mine, other, 0)?;
                 scope.wait_for(letter).map(drop)
             })?;

@@ -149,7 +149,7 @@ impl EventLoop {
                 Ok((stream, _)) => self.greet(stream, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error) if is_out_of_descriptors(&error) => {
-                    if !self.make_room() {
+                    if !self.make_room(now) {
                         tracing::debug!(%error, "no descriptor for a new connection; try a higher `ulimit -n`");
                         return Some(now + REST);
                     }
@@ -162,7 +162,7 @@ impl EventLoop {
     }
 
     /// More descriptors from the system, or else one stranger less.
-    fn make_room(&mut self) -> bool {
+    fn make_room(&mut self, now: Instant) -> bool {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limit = getrlimit(Resource::Nofile);
         if limit.current < limit.maximum
@@ -170,7 +170,8 @@ impl EventLoop {
         {
             return true;
         }
-        self.strangers.pop_first().is_some()
+        let oldest = self.strangers.first_entry().filter(|oldest| oldest.get().since + YOUNG <= now);
+        oldest.map(|oldest| oldest.remove()).is_some()
     }
 
     fn greet(&mut self, mut stream: TcpStream, now: Instant) {
@@ -208,7 +209,7 @@ impl EventLoop {
     }
 
     fn admit(&mut self, token: usize, mut stranger: Stranger, hello: Hello) {
-        let verdict = if self.shared.ending.load(Ordering::Relaxed) {
+        let verdict = if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(&hello) {
             let message =
                 format!("the job is ending, {hello} comes too late; try starting it with the next one");
             Err(Refusal::new(Cause::Ending, message))

@@ -51,6 +51,11 @@ impl Roster {
         Ok(true)
     }
 
+    /// Whether `hello` would be a member that was not there before.
+    pub(super) fn is_new(&self, hello: &Hello) -> bool {
+        hello.rank.is_some_and(|rank| !self.members.get(&rank).is_some_and(|member| member.is(hello)))
+    }
+
     fn check_round(&self, hello: &Hello) -> Result<(), Refusal> {
         if hello.round == self.round {
             return Ok(());

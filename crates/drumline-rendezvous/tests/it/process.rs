@@ -2,18 +2,27 @@
 
 use crate::{Job, after};
 use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer};
-use std::io::{BufRead, BufReader, Read};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const CHILD: &str = "DRUMLINE_TEST_SERVER";
 
-/// Not a test by itself: the body of the server process. Ends when its standard input does.
+/// Not a test by itself: the body of the server process. A byte on its standard input ends the server, the end of it
+/// the process.
 #[test]
 fn server_process() {
-    let Ok(key) = std::env::var(CHILD) else { return };
-    let key = JobKey::from_hex(&key).unwrap();
+    let Ok(order) = std::env::var(CHILD) else { return };
+    let (key, limit) = order.split_once(' ').unwrap();
+    if let Ok(limit) = limit.parse() {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+    }
+    let key = JobKey::from_hex(key).unwrap();
     let server = TcpStoreServer::bind("127.0.0.1:0", &key, ServerOptions::default()).unwrap();
     println!("\nlistening {}", server.local_addr());
+    let _ = std::io::stdin().read(&mut [0]);
+    drop(server);
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -26,10 +35,15 @@ pub(crate) struct ServerProcess {
 
 impl ServerProcess {
     pub(crate) fn start() -> ServerProcess {
+        Self::with_descriptors("")
+    }
+
+    /// One that the system gives no more than so many descriptors.
+    pub(crate) fn with_descriptors(limit: &str) -> ServerProcess {
         let key = JobKey::random();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "process::server_process", "--nocapture"])
-            .env(CHILD, key.to_hex().as_str())
+            .env(CHILD, format!("{} {limit}", *key.to_hex()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -43,10 +57,27 @@ impl ServerProcess {
         TcpStore::connect(&self.addr, &self.key, Hello::new(Role::Store), after(5000)).unwrap()
     }
 
+    /// Has the server dropped, and its process go on.
+    pub(crate) fn drop_server(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    }
+
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Processor time used so far.
+    pub(crate) fn busy(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        Duration::from_millis(1000 * ticks / rustix::param::clock_ticks_per_second())
+    }
+
+    pub(crate) fn num_threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
     }
 
     pub(crate) fn num_descriptors(&self) -> usize {

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use super::streams::Streams;
 use super::{Slot, Source, Way};
+use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Node, Stop, Watch};
@@ -39,8 +40,8 @@ pub(crate) struct PostOffice {
     arriving: Vec<Arriving>,
     /// Complete messages that nobody has asked for, in the order of arrival.
     waiting: VecDeque<Kept>,
-    /// A scope has messages under way.
-    claimed: bool,
+    /// The scope that has messages under way.
+    owner: Option<usize>,
     calls: u64,
 }
 
@@ -71,15 +72,26 @@ impl PostOffice {
     pub(crate) fn new(process: &Arc<Process>, fate: &Arc<Fate>, me: usize, local: &[usize], node: Option<&Node>) -> Self {
         let streams = Streams::new(process.clone(), fate, me, local, node.map(Node::mail));
         let arriving = fate.members.iter().map(|_| Arriving::default()).collect();
-        Self { streams, me, arriving, waiting: VecDeque::new(), claimed: false, calls: 0 }
+        Self { streams, me, arriving, waiting: VecDeque::new(), owner: None, calls: 0 }
     }
 
-    pub(super) fn is_claimed(&self) -> bool {
-        self.claimed
+    /// An error if another scope than `owner` has messages under way: what arrives might be meant for those.
+    pub(super) fn check_free_for(&self, owner: Option<usize>) -> Result<(), CommError> {
+        if self.owner.is_none() || self.owner == owner {
+            return Ok(());
+        }
+        Err(CommError::invalid(
+            "a scope has messages under way on this group; try that scope's isend and irecv, or end the scope first",
+        ))
     }
 
-    pub(super) fn claim(&mut self, claimed: bool) {
-        self.claimed = claimed;
+    /// Notes that the scope `owner` has messages under way, or no longer has.
+    pub(super) fn claim(&mut self, owner: usize, open: bool) {
+        if open {
+            self.owner = Some(owner);
+        } else if self.owner == Some(owner) {
+            self.owner = None;
+        }
     }
 
     pub(super) fn calls(&self) -> u64 {
