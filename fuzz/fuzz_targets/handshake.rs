@@ -2,10 +2,10 @@
 //! the way. Nobody without the key is ever believed, whatever is said.
 #![no_main]
 
+use drumline_rendezvous::JobKey;
 use drumline_rendezvous::handshake::{
     ClientHandshake, ClientStep, Hello, Prover, Role, ServerHandshake, ServerStep,
 };
-use drumline_rendezvous::JobKey;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,9 +1,9 @@
 //! Any bytes as what a client sends: split, read, carried out, answered; and as what a server sends.
 #![no_main]
 
+use drumline_rendezvous::Reply;
 use drumline_rendezvous::core::Core;
 use drumline_rendezvous::frame::{Call, Frame, encode_call, encode_reply};
-use drumline_rendezvous::Reply;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -17,7 +17,7 @@ pub enum CommError {
         what: String,
     },
     /// Ranks made different calls.
-    #[error("ranks of group `{group}` made different calls:{}; try looking for a branch that not all ranks take", list(calls))]
+    #[error("ranks of group `{group}` made different calls:{}\ntry looking for a branch that not all ranks take", list(calls))]
     Mismatch {
         /// The group.
         group: String,
@@ -25,7 +25,7 @@ pub enum CommError {
         calls: Vec<(usize, Trace)>,
     },
     /// Some ranks did not come in time.
-    #[error("{call} on group `{group}` timed out after {after:?}; missing:{}; try a longer timeout if they only need more time", list(missing))]
+    #[error("{call} on group `{group}` timed out after {after:?}; missing:{}\ntry a longer timeout if they only need more time", list(missing))]
     Timeout {
         /// The group.
         group: String,

@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,11 +65,11 @@ impl State {
     }
 
     /// What this rank is to say of its `sequence`-th call, or last one.
-    fn word(&mut self, sequence: u64, asks: bool) -> Word {
+    fn word(&mut self, sequence: u64) -> Word {
         let trace = self.own_call(sequence);
         self.answered = Some(trace.sequence);
         self.turns += 1;
-        Word { turn: self.turns, trace, asks }
+        Word { turn: self.turns, trace, asks: false }
     }
 
     fn hear(&mut self, rank: usize, word: Word) {
@@ -166,6 +166,8 @@ struct Shared {
     fates: Mutex<Vec<Weak<Fate>>>,
     /// What is known of ranks that are gone, so that groups made later learn it too.
     gone: Mutex<HashMap<usize, Gone>>,
+    /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
+    store_host: OnceLock<(usize, String, u32)>,
     stopping: AtomicBool,
 }
 
@@ -193,11 +195,17 @@ impl Monitor {
             host,
             fates: Mutex::default(),
             gone: Mutex::default(),
+            store_host: OnceLock::new(),
             stopping: AtomicBool::new(false),
         });
         let follower = shared.clone();
         let thread = std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// From now on the end of the store is the end of this rank.
+    pub(crate) fn store_ends_with(&self, rank: usize, host: String, pid: u32) {
+        let _ = self.shared.store_host.set((rank, host, pid));
     }
 
     /// A rank that is gone, and what became of it, if there is one.
@@ -222,7 +230,7 @@ impl Monitor {
 
     /// Says what this rank did as its `sequence`-th call in a group, or last, and so asks the others to say that too.
     pub(crate) fn ask(&self, fate: &Fate, sequence: u64) {
-        let word = fate.state().word(sequence, true);
+        let word = Word { asks: true, ..fate.state().word(sequence) };
         self.shared.say(fate, &word);
     }
 
@@ -335,7 +343,7 @@ impl Shared {
             let mut state = fate.state();
             state.asked = asked;
             let before = state.answered;
-            let word = state.word(asked, false);
+            let word = state.word(asked);
             if state.answered == before {
                 return;
             }
@@ -357,9 +365,15 @@ impl Shared {
     }
 
     fn lost_store(&self, error: &str) {
+        let host = self.store_host.get();
         // When the host of the store has left in good order, only new groups need it.
-        if self.stopping.load(Ordering::Acquire) || matches!(lock(&self.gone).get(&0), Some(Gone::Left)) {
+        let has_left = host.is_some_and(|(rank, ..)| matches!(lock(&self.gone).get(rank), Some(Gone::Left)));
+        if self.stopping.load(Ordering::Acquire) || has_left {
             return;
+        }
+        if let Some((rank, host, pid)) = host {
+            let how = format!("the store it hosts no longer answers ({error})");
+            self.gone(*rank, Gone::Lost { host: host.clone(), pid: *pid, how });
         }
         for fate in lock(&self.fates).iter().filter_map(Weak::upgrade) {
             fate.give_up(CommError::Store { group: fate.group.clone(), cause: error.into() });
@@ -387,7 +401,9 @@ fn exit_text(code: Option<i32>, signal: Option<i32>) -> String {
 }
 
 fn signal_name(signal: i32) -> String {
-    rustix::process::Signal::from_named_raw(signal).map_or(String::new(), |signal| format!(" ({signal:?})"))
+    let Some(signal) = rustix::process::Signal::from_named_raw(signal) else { return String::new() };
+    let text = format!("{signal:?}");
+    format!(" (SIG{})", text.trim_matches('"').trim_start_matches("Signal::"))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

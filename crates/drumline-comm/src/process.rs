@@ -66,25 +66,13 @@ impl GroupOptions {
                 text.parse().map_err(|error| CommError::invalid(format!("{}: {error}", worker_env::DRUMLINE_TRANSPORT)))?;
         }
         if let Ok(text) = std::env::var(worker_env::DRUMLINE_TIMEOUT) {
-            options.timeout = parse_duration(&text).ok_or_else(|| {
+            let timeout = worker_env::parse_duration(&text).filter(|timeout| !timeout.is_zero());
+            options.timeout = timeout.ok_or_else(|| {
                 CommError::invalid(format!("{}: `{text}` is no duration; try 300s, 500ms or 5m", worker_env::DRUMLINE_TIMEOUT))
             })?;
         }
         Ok(options)
     }
-}
-
-fn parse_duration(text: &str) -> Option<Duration> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let number: f64 = text[..split].parse().ok()?;
-    let unit = match &text[split..] {
-        "ms" => 1e-3,
-        "s" | "" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return None,
-    };
-    Duration::try_from_secs_f64(number * unit).ok().filter(|duration| !duration.is_zero())
 }
 
 /// What a rank tells the others of itself.
@@ -97,10 +85,12 @@ pub(crate) struct Who {
     /// The cores it may run on.
     cores: Vec<usize>,
     transport: Transport,
+    /// The store ends with this rank.
+    hosts_store: bool,
 }
 
 impl Who {
-    fn this(transport: Transport, host: String) -> Self {
+    fn this(transport: Transport, member: &Member) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let boot = read("/proc/sys/kernel/random/boot_id");
         // Ranks in different network namespaces or of different users cannot pass descriptors to each other.
@@ -108,7 +98,8 @@ impl Who {
         let user = rustix::process::geteuid().as_raw();
         let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
         let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
-        Self { cores, node: format!("{host}/{boot}/{}/{user}", network.display()), host, pid: std::process::id(), transport }
+        let (host, pid, hosts_store) = (member.host.clone(), std::process::id(), member.hosts_store());
+        Self { cores, node: format!("{host}/{boot}/{}/{user}", network.display()), host, pid, transport, hosts_store }
     }
 }
 
@@ -139,6 +130,9 @@ impl Process {
                 who[rank].transport,
                 worker_env::DRUMLINE_TRANSPORT
             )));
+        }
+        if let Some(rank) = who.iter().position(|who| who.hosts_store) {
+            monitor.store_ends_with(rank, who[rank].host.clone(), who[rank].pid);
         }
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
         Ok(Arc::new(Self { monitor, hub, hub_start, who, options, member }))
@@ -246,7 +240,7 @@ fn exchange(
     deadline: Instant,
 ) -> Result<Vec<Who>, Failure> {
     let (store, all) = (&member.store, "drumline/who");
-    let mine = serde_json::to_vec(&Who::this(transport, member.host.clone()))?;
+    let mine = serde_json::to_vec(&Who::this(transport, member))?;
     if member.rank == 0 {
         let keys: Vec<String> = (1..member.world_size).map(|rank| format!("{all}/{rank}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -265,19 +259,4 @@ fn exchange(
     store.set(&format!("{all}/{}", member.rank), &mine)?;
     let who = await_keys(store, &[all], monitor, deadline)?;
     Ok(serde_json::from_slice(&who[0])?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_read_with_their_unit() {
-        for (text, expected) in [("300s", 300_000), ("500ms", 500), ("5m", 300_000), ("2", 2_000), ("0.5s", 500)] {
-            assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
-        }
-        for text in ["", "s", "-1s", "5 parsecs", "0s", "1e400s"] {
-            assert_eq!(parse_duration(text), None, "{text}");
-        }
-    }
 }

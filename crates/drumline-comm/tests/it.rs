@@ -4,6 +4,8 @@
 mod async_calls;
 #[path = "it/bits.rs"]
 mod bits;
+#[path = "it/death.rs"]
+mod death;
 #[path = "it/grid.rs"]
 mod grid;
 #[path = "it/heap.rs"]

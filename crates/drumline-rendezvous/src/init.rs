@@ -198,6 +198,13 @@ impl Member {
     }
 }
 
+impl Member {
+    /// Whether this process hosts the store, which then ends with it.
+    pub fn hosts_store(&self) -> bool {
+        self.hosted.is_some()
+    }
+}
+
 impl Drop for Member {
     /// A rank that panics says no goodbye, so that the others learn of it; its store then ends with it.
     fn drop(&mut self) {

@@ -119,3 +119,18 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     };
     Duration::try_from_secs_f64(text[..split].trim().parse::<f64>().ok()? * scale).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_with_their_unit() {
+        for (text, expected) in [("300s", 300_000), ("500ms", 500), ("5m", 300_000), ("2", 2_000), ("0.5s", 500)] {
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
+        }
+        for text in ["", "s", "-1s", "5 parsecs", "1e400s"] {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+}

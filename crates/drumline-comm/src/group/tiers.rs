@@ -12,7 +12,7 @@ use crate::element::Element;
 use crate::monitor::Fate;
 use crate::reduce::ReduceOp;
 use crate::shm::{Context, Heap, Keep, Node, Stop};
-use crate::slices::part;
+use crate::slices::{offsets, part};
 use crate::tcp::{Mesh, Team};
 
 /// Which ranks of a group are on which node. Ranks are counted in the group.
@@ -53,6 +53,11 @@ impl Topology {
     /// Whether all nodes have equally many ranks.
     fn is_even(&self) -> bool {
         self.nodes.iter().all(|node| node.len() == self.nodes[0].len())
+    }
+
+    /// Whether every rank is alone on its node.
+    fn is_flat(&self) -> bool {
+        self.nodes.iter().all(|node| node.len() == 1)
     }
 
     /// All ranks.
@@ -131,14 +136,8 @@ impl Tiers {
         if self.is_alone() {
             return Ok(crate::reduce::reduce_alone(data, op));
         }
-        // An average over nodes of averages is wrong when nodes differ in size: sum everywhere, divide once.
-        let (inner, outer) = op.in_two_stages();
-        let rails = self.topology.rails();
-        if let Some(node) = &mut self.node {
-            node.reduce_parts(cx, data, rails, inner)?;
-        } else {
-            crate::reduce::reduce_alone(data, inner);
-        }
+        let (outer, rails) = (op.in_two_stages().1, self.topology.rails());
+        self.reduce_inside(cx, data, op)?;
         if let Some(rail) = self.topology.rail() {
             let mine = part(data.len(), rails, self.topology.place, size_of::<T>());
             Team::new(&mut self.mesh, &rail).all_reduce(cx, &mut data[mine], outer)?;
@@ -146,9 +145,7 @@ impl Tiers {
         if let Some(node) = &mut self.node {
             node.share_parts(cx, data, rails)?;
         }
-        if op == ReduceOp::Avg {
-            crate::reduce::divide(data, self.topology.nodes.iter().map(Vec::len).sum());
-        }
+        self.finish_average(data, op);
         Ok(())
     }
 
@@ -165,8 +162,55 @@ impl Tiers {
         if self.is_alone() {
             return Ok(crate::reduce::reduce_alone(data, op));
         }
-        let everybody = self.topology.everybody();
-        Team::new(&mut self.mesh, &everybody).reduce(cx, data, op, root)
+        if self.topology.is_flat() {
+            let everybody = self.topology.everybody();
+            return Team::new(&mut self.mesh, &everybody).reduce(cx, data, op, root);
+        }
+        self.reduce_by_rails(cx, data, op, root)
+    }
+
+    /// Reduces inside each node, then each rail towards the root's node, then collects the parts there.
+    fn reduce_by_rails<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<(), Stop> {
+        let (home, rails) = (locate(&self.topology.nodes, root).0, self.topology.rails());
+        let mut work = data.to_vec();
+        self.reduce_inside(cx, &mut work, op)?;
+        if let Some(rail) = self.topology.rail() {
+            let mine = part(work.len(), rails, self.topology.place, size_of::<T>());
+            Team::new(&mut self.mesh, &rail).reduce(cx, &mut work[mine], op.in_two_stages().1, home)?;
+        }
+        if self.topology.node != home {
+            return Ok(());
+        }
+        if let Some(node) = &mut self.node {
+            node.share_parts(cx, &mut work, rails)?;
+        }
+        if self.mesh.me() == root {
+            data.copy_from_slice(&work);
+            self.finish_average(data, op);
+        }
+        Ok(())
+    }
+
+    /// The first stage of a reduction in two: this rank's part of `data` becomes the node's reduction.
+    fn reduce_inside<T: Element>(&mut self, cx: &Context<'_>, data: &mut [T], op: ReduceOp) -> Result<(), Stop> {
+        // An average over nodes of averages is wrong when nodes differ in size: sum everywhere, divide once.
+        let (inner, rails) = (op.in_two_stages().0, self.topology.rails());
+        match &mut self.node {
+            Some(node) => node.reduce_parts(cx, data, rails, inner),
+            None => Ok(crate::reduce::reduce_alone(data, inner)),
+        }
+    }
+
+    fn finish_average<T: Element>(&self, data: &mut [T], op: ReduceOp) {
+        if op == ReduceOp::Avg {
+            crate::reduce::divide(data, self.topology.nodes.iter().map(Vec::len).sum());
+        }
     }
 
     pub(crate) fn broadcast<T: Element>(
@@ -275,6 +319,14 @@ impl Tiers {
         let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
             return node.reduce_scatter(cx, input, output, counts, op, heap);
+        }
+        if !self.topology.is_flat() {
+            // Ranks of one node want different parts, so the whole must cross between nodes once in any case.
+            let mut work = input.to_vec();
+            self.all_reduce(cx, &mut work, op)?;
+            let start = offsets(counts)[self.mesh.me()];
+            output.copy_from_slice(&work[start..][..output.len()]);
+            return Ok(());
         }
         let everybody = self.topology.everybody();
         Team::new(&mut self.mesh, &everybody).reduce_scatter(cx, input, output, counts, op)

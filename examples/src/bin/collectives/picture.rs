@@ -3,7 +3,7 @@
 //!
 //! Only rank 0's painter prints anything.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use crate::steps::{Cells, Step, origin};
@@ -25,7 +25,8 @@ impl Painter {
 
     fn line(&self, text: &str) {
         if self.prints {
-            println!("{}", text.trim_end_matches(' '));
+            // A reader that has seen enough (`| head`) is no reason to fail.
+            let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches(' '));
         }
     }
 

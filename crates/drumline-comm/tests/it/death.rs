@@ -1,0 +1,363 @@
+//! Ranks as processes that die, stop or run away at every point of their lives: the others learn who, where and how.
+//!
+//! The ranks run [`live`]; `PHASE` says what they do, a fault of `rank_test` strikes the victim at a numbered point.
+
+use std::time::{Duration, Instant};
+
+use drumline_comm::{GroupOptions, ProcessGroup, ReduceOp, Source};
+use drumline_rendezvous::InitOptions;
+use rank_test::anyhow::{Result, bail, ensure};
+use rank_test::{Exit, Ranks, RunningRanks, fault, ranks_test};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// What survivors may take to hear of a death.
+const TOLD: Duration = Duration::from_secs(1);
+
+/// Points at which a fault may strike.
+const BEFORE_MEETING: u64 = 0;
+const BEFORE_FORMING: u64 = 1;
+const AT_WORK: u64 = 5;
+
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The life of a rank; prints `verdict: …` at its end, with the error if it heard of one.
+fn live() -> Result<()> {
+    let verdict = match attend() {
+        Ok(()) => "all went well".to_string(),
+        Err(error) => error.to_string().replace('\n', " | "),
+    };
+    println!("verdict: {verdict}");
+    Ok(())
+}
+
+fn attend() -> Result<()> {
+    fault::point(BEFORE_MEETING);
+    let method = env("MEETING").unwrap_or_else(|| "env://".into());
+    let member = drumline_rendezvous::init(&method, InitOptions::default())?;
+    fault::point(BEFORE_FORMING);
+    let group = ProcessGroup::new(member, GroupOptions::from_env()?)?;
+    group.all_reduce(&mut [1f32; 7], ReduceOp::Sum)?;
+    println!("ready");
+    let outcome = work(&group, &env("PHASE").unwrap_or_default());
+    if let Err(error) = &outcome {
+        let again = group.barrier().expect_err("a group that failed is of no use").to_string();
+        ensure!(error.to_string() == again, "first {error}, then {again}");
+    }
+    outcome
+}
+
+fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
+    match phase {
+        "small" => repeat(group, 3),
+        "heap" => repeat_in_heap(group),
+        "large" => repeat_until_struck(group),
+        "mail" => write_round(group),
+        "idle" => idle(group),
+        "forming" => form_many(group),
+        "exit" => group.barrier().map_err(Into::into).map(|()| fault::point(AT_WORK)),
+        _ => bail!("no phase `{phase}`"),
+    }
+}
+
+fn repeat(group: &ProcessGroup, len: usize) -> Result<()> {
+    for step in 0..10 {
+        fault::point(step);
+        group.all_reduce(&mut vec![1f32; len], ReduceOp::Sum)?;
+    }
+    Ok(())
+}
+
+fn repeat_in_heap(group: &ProcessGroup) -> Result<()> {
+    for step in 0..10 {
+        let mut data = group.heap_alloc::<f32>(50_000)?;
+        fault::point(step);
+        group.all_reduce(&mut data, ReduceOp::Sum)?;
+    }
+    Ok(())
+}
+
+/// All-reduces 16 MiB again and again; the victim dies after this part of one all-reduce.
+fn repeat_until_struck(group: &ProcessGroup) -> Result<()> {
+    let mut data = vec![1f32; 4 << 20];
+    let begin = Instant::now();
+    (0..3).try_for_each(|_| group.all_reduce(&mut data, ReduceOp::Max))?;
+    let each = begin.elapsed() / 3;
+    let victim = env("VICTIM").and_then(|rank| rank.parse().ok());
+    group.barrier()?;
+    if victim == Some(group.rank()) {
+        let part: f64 = env("PART").unwrap_or_default().parse()?;
+        std::thread::spawn(move || {
+            std::thread::sleep(each.mul_f64(part));
+            fault::point(AT_WORK);
+        });
+    }
+    let rounds = if victim.is_some() { usize::MAX } else { 3 };
+    (0..rounds).try_for_each(|_| group.all_reduce(&mut data, ReduceOp::Max))?;
+    Ok(())
+}
+
+/// Messages go round in a ring.
+fn write_round(group: &ProcessGroup) -> Result<()> {
+    let (me, ranks) = (group.rank(), group.size());
+    let mut data = vec![0u8; 300_000];
+    for step in 0..10 {
+        fault::point(step);
+        group.send(&data, (me + 1) % ranks, step)?;
+        group.recv(&mut data, Source::Rank((me + ranks - 1) % ranks), step)?;
+    }
+    Ok(())
+}
+
+fn idle(group: &ProcessGroup) -> Result<()> {
+    fault::point(AT_WORK);
+    std::thread::sleep(Duration::from_millis(700));
+    Ok(group.barrier()?)
+}
+
+fn form_many(group: &ProcessGroup) -> Result<()> {
+    let all: Vec<usize> = (0..group.size()).collect();
+    let victim = env("VICTIM").is_some_and(|rank| rank == group.rank().to_string());
+    if victim {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(3));
+            fault::point(AT_WORK);
+        });
+    }
+    let rounds = if env("VICTIM").is_some() { 1_000_000 } else { 10 };
+    // The child may be the first to hear of it, under its own name.
+    let form = || group.new_group(&all)?.expect("all are in it").barrier();
+    match (0..rounds).try_for_each(|_| form()) {
+        Err(_) => Ok(group.barrier()?),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// How a victim ends, and what the others say of it.
+struct Deed {
+    fault: &'static str,
+    words: &'static str,
+    exit: Exit,
+}
+
+const KILL: Deed = Deed { fault: "kill", words: "killed by signal 9 (SIGKILL)", exit: Exit::Signal(9) };
+const EXIT: Deed = Deed { fault: "exit3", words: "exited with code 3", exit: Exit::Code(3) };
+const PANIC: Deed = Deed { fault: "panic", words: "panicked", exit: Exit::Code(101) };
+
+/// One run of three ranks in which `victim` is struck at `step`.
+struct Blow {
+    phase: &'static str,
+    victim: usize,
+    step: u64,
+    deed: Deed,
+}
+
+fn blow(phase: &'static str, victim: usize, step: u64, deed: Deed) -> Blow {
+    Blow { phase, victim, step, deed }
+}
+
+impl Blow {
+    fn spec(&self) -> String {
+        format!("{}:rank={}@step={}", self.deed.fault, self.victim, self.step)
+    }
+
+    /// Starts the ranks and waits until the victim is struck.
+    fn strike(&self, ranks: &Ranks, transport: &str) -> Result<(RunningRanks, Instant)> {
+        let victim = self.victim.to_string();
+        let env = [("PHASE", self.phase), ("DRUMLINE_TRANSPORT", transport), ("VICTIM", &victim)];
+        let running = ranks.clone().env(env).fault(&self.spec()).start()?;
+        running.wait_for_line(self.victim, "rank-test: fault", SOON)?;
+        Ok((running, Instant::now()))
+    }
+
+    /// Strikes; all others must hear of the victim with `words`, in time.
+    fn survivors_hear(&self, ranks: &Ranks, transport: &str, words: &str) -> Result<()> {
+        let (running, struck) = self.strike(ranks, transport)?;
+        let pid = running.pid(self.victim);
+        for rank in (0..3).filter(|&rank| rank != self.victim) {
+            let line = running.wait_for_line(rank, "verdict:", SOON)?;
+            let late = struck.elapsed();
+            let who = format!("{} over {transport}, rank {rank} after {late:?}: {line}", self.spec());
+            ensure!(late < TOLD, "too late: {who}");
+            ensure!(line.contains(&format!("lost rank {}", self.victim)), "does not name the rank: {who}");
+            if let Ok(pid) = &pid {
+                ensure!(line.contains(&format!("pid {pid})")), "does not name pid {pid}: {who}");
+            }
+            ensure!(line.contains(words), "does not say `{words}`: {who}");
+        }
+        let report = running.wait_all(SOON)?;
+        let exits: Vec<_> = report.ranks.iter().map(|rank| rank.exit).collect();
+        for (rank, exit) in exits.iter().enumerate() {
+            let expected = if rank == self.victim { self.deed.exit } else { Exit::Code(0) };
+            ensure!(*exit == expected, "{}: {report}", self.spec());
+        }
+        Ok(())
+    }
+}
+
+/// The control: nobody is struck, and all goes well.
+fn all_is_well(ranks: &Ranks, phase: &str, transport: &str) -> Result<()> {
+    let report = ranks.clone().env([("PHASE", phase), ("DRUMLINE_TRANSPORT", transport)]).pass()?;
+    for rank in report.ranks {
+        let text = rank.stdout_text();
+        ensure!(text.ends_with("verdict: all went well\n"), "{phase} over {transport}: {text}");
+    }
+    Ok(())
+}
+
+fn deaths(ranks: &Ranks, blows: &[Blow]) -> Result<()> {
+    for transport in ["shm", "tcp"] {
+        for blow in blows {
+            blow.survivors_hear(ranks, transport, blow.deed.words)?;
+        }
+    }
+    Ok(())
+}
+
+fn controls(ranks: &Ranks, phases: &[&str]) -> Result<()> {
+    for transport in ["shm", "tcp"] {
+        phases.iter().try_for_each(|phase| all_is_well(ranks, phase, transport))?;
+    }
+    Ok(())
+}
+
+ranks_test!(a_death_before_the_group_is_formed, 3, { live()? }, |ranks| {
+    deaths(
+        &ranks,
+        &[
+            blow("small", 1, BEFORE_MEETING, KILL),
+            blow("small", 0, BEFORE_FORMING, KILL),
+            blow("small", 2, BEFORE_FORMING, EXIT),
+        ],
+    )?;
+    controls(&ranks, &["small"])?;
+});
+
+ranks_test!(a_death_while_groups_are_formed, 3, { live()? }, |ranks| {
+    deaths(&ranks, &[blow("forming", 0, AT_WORK, KILL), blow("forming", 2, AT_WORK, KILL)])?;
+    controls(&ranks, &["forming"])?;
+});
+
+ranks_test!(a_death_between_two_collectives, 3, { live()? }, |ranks| {
+    deaths(
+        &ranks,
+        &[
+            blow("small", 0, 4, KILL),
+            blow("small", 1, 4, EXIT),
+            blow("small", 2, 4, PANIC),
+            blow("heap", 1, 4, KILL),
+        ],
+    )?;
+    controls(&ranks, &["small", "heap"])?;
+});
+
+ranks_test!(a_death_inside_a_large_all_reduce, 3, { live()? }, |ranks| {
+    for (part, victim) in [("0.03", 0), ("0.5", 1), ("0.95", 2)] {
+        let ranks = ranks.clone().env([("PART", part)]);
+        deaths(&ranks, &[blow("large", victim, AT_WORK, KILL)])?;
+    }
+    controls(&ranks, &["large"])?;
+});
+
+ranks_test!(a_death_among_messages, 3, { live()? }, |ranks| {
+    deaths(&ranks, &[blow("mail", 0, 5, KILL), blow("mail", 2, 3, EXIT)])?;
+    controls(&ranks, &["mail"])?;
+});
+
+ranks_test!(a_death_while_all_are_idle, 3, { live()? }, |ranks| {
+    for transport in ["shm", "tcp"] {
+        let (running, _) = blow("idle", 1, AT_WORK, KILL).strike(&ranks, transport)?;
+        for rank in [0, 2] {
+            let line = running.wait_for_line(rank, "verdict:", SOON)?;
+            ensure!(line.contains("lost rank 1") && line.contains(KILL.words), "{line}");
+        }
+        running.wait_all(SOON)?;
+    }
+    controls(&ranks, &["idle"])?;
+});
+
+ranks_test!(a_death_after_the_last_call_disturbs_nobody, 3, { live()? }, |ranks| {
+    for transport in ["shm", "tcp"] {
+        let (running, _) = blow("exit", 1, AT_WORK, KILL).strike(&ranks, transport)?;
+        for rank in [0, 2] {
+            running.wait_for_line(rank, "verdict: all went well", SOON)?;
+        }
+        ensure!(running.wait_all(SOON)?.ranks[1].exit == Exit::Signal(9));
+    }
+    controls(&ranks, &["exit"])?;
+});
+
+/// Rank 0 hosts the store itself, at an address it leaves in a file: no launcher can say how it ended.
+fn meeting_in_a_file(ranks: &Ranks) -> Ranks {
+    let number = Instant::now().elapsed().as_nanos() as usize + std::process::id() as usize;
+    let path = std::env::temp_dir().join(format!("drumline-death-{number}"));
+    ranks.clone().env([("MEETING", format!("file://{}", path.display()))])
+}
+
+ranks_test!(the_death_of_the_stores_host, 3, { live()? }, |ranks| {
+    for transport in ["shm", "tcp"] {
+        for (victim, words) in [(0, "the store it hosts"), (1, "its connection ended")] {
+            let ranks = meeting_in_a_file(&ranks);
+            blow("small", victim, 4, KILL).survivors_hear(&ranks, transport, words)?;
+        }
+        all_is_well(&meeting_in_a_file(&ranks), "small", transport)?;
+    }
+});
+
+/// A rank that stands still is named when the time is up, and hears of it when it goes on.
+fn stand_still(ranks: &Ranks, transport: &str) -> Result<()> {
+    let ranks = ranks.clone().env([("DRUMLINE_TIMEOUT", "600ms")]);
+    let deed = Deed { fault: "stop", words: "", exit: Exit::Code(0) };
+    let (running, struck) = blow("small", 1, 4, deed).strike(&ranks, transport)?;
+    for rank in [0, 2] {
+        let line = running.wait_for_line(rank, "verdict:", SOON)?;
+        let time = struck.elapsed();
+        ensure!(time > Duration::from_millis(500) && time < Duration::from_secs(2), "{time:?}: {line}");
+        let named = format!("rank 1: ({}, pid {}, stopped", host()?, running.pid(1)?);
+        ensure!(line.contains("timed out after 600ms") && line.contains(&named), "{transport}: {line}");
+        ensure!(line.matches(", pid ").count() == 1, "names others too: {line}");
+        // Over links the stopped rank cannot say what it did last; in shared memory it is written down.
+        ensure!(transport == "tcp" || line.contains("whose last call was all_reduce(3 f32, sum) #5 at"), "{line}");
+    }
+    running.resume(1)?;
+    let line = running.wait_for_line(1, "verdict:", SOON)?;
+    ensure!(line.contains("called off group `world`") && line.contains("timed out"), "{line}");
+    ensure!(running.wait_all(SOON)?.is_success());
+    Ok(())
+}
+
+fn host() -> Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().into())
+}
+
+ranks_test!(a_rank_that_is_stopped_is_named_and_told, 3, { live()? }, |ranks| {
+    for transport in ["shm", "tcp"] {
+        stand_still(&ranks, transport)?;
+        all_is_well(&ranks.clone().env([("DRUMLINE_TIMEOUT", "600ms")]), "small", transport)?;
+    }
+});
+
+ranks_test!(
+    an_abort_is_told_as_its_signal,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        group.barrier()?;
+        if group.rank() == 1 && env("ABORT").is_some() {
+            std::process::abort();
+        }
+        match group.barrier() {
+            Ok(()) => println!("verdict: all went well"),
+            Err(error) => println!("verdict: {error}"),
+        }
+    },
+    |ranks| {
+        let running = ranks.clone().env([("ABORT", "1")]).start()?;
+        let line = running.wait_for_line(0, "verdict:", SOON)?;
+        ensure!(line.contains("lost rank 1") && line.contains("killed by signal 6 (SIGABRT)"), "{line}");
+        running.wait_all(SOON)?;
+        ensure!(ranks.pass()?.ranks[0].stdout_text().contains("all went well"));
+    }
+);
