@@ -100,7 +100,9 @@ impl std::str::FromStr for DType {
 /// A number type that collectives carry: `f64 f32 f16 bf16 i8…i64 u8…u64 bool`.
 ///
 /// The trait is sealed: its types are those of [`DType`].
-pub trait Element: bytemuck::NoUninit + bytemuck::Zeroable + PartialEq + std::fmt::Debug + Send + Sync + sealed::Sealed {
+pub trait Element:
+    bytemuck::NoUninit + bytemuck::Zeroable + PartialEq + std::fmt::Debug + Send + Sync + sealed::Sealed
+{
     /// Its code on the wire and in fingerprints.
     const DTYPE: DType;
 }

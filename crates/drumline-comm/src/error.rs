@@ -17,7 +17,10 @@ pub enum CommError {
         what: String,
     },
     /// Ranks made different calls.
-    #[error("ranks of group `{group}` made different calls:{}\ntry looking for a branch that not all ranks take", list(calls))]
+    #[error(
+        "ranks of group `{group}` made different calls:{}\ntry looking for a branch that not all ranks take",
+        list(calls)
+    )]
     Mismatch {
         /// The group.
         group: String,
@@ -25,7 +28,10 @@ pub enum CommError {
         calls: Vec<(usize, Trace)>,
     },
     /// Some ranks did not come in time.
-    #[error("{call} on group `{group}` timed out after {after:?}; missing:{}\ntry a longer timeout if they only need more time", list(missing))]
+    #[error(
+        "{call} on group `{group}` timed out after {after:?}; missing:{}\ntry a longer timeout if they only need more time",
+        list(missing)
+    )]
     Timeout {
         /// The group.
         group: String,
@@ -51,7 +57,9 @@ pub enum CommError {
         how: String,
     },
     /// A rank has left in good order while others still wanted something of it.
-    #[error("rank {rank} has left group `{group}` and takes no part in {call}; try making the same calls on all ranks")]
+    #[error(
+        "rank {rank} has left group `{group}` and takes no part in {call}; try making the same calls on all ranks"
+    )]
     PeerLeft {
         /// The group.
         group: String,

@@ -167,7 +167,11 @@ impl ProcessGroup {
         if rank < self.size() {
             return Ok(());
         }
-        Err(CommError::invalid(format!("{what} {rank} is not in group `{}` of {} ranks", self.name(), self.size())))
+        Err(CommError::invalid(format!(
+            "{what} {rank} is not in group `{}` of {} ranks",
+            self.name(),
+            self.size()
+        )))
     }
 
     /// The last call this rank made, as others would see it.

@@ -168,6 +168,7 @@ struct Shared {
     gone: Mutex<HashMap<usize, Gone>>,
     /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
     store_host: OnceLock<(usize, String, u32)>,
+    store_is_lost: AtomicBool,
     stopping: AtomicBool,
 }
 
@@ -196,10 +197,12 @@ impl Monitor {
             fates: Mutex::default(),
             gone: Mutex::default(),
             store_host: OnceLock::new(),
+            store_is_lost: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
         });
         let follower = shared.clone();
-        let thread = std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
+        let thread =
+            std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -211,7 +214,9 @@ impl Monitor {
     /// A rank that is gone, and what became of it, if there is one.
     pub(crate) fn loss(&self) -> Option<String> {
         let gone = lock(&self.shared.gone);
-        let (rank, gone) = gone.iter().find(|(rank, _)| **rank != self.shared.rank)?;
+        let others = gone.iter().filter(|(rank, _)| **rank != self.shared.rank);
+        // Some leave because others were lost.
+        let (rank, gone) = others.min_by_key(|(_, gone)| matches!(gone, Gone::Left))?;
         Some(match gone {
             Gone::Left => format!("rank {rank} has left"),
             Gone::Lost { host, pid, how } => format!("lost rank {rank} ({host}, pid {pid}): {how}"),
@@ -248,10 +253,7 @@ impl Monitor {
             other => other.to_string(),
         };
         let (group, by, recoverable) = (fate.group.clone(), self.shared.rank, cause.is_recoverable());
-        let event = Event::Abort { group, by, cause: text, recoverable };
-        if let Err(error) = events::post(&*self.shared.store, &event) {
-            tracing::debug!(%error, group = fate.group, "cannot tell the others that the group is called off");
-        }
+        self.shared.post(&Event::Abort { group, by, cause: text, recoverable });
     }
 }
 
@@ -261,12 +263,16 @@ impl Drop for Monitor {
         // Our own event ends our own wait. A rank that panics has not left in good order.
         let rank = self.shared.rank;
         let event = match std::thread::panicking() {
-            true => Event::Exit { rank, host: self.shared.host.clone(), pid: std::process::id(), code: None, signal: None },
+            true => Event::Exit {
+                rank,
+                host: self.shared.host.clone(),
+                pid: std::process::id(),
+                code: None,
+                signal: None,
+            },
             false => Event::Left { rank },
         };
-        if let Err(error) = events::post(&*self.shared.store, &event) {
-            tracing::debug!(%error, rank = self.shared.rank, "cannot say goodbye");
-        }
+        self.shared.post(&event);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -354,17 +360,29 @@ impl Shared {
 
     fn say(&self, fate: &Fate, word: &Word) {
         let text = serde_json::to_string(word).unwrap_or_default();
-        let event = Event::Call { group: fate.group.clone(), rank: self.rank, text };
-        if let Err(error) = events::post(&*self.store, &event) {
-            tracing::debug!(%error, group = fate.group, "cannot tell the others what this rank does");
+        self.post(&Event::Call { group: fate.group.clone(), rank: self.rank, text });
+    }
+
+    /// Tells everyone, unless the store is known to be gone: trying to reach it again would take long.
+    fn post(&self, event: &Event) {
+        if self.store_is_lost.load(Ordering::Acquire) {
+            return;
+        }
+        if let Err(error) = events::post(&*self.store, event) {
+            tracing::debug!(%error, rank = self.rank, ?event, "cannot tell the others");
         }
     }
 
     fn for_group(&self, group: &str, mut act: impl FnMut(&Fate)) {
-        lock(&self.fates).iter().filter_map(Weak::upgrade).filter(|fate| fate.group == group).for_each(|fate| act(&fate));
+        lock(&self.fates)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|fate| fate.group == group)
+            .for_each(|fate| act(&fate));
     }
 
     fn lost_store(&self, error: &str) {
+        self.store_is_lost.store(true, Ordering::Release);
         let host = self.store_host.get();
         // When the host of the store has left in good order, only new groups need it.
         let has_left = host.is_some_and(|(rank, ..)| matches!(lock(&self.gone).get(rank), Some(Gone::Left)));
@@ -403,7 +421,9 @@ fn exit_text(code: Option<i32>, signal: Option<i32>) -> String {
 fn signal_name(signal: i32) -> String {
     let Some(signal) = rustix::process::Signal::from_named_raw(signal) else { return String::new() };
     let text = format!("{signal:?}");
-    format!(" (SIG{})", text.trim_matches('"').trim_start_matches("Signal::"))
+    let name = text.trim_matches('"').trim_start_matches("Signal::");
+    let name = name.replace("ABORT", "ABRT").replace("ALARM", "ALRM").replace("CHILD", "CHLD");
+    format!(" (SIG{name})")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

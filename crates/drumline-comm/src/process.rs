@@ -62,13 +62,17 @@ impl GroupOptions {
     pub fn from_env() -> Result<Self, CommError> {
         let mut options = Self::default();
         if let Ok(text) = std::env::var(worker_env::DRUMLINE_TRANSPORT) {
-            options.transport =
-                text.parse().map_err(|error| CommError::invalid(format!("{}: {error}", worker_env::DRUMLINE_TRANSPORT)))?;
+            options.transport = text.parse().map_err(|error| {
+                CommError::invalid(format!("{}: {error}", worker_env::DRUMLINE_TRANSPORT))
+            })?;
         }
         if let Ok(text) = std::env::var(worker_env::DRUMLINE_TIMEOUT) {
             let timeout = worker_env::parse_duration(&text).filter(|timeout| !timeout.is_zero());
             options.timeout = timeout.ok_or_else(|| {
-                CommError::invalid(format!("{}: `{text}` is no duration; try 300s, 500ms or 5m", worker_env::DRUMLINE_TIMEOUT))
+                CommError::invalid(format!(
+                    "{}: `{text}` is no duration; try 300s, 500ms or 5m",
+                    worker_env::DRUMLINE_TIMEOUT
+                ))
             })?;
         }
         Ok(options)
@@ -99,7 +103,14 @@ impl Who {
         let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
         let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
         let (host, pid, hosts_store) = (member.host.clone(), std::process::id(), member.hosts_store());
-        Self { cores, node: format!("{host}/{boot}/{}/{user}", network.display()), host, pid, transport, hosts_store }
+        Self {
+            cores,
+            node: format!("{host}/{boot}/{}/{user}", network.display()),
+            host,
+            pid,
+            transport,
+            hosts_store,
+        }
     }
 }
 
@@ -121,7 +132,8 @@ impl Process {
         let init = |error: String| CommError::Init { cause: error };
         let monitor = Monitor::start(member.store.clone(), member.rank, member.host.clone())
             .map_err(|error| init(error.to_string()))?;
-        let who = exchange(&member, options.transport, &monitor, deadline).map_err(|error| init(error.to_string()))?;
+        let who = exchange(&member, options.transport, &monitor, deadline)
+            .map_err(|error| init(error.to_string()))?;
         if let Some(rank) = who.iter().position(|who| who.transport != options.transport) {
             return Err(init(format!(
                 "rank {} has transport {:?}, rank {rank} has {:?}; try setting {} alike on all ranks",
@@ -145,7 +157,8 @@ impl Process {
 
     /// Whether the ranks of this node have a core each: the same answer on all of them, however they are bound.
     pub(crate) fn pace(&self) -> Pace {
-        let here: Vec<&Who> = self.who.iter().filter(|who| who.node == self.who[self.member.rank].node).collect();
+        let here: Vec<&Who> =
+            self.who.iter().filter(|who| who.node == self.who[self.member.rank].node).collect();
         let cores: BTreeSet<usize> = here.iter().flat_map(|who| who.cores.iter().copied()).collect();
         if here.len() <= cores.len() { Pace::Roomy } else { Pace::Crowded }
     }
@@ -164,7 +177,8 @@ impl Process {
             return Ok(hub);
         }
         let member = &self.member;
-        let hello = Hello { round: member.round, ..Hello::new(Role::Link).member(member.rank, member.world_size) };
+        let hello =
+            Hello { round: member.round, ..Hello::new(Role::Link).member(member.rank, member.world_size) };
         let hub = Hub::open(member.listen_ip, member.key.clone(), hello)
             .map_err(|error| format!("cannot listen on {}: {error}", member.listen_ip))?;
         let address = hub.address().to_string();
@@ -221,7 +235,12 @@ fn hub_key(rank: usize) -> String {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Waits for the values of these keys, but no longer than all ranks are there.
-fn await_keys(store: &dyn Store, keys: &[&str], monitor: &Monitor, deadline: Instant) -> Result<Vec<Vec<u8>>, Failure> {
+fn await_keys(
+    store: &dyn Store,
+    keys: &[&str],
+    monitor: &Monitor,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>, Failure> {
     loop {
         match store.multi_get(keys, deadline.min(Instant::now() + LOOK)) {
             Err(StoreError::Timeout { .. }) if Instant::now() < deadline => {}

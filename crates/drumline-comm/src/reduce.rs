@@ -273,15 +273,32 @@ impl<T: Element> Loop<T> for Everywhere<'_, '_, T> {
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
-fn pair_into<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(out: &mut [T], a: &[T], b: &[T], combine: C) {
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
+    "x86_64+avx2+f16c",
+    "aarch64+neon"
+))]
+fn pair_into<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(
+    out: &mut [T],
+    a: &[T],
+    b: &[T],
+    combine: C,
+) {
     for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
         *out = T::narrow(combine(a.widen(), b.widen()));
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
-fn pair_in_place<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(data: &mut [T], theirs: &[T], combine: C) {
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
+    "x86_64+avx2+f16c",
+    "aarch64+neon"
+))]
+fn pair_in_place<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(
+    data: &mut [T],
+    theirs: &[T],
+    combine: C,
+) {
     in_place(data, theirs, combine);
 }
 
@@ -292,7 +309,11 @@ fn in_place<T: Element>(data: &mut [T], theirs: &[T], combine: impl Fn(T::Wide, 
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
+    "x86_64+avx2+f16c",
+    "aarch64+neon"
+))]
 fn pair_everywhere<T, F, C, L>(a: &mut [T], b: &mut [T], first: F, combine: C, last: L)
 where
     T: Element,
@@ -307,14 +328,22 @@ where
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
+    "x86_64+avx2+f16c",
+    "aarch64+neon"
+))]
 fn begin<W: Copy, T: Sealed<Wide = W>, F: Fn(W) -> W + Copy>(sum: &mut [W], input: &[T], first: F) {
     for (sum, &x) in sum.iter_mut().zip(input) {
         *sum = first(x.widen());
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
+    "x86_64+avx2+f16c",
+    "aarch64+neon"
+))]
 fn fold<W, T, F, C>(sum: &mut [W], input: &[T], first: F, combine: C)
 where
     W: Copy,
@@ -327,7 +356,11 @@ where
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c", "x86_64+avx2+f16c", "aarch64+neon"))]
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
+    "x86_64+avx2+f16c",
+    "aarch64+neon"
+))]
 fn finish<W: Copy, T: Sealed<Wide = W>, L: Fn(W) -> W + Copy>(out: &mut [T], sum: &[W], last: L) {
     for (out, &sum) in out.iter_mut().zip(sum) {
         *out = T::narrow(last(sum));
@@ -349,7 +382,9 @@ mod tests {
             assert_eq!(*buffer, out, "{op}: the two loops agree");
         }
         if let [first, second] = inputs {
-            for (mine, theirs, order) in [(first, second, Order::MineFirst), (second, first, Order::TheirsFirst)] {
+            for (mine, theirs, order) in
+                [(first, second, Order::MineFirst), (second, first, Order::TheirsFirst)]
+            {
                 let mut data = mine.to_vec();
                 reduce_with(&mut data, theirs, order, op);
                 assert_eq!(data, out, "{op}: in place, {order:?}");
@@ -380,7 +415,14 @@ mod tests {
     #[test]
     fn two_inputs_in_place_and_apart() {
         let (a, b) = ([1.5f32, -2.0, 0.0, 7.25], [0.5f32, 3.0, -0.0, 1e30]);
-        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::PreMulSum(0.5)] {
+        for op in [
+            ReduceOp::Sum,
+            ReduceOp::Avg,
+            ReduceOp::Prod,
+            ReduceOp::Min,
+            ReduceOp::Max,
+            ReduceOp::PreMulSum(0.5),
+        ] {
             reduce(&[&a, &b], op);
         }
     }

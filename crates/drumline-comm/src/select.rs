@@ -26,7 +26,11 @@ pub(crate) fn node_reduce(bytes: usize, size: usize, ranks: usize, pace: Pace) -
         return NodeReduce::Inline;
     }
     let chunk = node_chunk(bytes, pace) / size;
-    if ranks == 2 || bytes <= ONE_SHOT_MAX { NodeReduce::OneShot { chunk } } else { NodeReduce::TwoPhase { chunk } }
+    if ranks == 2 || bytes <= ONE_SHOT_MAX {
+        NodeReduce::OneShot { chunk }
+    } else {
+        NodeReduce::TwoPhase { chunk }
+    }
 }
 
 /// Bytes moved in one round: a message of middling size is cut so that staging one chunk overlaps reading another, if

@@ -126,7 +126,9 @@ mod tests {
 
     #[test]
     fn durations_are_read_with_their_unit() {
-        for (text, expected) in [("300s", 300_000), ("500ms", 500), ("5m", 300_000), ("2", 2_000), ("0.5s", 500)] {
+        for (text, expected) in
+            [("300s", 300_000), ("500ms", 500), ("5m", 300_000), ("2", 2_000), ("0.5s", 500)]
+        {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
         }
         for text in ["", "s", "-1s", "5 parsecs", "1e400s"] {

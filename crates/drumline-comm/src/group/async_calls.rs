@@ -104,9 +104,15 @@ impl ProcessGroup {
     /// A started call panicked, so this rank may have left out calls that the others make.
     #[cold]
     fn panicked(&self, panic: &(dyn std::any::Any + Send)) -> CommError {
-        let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+        let text =
+            panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
         let cause = format!("a started call panicked: {}", text.unwrap_or("without a word"));
-        self.call_off(CommError::CalledOff { group: self.name().into(), by: self.members()[self.rank()], cause, recoverable: false })
+        self.call_off(CommError::CalledOff {
+            group: self.name().into(),
+            by: self.members()[self.rank()],
+            cause,
+            recoverable: false,
+        })
     }
 }
 
@@ -176,8 +182,11 @@ impl<R> Work<R> {
     /// Waits until the call has ended and returns its outcome.
     pub fn wait(self) -> Result<R, CommError> {
         let outcome = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut outcome =
-            self.slot.done.wait_while(outcome, |outcome| outcome.is_none()).unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self
+            .slot
+            .done
+            .wait_while(outcome, |outcome| outcome.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
         outcome.take().unwrap_or_else(|| Err(CommError::invalid("the call's outcome was taken before")))
     }
 }

@@ -151,7 +151,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result {
         let size = self.size();
-        if input.len() % size != 0 || output.len() != input.len() {
+        if !input.len().is_multiple_of(size) || output.len() != input.len() {
             return Err(CommError::invalid(format!(
                 "all_to_all over {size} ranks needs input and output of one length that {size} divides, \
                  got {} and {}; try all_to_all_uneven",
@@ -198,7 +198,11 @@ impl ProcessGroup {
         if counts.len() == self.size() {
             return Ok(());
         }
-        Err(CommError::invalid(format!("`{what}` has {} entries, the group has {} ranks", counts.len(), self.size())))
+        Err(CommError::invalid(format!(
+            "`{what}` has {} entries, the group has {} ranks",
+            counts.len(),
+            self.size()
+        )))
     }
 
     fn check_own(&self, what: &str, len: usize, counts: &[usize]) -> Result {
@@ -206,14 +210,23 @@ impl ProcessGroup {
         if len == expected {
             return Ok(());
         }
-        Err(CommError::invalid(format!("`{what}` of rank {} has {len} elements, counts say {expected}", self.rank())))
+        Err(CommError::invalid(format!(
+            "`{what}` of rank {} has {len} elements, counts say {expected}",
+            self.rank()
+        )))
     }
 
-    fn check_for_root<T: Element>(&self, what: &str, slice: Option<&[T]>, root: usize, counts: &[usize]) -> Result {
+    fn check_for_root<T: Element>(
+        &self,
+        what: &str,
+        slice: Option<&[T]>,
+        root: usize,
+        counts: &[usize],
+    ) -> Result {
         match slice {
-            None if self.rank() == root => {
-                Err(CommError::invalid(format!("rank {root} is the root and must give `{what}`; try Some(..)")))
-            }
+            None if self.rank() == root => Err(CommError::invalid(format!(
+                "rank {root} is the root and must give `{what}`; try Some(..)"
+            ))),
             Some(slice) if self.rank() == root => check_len(what, slice.len(), counts),
             _ => Ok(()),
         }
@@ -225,7 +238,10 @@ fn check_len(what: &str, len: usize, counts: &[usize]) -> Result {
     if len == expected {
         return Ok(());
     }
-    Err(CommError::invalid(format!("`{what}` has {len} elements, expected {expected} for {} ranks", counts.len())))
+    Err(CommError::invalid(format!(
+        "`{what}` has {len} elements, expected {expected} for {} ranks",
+        counts.len()
+    )))
 }
 
 /// Lets `act` work on the buffers as if they were one.

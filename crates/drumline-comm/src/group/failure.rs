@@ -17,7 +17,9 @@ impl ProcessGroup {
     pub(super) fn failed(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, stop: Stop) -> CommError {
         let trace = call.trace(cx.sequence);
         match stop {
-            Stop::GivenUp => self.cause_or(CommError::Store { group: self.name().into(), cause: "given up".into() }),
+            Stop::GivenUp => {
+                self.cause_or(CommError::Store { group: self.name().into(), cause: "given up".into() })
+            }
             Stop::Mismatch(sequence) => self.differ(tiers, trace, sequence),
             Stop::Mixed => self.differ(tiers, trace, cx.sequence),
             Stop::TimedOut | Stop::Silent(_) => {
@@ -39,7 +41,13 @@ impl ProcessGroup {
 
     /// Messages have waited too long for these ranks.
     #[cold]
-    pub(super) fn silent(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, missing: &[usize]) -> CommError {
+    pub(super) fn silent(
+        &self,
+        tiers: &Tiers,
+        cx: &Context<'_>,
+        call: &Call,
+        missing: &[usize],
+    ) -> CommError {
         self.hear_others(tiers, None);
         self.call_off(self.timeout(tiers, cx, &call.trace(cx.sequence), missing))
     }
@@ -78,11 +86,8 @@ impl ProcessGroup {
     }
 
     fn mismatch(&self, tiers: &Tiers, own: Trace, sequence: u64) -> CommError {
-        let unknown = || Trace {
-            sequence,
-            what: "a call it did not name".into(),
-            site: "an unknown place".into(),
-        };
+        let unknown =
+            || Trace { sequence, what: "a call it did not name".into(), site: "an unknown place".into() };
         let theirs = self.others().map(|rank| (rank, self.last_call_of(tiers, rank).unwrap_or_else(unknown)));
         let theirs: Vec<(usize, Trace)> = theirs.map(|(rank, trace)| (self.members()[rank], trace)).collect();
         // A rank that only sends may have gone on to a later call before it learns that an earlier one did not agree.
@@ -97,7 +102,10 @@ impl ProcessGroup {
             let member = self.members()[rank];
             let who = &process.who[member];
             let last_call = self.last_call_of(tiers, rank);
-            (member, Silence { host: who.host.clone(), pid: who.pid, last_call, state: process.state_of(member) })
+            (
+                member,
+                Silence { host: who.host.clone(), pid: who.pid, last_call, state: process.state_of(member) },
+            )
         };
         let missing = missing.iter().map(silence).collect();
         CommError::Timeout { group: self.name().into(), call: call.clone(), after: cx.watch.timeout, missing }
@@ -116,9 +124,8 @@ impl ProcessGroup {
     /// The ranks that have not made the call this rank is in. Whoever is only waited for may itself wait for another, so
     /// the numbers of their last calls decide; where they do not tell, it is those this rank waited for.
     fn missing(&self, tiers: &Tiers, cx: &Context<'_>, stop: &Stop) -> Vec<usize> {
-        let is_behind = |&rank: &usize| {
-            self.last_call_of(tiers, rank).is_none_or(|call| call.sequence < cx.sequence)
-        };
+        let is_behind =
+            |&rank: &usize| self.last_call_of(tiers, rank).is_none_or(|call| call.sequence < cx.sequence);
         let behind: Vec<usize> = self.others().filter(is_behind).collect();
         match (stop, &tiers.node) {
             _ if !behind.is_empty() => behind,

@@ -14,7 +14,9 @@ use crate::element::Element;
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::{GroupOptions, Process, Transport};
-use crate::shm::{Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, create, region_len};
+use crate::shm::{
+    Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, create, region_len,
+};
 use crate::tcp::Mesh;
 
 impl ProcessGroup {
@@ -22,15 +24,17 @@ impl ProcessGroup {
     /// MASTER_ADDR and MASTER_PORT set by hand.
     pub fn from_env() -> Result<Self, CommError> {
         let options = GroupOptions::from_env()?;
-        let member = drumline_rendezvous::from_env().map_err(|error| CommError::Init { cause: error.to_string() })?;
+        let member =
+            drumline_rendezvous::from_env().map_err(|error| CommError::Init { cause: error.to_string() })?;
         Self::new(member, options)
     }
 
     /// Joins the job found under `method`: `env://`, `tcp://host:port` or `file:///path`.
     pub fn init(method: &str, rank: usize, world_size: usize) -> Result<Self, CommError> {
-        let options = InitOptions { rank: Some(rank), world_size: Some(world_size), ..InitOptions::default() };
-        let member =
-            drumline_rendezvous::init(method, options).map_err(|error| CommError::Init { cause: error.to_string() })?;
+        let options =
+            InitOptions { rank: Some(rank), world_size: Some(world_size), ..InitOptions::default() };
+        let member = drumline_rendezvous::init(method, options)
+            .map_err(|error| CommError::Init { cause: error.to_string() })?;
         Self::new(member, GroupOptions::from_env()?)
     }
 
@@ -84,7 +88,8 @@ impl ProcessGroup {
     #[track_caller]
     pub fn heap_alloc<T: Element>(&self, len: usize) -> Result<HeapBuffer<T>, CommError> {
         let call = Call::new(Op::HeapAlloc).of(T::DTYPE, len);
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| CommError::invalid("the buffer is too long"))?;
+        let bytes =
+            len.checked_mul(size_of::<T>()).ok_or_else(|| CommError::invalid("the buffer is too long"))?;
         self.run(call, |tiers, cx| tiers.barrier(cx))?;
         let (id, me, ranks) = {
             let mut engine = self.engine();
@@ -94,7 +99,8 @@ impl ProcessGroup {
         };
         let system = |what| {
             move |error: std::io::Error| {
-                let error = CommError::System { group: self.name().to_owned(), what, cause: error.to_string() };
+                let error =
+                    CommError::System { group: self.name().to_owned(), what, cause: error.to_string() };
                 self.inner.fate.cause_soon().unwrap_or(error)
             }
         };
@@ -126,7 +132,10 @@ impl ProcessGroup {
 /// Forms the group `name` of these ranks of the job, of which this process is one.
 fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<ProcessGroup, CommError> {
     let rank = members.iter().position(|&member| member == process.member.rank).ok_or_else(|| {
-        CommError::invalid(format!("rank {} is not in the group {members:?} it should join", process.member.rank))
+        CommError::invalid(format!(
+            "rank {} is not in the group {members:?} it should join",
+            process.member.rank
+        ))
     })?;
     let fate = Arc::new(Fate::new(name.clone(), members.clone()));
     process.monitor.watch(&fate);

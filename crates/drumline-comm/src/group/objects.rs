@@ -19,7 +19,9 @@ impl ProcessGroup {
         let mut data = match object {
             Some(object) if self.rank() == root => encode(object)?,
             None if self.rank() == root => {
-                return Err(CommError::invalid(format!("rank {root} is the root and must give the object; try Some(..)")));
+                return Err(CommError::invalid(format!(
+                    "rank {root} is the root and must give the object; try Some(..)"
+                )));
             }
             _ => Vec::new(),
         };
@@ -32,7 +34,10 @@ impl ProcessGroup {
 
     /// Every rank's object, in rank order, on all ranks.
     #[track_caller]
-    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>, CommError> {
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: &T,
+    ) -> Result<Vec<T>, CommError> {
         let (data, counts) = self.encode_all(object)?;
         let mut all = vec![0u8; counts.iter().sum()];
         self.all_gather_uneven(&data, &mut all, &counts)?;
@@ -72,7 +77,10 @@ impl ProcessGroup {
             }
             _ if is_root => {
                 let got = objects.map_or(0, <[T]>::len);
-                return Err(CommError::invalid(format!("the root must give {} objects, got {got}", self.size())));
+                return Err(CommError::invalid(format!(
+                    "the root must give {} objects, got {got}",
+                    self.size()
+                )));
             }
             _ => Vec::new(),
         };
@@ -82,7 +90,8 @@ impl ProcessGroup {
         // Each rank gets its own length: only the root sends.
         let mut receives = vec![0; self.size()];
         receives[root] = len[0] as usize;
-        let sends: Vec<usize> = if is_root { encoded.iter().map(Vec::len).collect() } else { vec![0; self.size()] };
+        let sends: Vec<usize> =
+            if is_root { encoded.iter().map(Vec::len).collect() } else { vec![0; self.size()] };
         let mut mine = vec![0u8; len[0] as usize];
         self.all_to_all_uneven(&encoded.concat(), &sends, &mut mine, &receives)?;
         decode(&mine)
@@ -99,11 +108,13 @@ impl ProcessGroup {
 }
 
 fn encode<T: Serialize>(object: &T) -> Result<Vec<u8>, CommError> {
-    serde_json::to_vec(object).map_err(|error| CommError::Object { what: "writing", cause: error.to_string() })
+    serde_json::to_vec(object)
+        .map_err(|error| CommError::Object { what: "writing", cause: error.to_string() })
 }
 
 fn decode<T: DeserializeOwned>(data: &[u8]) -> Result<T, CommError> {
-    serde_json::from_slice(data).map_err(|error| CommError::Object { what: "reading", cause: error.to_string() })
+    serde_json::from_slice(data)
+        .map_err(|error| CommError::Object { what: "reading", cause: error.to_string() })
 }
 
 fn split<T: DeserializeOwned>(all: &[u8], counts: &[usize]) -> Result<Vec<T>, CommError> {

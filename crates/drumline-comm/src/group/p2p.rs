@@ -125,14 +125,17 @@ impl ProcessGroup {
         let mut post = self.inner.post();
         post.check_free_for(None)?;
         let mut slots: Vec<Slot<'_>> = messages.into_iter().map(Slot::from).collect();
-        let outcome = post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
+        let outcome =
+            post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
         outcome.map_err(|halt| self.mail_failed(&post, call, &slots, halt))?;
         Ok(slots.iter().filter_map(|slot| slot.done).collect())
     }
 
     fn check_message(&self, message: &P2p<'_>) -> Result<(), CommError> {
         match message.way {
-            Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => self.check_rank(rank, "rank"),
+            Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
+                self.check_rank(rank, "rank")
+            }
             Way::Receive { from: Source::Any, .. } => Ok(()),
         }
     }
@@ -206,7 +209,12 @@ impl<'scope> Scope<'scope, '_> {
 
     /// Begins to receive a message of exactly this length and type.
     #[track_caller]
-    pub fn irecv<T: Element>(&self, data: &'scope mut [T], from: Source, tag: u64) -> Result<Letter, CommError> {
+    pub fn irecv<T: Element>(
+        &self,
+        data: &'scope mut [T],
+        from: Source,
+        tag: u64,
+    ) -> Result<Letter, CommError> {
         self.begin(P2p::recv(data, from, tag))
     }
 
@@ -269,7 +277,9 @@ impl<'scope> Scope<'scope, '_> {
         let half_way = slots.iter().any(|slot| slot.done.is_none() && (slot.moved > 0 || slot.taken));
         self.group().inner.post().claim(self.letters().owner(), false);
         if half_way && outcome.is_ok() {
-            let error = CommError::invalid("a scope ended with a message half-way, so later messages cannot be told apart");
+            let error = CommError::invalid(
+                "a scope ended with a message half-way, so later messages cannot be told apart",
+            );
             self.group().inner.fate.give_up(error);
         }
         outcome

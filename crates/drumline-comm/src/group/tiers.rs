@@ -10,7 +10,7 @@
 use crate::call::Call;
 use crate::element::Element;
 use crate::monitor::Fate;
-use crate::reduce::ReduceOp;
+use crate::reduce::{ReduceOp, divide, reduce_alone};
 use crate::shm::{Context, Heap, Keep, Node, Stop};
 use crate::slices::{offsets, part};
 use crate::tcp::{Mesh, Team};
@@ -134,7 +134,8 @@ impl Tiers {
             return node.all_reduce(cx, data, op, Keep::All, heap);
         }
         if self.is_alone() {
-            return Ok(crate::reduce::reduce_alone(data, op));
+            reduce_alone(data, op);
+            return Ok(());
         }
         let (outer, rails) = (op.in_two_stages().1, self.topology.rails());
         self.reduce_inside(cx, data, op)?;
@@ -160,7 +161,8 @@ impl Tiers {
             return node.all_reduce(cx, data, op, Keep::Only(root), None);
         }
         if self.is_alone() {
-            return Ok(crate::reduce::reduce_alone(data, op));
+            reduce_alone(data, op);
+            return Ok(());
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
@@ -198,18 +200,24 @@ impl Tiers {
     }
 
     /// The first stage of a reduction in two: this rank's part of `data` becomes the node's reduction.
-    fn reduce_inside<T: Element>(&mut self, cx: &Context<'_>, data: &mut [T], op: ReduceOp) -> Result<(), Stop> {
+    fn reduce_inside<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Stop> {
         // An average over nodes of averages is wrong when nodes differ in size: sum everywhere, divide once.
         let (inner, rails) = (op.in_two_stages().0, self.topology.rails());
-        match &mut self.node {
-            Some(node) => node.reduce_parts(cx, data, rails, inner),
-            None => Ok(crate::reduce::reduce_alone(data, inner)),
+        if let Some(node) = &mut self.node {
+            return node.reduce_parts(cx, data, rails, inner);
         }
+        reduce_alone(data, inner);
+        Ok(())
     }
 
     fn finish_average<T: Element>(&self, data: &mut [T], op: ReduceOp) {
         if op == ReduceOp::Avg {
-            crate::reduce::divide(data, self.topology.nodes.iter().map(Vec::len).sum());
+            divide(data, self.topology.nodes.iter().map(Vec::len).sum());
         }
     }
 
@@ -361,7 +369,12 @@ pub(crate) enum Evenness {
 }
 
 /// Compares everybody's lists and returns the longest cell.
-fn longest_cell(node: &mut Node, cx: &Context<'_>, sends: &[usize], receives: &[usize]) -> Result<usize, Stop> {
+fn longest_cell(
+    node: &mut Node,
+    cx: &Context<'_>,
+    sends: &[usize],
+    receives: &[usize],
+) -> Result<usize, Stop> {
     let mine: Vec<u64> = sends.iter().map(|&count| count as u64).collect();
     let mut all = vec![0u64; mine.len() * mine.len()];
     node.gather(cx, &mine, Some(&mut all), &vec![mine.len(); mine.len()], None, None)?;

@@ -68,7 +68,8 @@ impl Node {
 
     /// The windows of a column exchange whose longest cell has `longest` elements.
     fn cell_windows<T>(&self, longest: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let chunk = node_chunk(longest * self.ranks() * size_of::<T>(), self.pace()) / size_of::<T>() / self.ranks();
+        let chunk =
+            node_chunk(longest * self.ranks() * size_of::<T>(), self.pace()) / size_of::<T>() / self.ranks();
         chunks(longest, chunk.clamp(1, self.cell_capacity::<T>()))
     }
 
@@ -217,7 +218,8 @@ impl Node {
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(input), heap)? {
             let range = shifted(0..counts[me], starts[me]);
             // SAFETY: all ranks are inside this call and write no input.
-            let inputs: Vec<&[T]> = (0..ranks).map(|rank| unsafe { heap.slice(rank, range.clone()) }).collect();
+            let inputs: Vec<&[T]> =
+                (0..ranks).map(|rank| unsafe { heap.slice(rank, range.clone()) }).collect();
             reduce_into(output, &inputs, op);
             return self.round(cx, &[]);
         }

@@ -168,8 +168,8 @@ mod tests {
     use crate::shm::segment::create;
 
     fn region(bytes: usize, id: u64) -> Arc<Region> {
-        let fd = create(region_len(bytes, 2), Pages::Now).unwrap();
-        Arc::new(Region::map(&fd, id, bytes, 1, 2).unwrap())
+        let fd = create(region_len(bytes, 2), Pages::Now).expect("memory is there");
+        Arc::new(Region::map(&fd, id, bytes, 1, 2).expect("it was just made"))
     }
 
     #[test]

@@ -24,10 +24,18 @@ pub(crate) struct Mail {
 unsafe impl Send for Mail {}
 
 impl Mail {
-    pub(super) fn new(segment: Arc<Segment>, layout: Layout, me: usize, ranks: usize, patience: Patience) -> Self {
+    pub(super) fn new(
+        segment: Arc<Segment>,
+        layout: Layout,
+        me: usize,
+        ranks: usize,
+        patience: Patience,
+    ) -> Self {
         let ring = |from, to| Ring::new(segment.clone(), layout.ring(from, to));
         Self {
-            controls: (0..ranks).map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast()).collect(),
+            controls: (0..ranks)
+                .map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast())
+                .collect(),
             to: (0..ranks).map(|rank| ring(me, rank)).collect(),
             from: (0..ranks).map(|rank| ring(rank, me)).collect(),
             _segment: segment,
@@ -68,6 +76,7 @@ impl Mail {
 
     /// Whether a `wait` for the same would return at once.
     pub(crate) fn can_move(&self, senders: &[usize], receivers: &[usize]) -> bool {
-        senders.iter().any(|&rank| self.from[rank].ready() > 0) || receivers.iter().any(|&rank| self.to[rank].room() > 0)
+        senders.iter().any(|&rank| self.from[rank].ready() > 0)
+            || receivers.iter().any(|&rank| self.to[rank].room() > 0)
     }
 }

@@ -53,7 +53,9 @@ impl Node {
     /// The view of local rank `me`; `members` are the ranks of the group that live here, for which the segment was made.
     pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, pace: Pace) -> Self {
         let layout = Layout::new(members.len());
-        let controls = (0..members.len()).map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast()).collect();
+        let controls = (0..members.len())
+            .map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast())
+            .collect();
         let patience = Patience::new(pace);
         let known_sites = KnownSites::default();
         Self { segment, controls, layout, members, me, epoch: 0, patience, pace, first: false, known_sites }

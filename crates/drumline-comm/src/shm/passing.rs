@@ -179,9 +179,13 @@ fn set_deadline(stream: &UnixStream, deadline: Instant) -> io::Result<()> {
 fn poll_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "not all ranks of this node came to share memory"));
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "not all ranks of this node came to share memory",
+        ));
     }
-    let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: left.min(Duration::from_millis(20)).as_nanos() as _ };
+    let nap =
+        rustix::fs::Timespec { tv_sec: 0, tv_nsec: left.min(Duration::from_millis(20)).as_nanos() as _ };
     match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&nap)) {
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
@@ -230,12 +234,17 @@ mod tests {
         let door = Door::open().unwrap();
         let name = door.name().to_vec();
         let address = SocketAddr::from_abstract_name(abstract_name(&name)).unwrap();
-        let strangers: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect_addr(&address).unwrap()).collect();
-        for (mut stranger, greeting) in strangers.iter().zip([&[0u8; 20][..], b"GET / HTTP/1.0\r\n\r\n..", &[7; 20]]) {
+        let strangers: Vec<UnixStream> =
+            (0..3).map(|_| UnixStream::connect_addr(&address).unwrap()).collect();
+        for (mut stranger, greeting) in
+            strangers.iter().zip([&[0u8; 20][..], b"GET / HTTP/1.0\r\n\r\n..", &[7; 20]])
+        {
             stranger.write_all(greeting).unwrap();
         }
         let member = std::thread::spawn(move || Passing::enter(&name, 1, soon()).unwrap());
-        assert!(matches!(door.admit(2, soon(), || Ok(())).unwrap(), Passing::Leader(members) if members.len() == 1));
+        assert!(
+            matches!(door.admit(2, soon(), || Ok(())).unwrap(), Passing::Leader(members) if members.len() == 1)
+        );
         drop(member.join());
     }
 

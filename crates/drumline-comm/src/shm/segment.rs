@@ -53,7 +53,9 @@ impl Segment {
         if size < len as u64 || !seals.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("shared memory of {size} bytes with seals {seals:?}, expected {len} bytes sealed against shrinking"),
+                format!(
+                    "shared memory of {size} bytes with seals {seals:?}, expected {len} bytes sealed against shrinking"
+                ),
             ));
         }
         let flags = match pages {
@@ -72,7 +74,11 @@ impl Segment {
 
     /// The address of byte `offset`, where at least `len` bytes follow.
     pub(crate) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
-        assert!(offset <= self.len && len <= self.len - offset, "{offset}+{len} beyond a segment of {} bytes", self.len);
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "{offset}+{len} beyond a segment of {} bytes",
+            self.len
+        );
         // SAFETY: checked to lie inside the mapping.
         unsafe { self.base.add(offset) }
     }
@@ -92,7 +98,10 @@ mod tests {
     #[test]
     fn two_mappings_share_bytes() {
         let fd = create(8192, Pages::Now).unwrap();
-        let (a, b) = (Segment::map(&fd, 8192, Pages::Now).unwrap(), Segment::map(&fd, 8192, Pages::WhenTouched).unwrap());
+        let (a, b) = (
+            Segment::map(&fd, 8192, Pages::Now).unwrap(),
+            Segment::map(&fd, 8192, Pages::WhenTouched).unwrap(),
+        );
         // SAFETY: both mappings are alive and no other thread touches them.
         unsafe {
             a.at(5000, 1).write(42);

@@ -104,7 +104,7 @@ impl Patience {
                 yields += 1;
                 rustix::thread::sched_yield();
             } else {
-                bell.doze(&ready, |ring, value| sleep(ring, value));
+                bell.doze(&ready, sleep);
             }
             if ready() {
                 return Ok(());
@@ -117,7 +117,12 @@ impl Patience {
 impl Watch<'_> {
     /// An error once the group is given up, `peer` has left, or the deadline has passed, unless `ready` turned true
     /// meanwhile.
-    pub(crate) fn check(&self, begin: Instant, peer: Option<usize>, ready: &impl Fn() -> bool) -> Result<(), Stop> {
+    pub(crate) fn check(
+        &self,
+        begin: Instant,
+        peer: Option<usize>,
+        ready: &impl Fn() -> bool,
+    ) -> Result<(), Stop> {
         if cfg!(feature = "unchecked") {
             return Ok(());
         }

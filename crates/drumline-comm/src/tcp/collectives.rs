@@ -55,8 +55,10 @@ impl<'t> Team<'t> {
         let sends = give.into_iter().map(|(place, data)| (ranks[place], data));
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
-        let mut pieces: Vec<Piece<'_>> =
-            take.into_iter().map(|(place, into)| Piece { peer: ranks[place], total: into.len(), into }).collect();
+        let mut pieces: Vec<Piece<'_>> = take
+            .into_iter()
+            .map(|(place, into)| Piece { peer: ranks[place], total: into.len(), into })
+            .collect();
         drive.receive(&mut pieces)?;
         drive.finish()
     }
@@ -95,7 +97,12 @@ impl<'t> Team<'t> {
     }
 
     /// Everyone sends everything to everyone and reduces it all: one step, for small data.
-    fn reduce_everything<T: Element>(&mut self, cx: &Context<'_>, data: &mut [T], op: ReduceOp) -> Result<(), Stop> {
+    fn reduce_everything<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Stop> {
         let mut all = vec![T::zeroed(); data.len() * self.len()];
         self.gather_all(cx, data, &mut all, &vec![data.len(); self.len()])?;
         if !data.is_empty() {
@@ -236,12 +243,18 @@ impl<'t> Team<'t> {
             return self.exchange(cx, [], vec![(root, bytes::of_mut(output))]);
         };
         output.copy_from_slice(&input[me * count..][..count]);
-        let give: Vec<_> = self.peers().map(|place| (place, bytes::of(&input[place * count..][..count]))).collect();
+        let give: Vec<_> =
+            self.peers().map(|place| (place, bytes::of(&input[place * count..][..count]))).collect();
         self.exchange(cx, give, Vec::new())
     }
 
     /// The root's `data` is copied to all: straight, or if it is large and goes to several, in parts that all pass on.
-    pub(crate) fn broadcast<T: Element>(&mut self, cx: &Context<'_>, data: &mut [T], root: usize) -> Result<(), Stop> {
+    pub(crate) fn broadcast<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        root: usize,
+    ) -> Result<(), Stop> {
         let me = self.me();
         if link_reduce(size_of_val(data), self.len()) != LinkReduce::Parts || self.len() == 2 {
             return if me == root {
@@ -253,7 +266,8 @@ impl<'t> Team<'t> {
         }
         let parts = self.parts(data);
         if me == root {
-            let give: Vec<_> = self.peers().map(|place| (place, bytes::of(&data[parts[place].clone()]))).collect();
+            let give: Vec<_> =
+                self.peers().map(|place| (place, bytes::of(&data[parts[place].clone()]))).collect();
             self.exchange(cx, give, Vec::new())?;
         } else {
             self.exchange(cx, [], vec![(root, bytes::of_mut(&mut data[parts[me].clone()]))])?;

@@ -90,7 +90,8 @@ impl Hub {
             unproved: AtomicUsize::new(0),
         });
         let acceptor = shared.clone();
-        let thread = std::thread::Builder::new().name("drumline-hub".into()).spawn(move || acceptor.run(&listener))?;
+        let thread =
+            std::thread::Builder::new().name("drumline-hub".into()).spawn(move || acceptor.run(&listener))?;
         Ok(Self { address, shared, thread: Some(thread) })
     }
 
@@ -110,9 +111,15 @@ impl Hub {
     }
 
     /// Makes a link to the hub at `address`.
-    pub(crate) fn connect(&self, address: SocketAddr, name: &LinkName, deadline: Instant) -> Result<TcpStream, String> {
+    pub(crate) fn connect(
+        &self,
+        address: SocketAddr,
+        name: &LinkName,
+        deadline: Instant,
+    ) -> Result<TcpStream, String> {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let mut stream = TcpStream::connect_timeout(&address, left.min(PROOF_TIME)).map_err(|error| error.to_string())?;
+        let mut stream =
+            TcpStream::connect_timeout(&address, left.min(PROOF_TIME)).map_err(|error| error.to_string())?;
         let hello = Hello { note: name.encode(), ..self.shared.hello.clone() };
         handshake::connect(&mut stream, &self.shared.key, &hello, deadline.min(Instant::now() + PROOF_TIME))
             .map_err(|error| error.to_string())?;
@@ -152,12 +159,13 @@ impl Shared {
             return;
         }
         let shared = this.clone();
-        let thread = std::thread::Builder::new().name("drumline-proof".into()).stack_size(64 << 10).spawn(move || {
-            if let Err(error) = shared.admit(stream) {
-                tracing::debug!(%from, error, "turned a stranger away");
-            }
-            shared.unproved.fetch_sub(1, Ordering::AcqRel);
-        });
+        let thread =
+            std::thread::Builder::new().name("drumline-proof".into()).stack_size(64 << 10).spawn(move || {
+                if let Err(error) = shared.admit(stream) {
+                    tracing::debug!(%from, error, "turned a stranger away");
+                }
+                shared.unproved.fetch_sub(1, Ordering::AcqRel);
+            });
         if thread.is_err() {
             this.unproved.fetch_sub(1, Ordering::AcqRel);
         }
@@ -238,7 +246,8 @@ mod tests {
     fn silent_strangers_do_not_keep_members_out() {
         let key = JobKey::random();
         let (a, b) = (hub(&key), hub(&key));
-        let strangers: Vec<_> = (0..MAX_UNPROVED / 2).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
+        let strangers: Vec<_> =
+            (0..MAX_UNPROVED / 2).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
         assert!(a.connect(b.address(), &name(), soon()).is_ok());
         drop(strangers);
     }

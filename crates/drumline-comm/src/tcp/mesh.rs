@@ -36,7 +36,13 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    pub(crate) fn new(group: String, process: Arc<Process>, members: Vec<usize>, me: usize, spins: u32) -> Self {
+    pub(crate) fn new(
+        group: String,
+        process: Arc<Process>,
+        members: Vec<usize>,
+        me: usize,
+        spins: u32,
+    ) -> Self {
         Self { group, process, members, me, links: HashMap::new(), spins }
     }
 
@@ -64,7 +70,9 @@ impl Mesh {
         loop {
             if connects {
                 let outcome = self.process.hub_address(self.members[peer], begin + cx.watch.timeout);
-                match outcome.and_then(|address| hub.connect(address, &name, Instant::now() + cx.watch.timeout)) {
+                match outcome
+                    .and_then(|address| hub.connect(address, &name, Instant::now() + cx.watch.timeout))
+                {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last_error = error,
                 }
@@ -149,7 +157,10 @@ impl Drive<'_, '_> {
         let mut state: Vec<Receiving> = Vec::with_capacity(pieces.len());
         for piece in pieces.iter() {
             self.mesh.ensure(self.cx, piece.peer)?;
-            state.push(Receiving { header: [0; HEADER], got: if self.opened.contains(&piece.peer) { HEADER } else { 0 } });
+            state.push(Receiving {
+                header: [0; HEADER],
+                got: if self.opened.contains(&piece.peer) { HEADER } else { 0 },
+            });
         }
         let begin = Instant::now();
         let mut idle = Idle { begin, tries: 0 };
@@ -222,7 +233,8 @@ impl Drive<'_, '_> {
     /// The header must be the one this rank would send in the peer's place.
     fn check(&self, piece: &Piece<'_>, header: &[u8; HEADER]) -> Result<(), Stop> {
         let peer = piece.peer;
-        let got = DataHeader::decode(header).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
+        let got =
+            DataHeader::decode(header).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
         if got == self.header(piece.total) || cfg!(feature = "unchecked") {
             return Ok(());
         }
@@ -247,7 +259,8 @@ impl Drive<'_, '_> {
         for send in self.sends.iter().filter(|send| !send.done()) {
             *interest.entry(send.peer).or_insert(PollFlags::empty()) |= PollFlags::OUT;
         }
-        let fds: Vec<_> = interest.iter().map(|(peer, flags)| (self.mesh.links[peer].as_fd(), *flags)).collect();
+        let fds: Vec<_> =
+            interest.iter().map(|(peer, flags)| (self.mesh.links[peer].as_fd(), *flags)).collect();
         let mut fds: Vec<PollFd<'_>> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
         let _ = rustix::event::poll(&mut fds, Some(&nap));
@@ -296,8 +309,8 @@ impl Sending<'_> {
         while !self.done() {
             let header = self.sent.min(HEADER);
             let data = self.sent.saturating_sub(HEADER);
-            let written =
-                stream.write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(&self.data[data..])]);
+            let written = stream
+                .write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(&self.data[data..])]);
             match written {
                 Ok(written) => self.sent += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,

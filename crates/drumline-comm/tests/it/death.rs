@@ -319,7 +319,10 @@ fn stand_still(ranks: &Ranks, transport: &str) -> Result<()> {
         ensure!(line.contains("timed out after 600ms") && line.contains(&named), "{transport}: {line}");
         ensure!(line.matches(", pid ").count() == 1, "names others too: {line}");
         // Over links the stopped rank cannot say what it did last; in shared memory it is written down.
-        ensure!(transport == "tcp" || line.contains("whose last call was all_reduce(3 f32, sum) #5 at"), "{line}");
+        ensure!(
+            transport == "tcp" || line.contains("whose last call was all_reduce(3 f32, sum) #5 at"),
+            "{line}"
+        );
     }
     running.resume(1)?;
     let line = running.wait_for_line(1, "verdict:", SOON)?;

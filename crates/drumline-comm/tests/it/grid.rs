@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use drumline_comm::{CommError, DType, GroupOptions, LocalGroup, ProcessGroup, ReduceOp, Transport, bf16, f16};
+use drumline_comm::{
+    CommError, DType, GroupOptions, LocalGroup, ProcessGroup, ReduceOp, Transport, bf16, f16,
+};
 
 use crate::numbers::{Number, buffer, check, value};
 
@@ -32,8 +34,8 @@ fn expected_reduction(op: ReduceOp, ranks: usize, i: usize) -> i64 {
         ReduceOp::Sum => values.sum(),
         ReduceOp::Avg => values.sum::<i64>() / ranks as i64,
         ReduceOp::Prod => values.product(),
-        ReduceOp::Min => values.min().unwrap(),
-        ReduceOp::Max => values.max().unwrap(),
+        ReduceOp::Min => values.min().unwrap_or(0),
+        ReduceOp::Max => values.max().unwrap_or(0),
         ReduceOp::BitAnd => values.fold(-1, |a, b| a & b),
         ReduceOp::BitOr => values.fold(0, |a, b| a | b),
         ReduceOp::BitXor => values.fold(0, |a, b| a ^ b),
@@ -136,7 +138,8 @@ fn moves<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     group.all_gather(&mine, &mut all)?;
     check(&all, |i| from(&even, i), || format!("all_gather of {len}"));
 
-    let uneven: Vec<usize> = (0..ranks).map(|rank| if rank % 3 == 1 { 0 } else { len / (rank + 1) }).collect();
+    let uneven: Vec<usize> =
+        (0..ranks).map(|rank| if rank % 3 == 1 { 0 } else { len / (rank + 1) }).collect();
     let mut some = vec![T::of(0); uneven.iter().sum()];
     group.all_gather_uneven(&mine[..uneven[me]], &mut some, &uneven)?;
     check(&some, |i| from(&uneven, i), || format!("all_gather_uneven of {len}"));

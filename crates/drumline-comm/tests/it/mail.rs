@@ -318,7 +318,8 @@ fn random_traffic_arrives_whole() {
             for turn in 0..150u64 {
                 let plan = plan(&mut random, ranks);
                 let content = |index: usize, len| vec![turn * 1000 + index as u64; len];
-                let sent: Vec<_> = plan.iter().enumerate().map(|(i, &(_, _, _, len))| content(i, len)).collect();
+                let sent: Vec<_> =
+                    plan.iter().enumerate().map(|(i, &(_, _, _, len))| content(i, len)).collect();
                 let mut got: Vec<_> = plan.iter().map(|&(_, _, _, len)| vec![0u64; len]).collect();
                 let mut letters = Vec::new();
                 for ((&(from, to, tag, _), data), into) in plan.iter().zip(&sent).zip(&mut got) {

@@ -25,7 +25,11 @@ fn cases() -> Vec<Case> {
             |group| group.broadcast(&mut [0f32; 8], 0),
             ["all_reduce(8 f32, sum)", "broadcast(8 f32, root 0)"],
         ),
-        case(|group| group.barrier(), |group| group.all_reduce(&mut [0u8; 0], SUM), ["barrier()", "all_reduce(0 u8, sum)"]),
+        case(
+            |group| group.barrier(),
+            |group| group.all_reduce(&mut [0u8; 0], SUM),
+            ["barrier()", "all_reduce(0 u8, sum)"],
+        ),
         case(
             |group| group.all_reduce(&mut [0f32; 8], SUM),
             |group| group.all_reduce(&mut [0i32; 8], SUM),
@@ -129,8 +133,12 @@ fn every_rank_learns_every_ranks_call_and_place() {
                 assert!(text.contains("made different calls"), "{who}");
                 for peer in 0..3 {
                     let words = case.words[usize::from(peer == odd)];
-                    let line = text.lines().find(|line| line.contains(&format!("  rank {peer}: "))).expect(&who);
-                    assert!(line.contains(words) && line.contains("#4") && line.contains("mismatch.rs:"), "{who}");
+                    let line =
+                        text.lines().find(|line| line.contains(&format!("  rank {peer}: "))).expect(&who);
+                    assert!(
+                        line.contains(words) && line.contains("#4") && line.contains("mismatch.rs:"),
+                        "{who}"
+                    );
                 }
                 assert_eq!(text, again, "the same error afterwards");
             }

@@ -30,7 +30,10 @@ fn every_call_brings_the_object_unchanged() {
                 let all: Vec<_> = (0..ranks).map(report).collect();
                 assert_eq!(group.all_gather_object(&mine)?, all);
                 for root in 0..ranks {
-                    assert_eq!(group.broadcast_object(Some(&mine).filter(|_| me == root), root)?, report(root));
+                    assert_eq!(
+                        group.broadcast_object(Some(&mine).filter(|_| me == root), root)?,
+                        report(root)
+                    );
                     let gathered = group.gather_object(&mine, root)?;
                     assert_eq!(gathered, (me == root).then(|| all.clone()));
                     let backwards: Vec<_> = all.iter().rev().cloned().collect();
@@ -53,7 +56,9 @@ fn objects_of_several_megabytes() {
             let root = text(2);
             assert!(group.broadcast_object(Some(&root).filter(|_| group.rank() == 2), 2)? == root);
             let parts: Vec<_> = (0..3).map(text).collect();
-            assert!(group.scatter_object((group.rank() == 1).then_some(&parts[..]), 1)? == text(group.rank()));
+            assert!(
+                group.scatter_object((group.rank() == 1).then_some(&parts[..]), 1)? == text(group.rank())
+            );
             Ok(())
         });
     }
@@ -96,7 +101,10 @@ fn an_object_that_cannot_be_read_is_an_error_and_the_group_goes_on() {
             match group.all_gather_object(&Moody(me)) {
                 Err(error @ CommError::Object { .. }) => {
                     let text = error.to_string();
-                    assert!(text.contains("reading of an object failed") && text.contains("\"odd\""), "{text}");
+                    assert!(
+                        text.contains("reading of an object failed") && text.contains("\"odd\""),
+                        "{text}"
+                    );
                 }
                 other => panic!("{other:?}"),
             }
@@ -110,7 +118,10 @@ fn an_object_that_cannot_be_read_is_an_error_and_the_group_goes_on() {
 #[test]
 fn an_object_that_cannot_be_written_sends_nothing() {
     run(2, Transport::Auto, |group| {
-        assert!(matches!(group.all_gather_object(&Moody(99)), Err(CommError::Object { what: "writing", .. })));
+        assert!(matches!(
+            group.all_gather_object(&Moody(99)),
+            Err(CommError::Object { what: "writing", .. })
+        ));
         group.barrier()
     });
 }

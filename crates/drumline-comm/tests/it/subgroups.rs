@@ -42,7 +42,8 @@ fn colors_make_groups_and_keys_order_them() {
         run(5, transport, |group| {
             let me = group.rank();
             // Ranks 0, 2, 4 backwards; ranks 1, 3 as they are.
-            let child = group.split(Some(me as u32 % 2), if me % 2 == 0 { -(me as i64) } else { 0 })?.unwrap();
+            let child =
+                group.split(Some(me as u32 % 2), if me % 2 == 0 { -(me as i64) } else { 0 })?.unwrap();
             let expected: &[usize] = if me.is_multiple_of(2) { &[4, 2, 0] } else { &[1, 3] };
             assert_eq!(child.members(), expected);
             sum_of_members(&child, 5_000)?;
@@ -114,7 +115,9 @@ fn threads_use_different_groups_at_once() {
                 let threads: Vec<_> = groups
                     .iter()
                     .flatten()
-                    .map(|group| scope.spawn(move || (0..100).try_for_each(|i| sum_of_members(group, i * 17))))
+                    .map(|group| {
+                        scope.spawn(move || (0..100).try_for_each(|i| sum_of_members(group, i * 17)))
+                    })
                     .collect();
                 threads.into_iter().try_for_each(|thread| thread.join().unwrap())
             })?;

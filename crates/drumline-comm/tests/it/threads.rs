@@ -20,7 +20,8 @@ pub(crate) fn run<R: Send + 'static>(
     body: impl Fn(&ProcessGroup) -> Result<R> + Send + Sync + 'static,
 ) -> Vec<R> {
     let outcomes = outcomes(ranks, transport, Duration::from_secs(30), body);
-    let errors: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).map(ToString::to_string).collect();
+    let errors: Vec<_> =
+        outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).map(ToString::to_string).collect();
     assert!(errors.is_empty(), "{ranks} ranks over {transport:?}:\n{}", errors.join("\n"));
     outcomes.into_iter().flatten().collect()
 }

@@ -31,7 +31,7 @@ fn check_named(transport: Transport, words: &str, begin: Instant, outcomes: Vec<
         let who = format!("rank {rank} over {transport:?}: {text}");
         assert!(text.contains(words) && text.contains("timed out after 300ms"), "{who}");
         let missing = text.split("missing:").nth(1).expect(&who);
-        let missing = missing.split("; try").next().unwrap();
+        let missing = missing.split("\ntry").next().unwrap();
         assert!(missing.contains("rank 2: ("), "{who}");
         assert!(missing.contains("whose last call was all_reduce(5 u8, max) #1 at "), "{who}");
         assert!(missing.contains("timeouts.rs:"), "{who}");

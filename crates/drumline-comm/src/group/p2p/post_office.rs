@@ -24,7 +24,10 @@ use crate::tcp::frame::{HEADER, MAX_UNEXPECTED, MailHeader};
 pub(crate) enum Halt {
     Stop(Stop),
     /// A message does not fit its receiver.
-    Misfit { from: usize, what: String },
+    Misfit {
+        from: usize,
+        what: String,
+    },
 }
 
 impl From<Stop> for Halt {
@@ -69,7 +72,13 @@ enum To {
 }
 
 impl PostOffice {
-    pub(crate) fn new(process: &Arc<Process>, fate: &Arc<Fate>, me: usize, local: &[usize], node: Option<&Node>) -> Self {
+    pub(crate) fn new(
+        process: &Arc<Process>,
+        fate: &Arc<Fate>,
+        me: usize,
+        local: &[usize],
+        node: Option<&Node>,
+    ) -> Self {
         let streams = Streams::new(process.clone(), fate, me, local, node.map(Node::mail));
         let arriving = fate.members.iter().map(|_| Arriving::default()).collect();
         Self { streams, me, arriving, waiting: VecDeque::new(), owner: None, calls: 0 }
@@ -210,7 +219,10 @@ impl PostOffice {
                     None => To::Nobody(Vec::new()),
                 };
                 if matches!(to, To::Nobody(_)) && header.bytes() > MAX_UNEXPECTED {
-                    let what = format!("{} bytes that nobody was receiving; try receiving them first", header.bytes());
+                    let what = format!(
+                        "{} bytes that nobody was receiving; try receiving them first",
+                        header.bytes()
+                    );
                     return Err(Halt::Misfit { from, what });
                 }
                 arriving.letter = Some((header, to));
@@ -283,7 +295,9 @@ impl PostOffice {
         let left = |rank: usize| watch.left[rank].load(std::sync::atomic::Ordering::Acquire);
         for slot in slots.iter().filter(|slot| slot.done.is_none()) {
             let gone = match slot.message.way {
-                Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => left(rank).then_some(rank),
+                Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
+                    left(rank).then_some(rank)
+                }
                 Way::Receive { from: Source::Any, .. } => {
                     let mut others = (0..watch.left.len()).filter(|&rank| rank != self.me);
                     others.all(left).then_some(usize::from(self.me == 0).min(watch.left.len() - 1))

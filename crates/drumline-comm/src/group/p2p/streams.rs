@@ -65,7 +65,9 @@ impl Streams {
             return Ok(0);
         }
         match (&self.inward[&from]).read(into) {
-            Ok(0) if due => Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() }),
+            Ok(0) if due => {
+                Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() })
+            }
             other => settle(from, other),
         }
     }
@@ -86,7 +88,8 @@ impl Streams {
         senders: &[usize],
         receivers: &[usize],
     ) -> Result<(), Stop> {
-        let local = |ranks: &[usize]| -> Vec<usize> { ranks.iter().filter_map(|&rank| self.places[rank]).collect() };
+        let local =
+            |ranks: &[usize]| -> Vec<usize> { ranks.iter().filter_map(|&rank| self.places[rank]).collect() };
         let (from, to) = (local(senders), local(receivers));
         if from.len() == senders.len() && to.len() == receivers.len() {
             let Some(mail) = &self.mail else { return watch.check(begin, None, &|| false) };
@@ -99,8 +102,10 @@ impl Streams {
         }
         // Between nodes: sleep on the links, but not for long if rings are waited for as well.
         let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
-        let inward = senders.iter().filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
-        let out = receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
+        let inward =
+            senders.iter().filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
+        let out =
+            receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
         let streams: Vec<_> = inward.chain(out).map(|(stream, flags)| (stream.as_fd(), flags)).collect();
         let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let _ = rustix::event::poll(&mut fds, Some(&rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap }));
