@@ -10,7 +10,21 @@ const COLLECTIVES: &str = env!("CARGO_BIN_EXE_collectives");
 
 fn collectives(args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
-    command.args(["60", COLLECTIVES]).args(args).env_remove("RANK").output().unwrap()
+    command
+        .args(["60", COLLECTIVES])
+        .args(args)
+        .env_remove("RANK")
+        .env_remove("DRUMLINE_TRANSPORT")
+        .output()
+        .unwrap()
+}
+
+/// What it says on stderr when it refuses to start.
+fn refused(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
+    assert!(said.starts_with("error: ") && said.lines().count() == 1, "one line, no backtrace: {said}");
+    said
 }
 
 /// The lines below a heading, up to the next.
@@ -71,12 +85,31 @@ fn the_number_of_ranks_can_be_chosen() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(afters(&text, "all_reduce").len().to_string(), ranks);
+        assert!(ranks != "2" || !text.to_lowercase().contains("rank 2"), "{text}");
     }
-    for (ranks, advice) in [("1", "try 4"), ("many", "try 4"), ("0", "got 0; try 4")] {
-        let output = collectives(&[ranks]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(advice), "{said}");
+    for (args, advice) in
+        [(&["1"][..], "try 4"), (&["many"], "try 4"), (&["0"], "got 0; try 4"), (&["4", "5"], "try --help")]
+    {
+        let said = refused(&collectives(args));
+        assert!(said.contains(advice), "{said}");
     }
+}
+
+#[test]
+fn help_is_given() {
+    let output = collectives(&["--help"]);
+    assert!(
+        output.status.success()
+            && String::from_utf8_lossy(&output.stdout).contains("Usage: collectives [RANKS]")
+    );
+}
+
+#[test]
+fn a_bad_environment_is_told_once() {
+    let mut command = Command::new("timeout");
+    command.args(["60", COLLECTIVES]).env_remove("RANK").env("DRUMLINE_TRANSPORT", "banana");
+    let said = refused(&command.env("RUST_BACKTRACE", "1").output().unwrap());
+    assert!(said.contains("no transport `banana`; try auto, shm or tcp"), "{said}");
 }
 
 #[test]

@@ -13,20 +13,25 @@ mod ranks;
 mod row;
 mod sizes;
 mod table;
+mod talk;
 mod turns;
 mod values;
 mod worker;
 
 use std::time::Duration;
 
-use anyhow::ensure;
 use drumline_comm::{DType, Transport};
 use drumline_rendezvous::worker_env;
 
-use crate::job::is_rank_of_a_job;
+use crate::job::{is_later_rank, rank_variable};
+use crate::telling::Mistake;
 use buffers::Memory;
 use op::Op;
 use sizes::ByteSize;
+
+const DEFAULT_RANKS: usize = 2;
+const MOST_RANKS: usize = 65_535;
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,13 +44,15 @@ Examples:
 
 How it is measured: each rank rewrites its buffer, all meet in a barrier, one call is timed. The time of a turn is that \
 of its slowest rank. Shown are the median (p50) and the 99th percentile of the turns. The first and the last result of \
-each size are checked; a wrong one ends the run.
+each size are checked; a wrong one ends the run. A size takes --seconds-per-size, \
+at most 20,000 turns.
 
 What the size is: the buffer (all-reduce, reduce, broadcast, all-to-all), the whole output (all-gather, gather), the \
 whole input (reduce-scatter, scatter), or one message (send-recv; half the round trip counts).
 
 Rates are 10^9 bytes a second. algbw is size / median. busbw makes operations comparable: with n ranks, algbw times \
-2(n-1)/n for all-reduce, 1 for reduce, broadcast and send-recv, (n-1)/n for the others.";
+2(n-1)/n for all-reduce, 1 for reduce, broadcast and send-recv, (n-1)/n for the others. Each cell of the bar behind it \
+is twice the rate of the one before; the first begins at 1 MB/s.";
 
 /// Measure a collective operation and check its results
 #[derive(Debug, clap::Args)]
@@ -54,15 +61,15 @@ pub(crate) struct BenchArgs {
     /// What to measure
     #[arg(value_enum)]
     op: Op,
-    /// Ranks to start on this machine; inside a job its ranks are taken
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
-    nproc_per_node: u16,
-    /// Sizes in bytes, with K, M or G for powers of 1024 [default: 16 B to 64 MiB in 8 steps]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    /// Ranks to start on this machine; inside a job its ranks are taken [default: 2]
+    #[arg(long, value_name = "N", value_parser = ranks_to_start, allow_negative_numbers = true)]
+    nproc_per_node: Option<usize>,
+    /// Sizes in bytes; K, M and G (or KiB, KB, ...) are powers of 1024 [default: 16 B to 64 MiB in 8 steps]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     sizes: Vec<ByteSize>,
-    /// Element type: f64 f32 f16 bf16 i8 i16 i32 i64 u8 u16 u32 u64 bool
-    #[arg(long, value_name = "TYPE", default_value = "f32")]
-    dtype: DType,
+    /// Element type: f64 f32 f16 bf16 i8 i16 i32 i64 u8 u16 u32 u64 bool [default: f32]
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<DType>,
     /// Where the buffers lie
     #[arg(long, value_enum, default_value = "private")]
     memory: Memory,
@@ -75,8 +82,8 @@ pub(crate) struct BenchArgs {
     /// Buffers in rotation that have left the caches before their use
     #[arg(long)]
     cold: bool,
-    /// How long to measure each size; a tenth more is warm-up
-    #[arg(long, value_name = "SECONDS", default_value = "0.4", value_parser = seconds)]
+    /// How long to measure each size, but no more than 20,000 turns; a tenth of the time more is warm-up
+    #[arg(long, value_name = "SECONDS", default_value = "0.4", value_parser = seconds, allow_negative_numbers = true)]
     seconds_per_size: Duration,
     /// Leave the ranks to the scheduler; else each gets a core of its own if there are enough, as with Open MPI
     #[arg(long)]
@@ -87,22 +94,99 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// The sizes to measure among `world` ranks; an error that says what to change if the arguments do not fit that world.
-    fn sizes_among(&self, world: usize) -> anyhow::Result<Vec<usize>> {
-        ensure!(
-            self.op != Op::SendRecv || world > 1,
-            "send-recv needs two ranks, the job has 1; try --nproc-per-node 2"
-        );
-        sizes::to_measure(&self.sizes, self.op, self.dtype, world)
+    fn dtype(&self) -> DType {
+        self.dtype.unwrap_or(DType::F32)
     }
+
+    /// The sizes to measure among `world` ranks; an error that says what to change if the arguments do not fit that world.
+    fn sizes_among(&self, world: usize) -> Result<Vec<usize>, Mistake> {
+        if self.op == Op::SendRecv && world < 2 {
+            return Err(Mistake::new("send-recv needs two ranks, the job has 1; try --nproc-per-node 2"));
+        }
+        sizes::to_measure(&self.sizes, self.op, self.dtype(), world).map_err(Mistake::new)
+    }
+
+    /// What was given and has no effect; `variable` is where this process has its rank from, if it is one of a job.
+    fn remarks(&self, variable: Option<&str>) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if let (Some(given), Some(variable)) = (self.nproc_per_node, variable) {
+            remarks.push(format!(
+                "--nproc-per-node {given} is ignored: {variable} is set, so this is a rank of a job; \
+                 unset {variable} to start one"
+            ));
+        }
+        let about_data =
+            [("--sizes", self.sizes.iter().any(|size| size.0 > 0)), ("--dtype", self.dtype.is_some())];
+        let given: Vec<_> = about_data.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+        if self.op == Op::Barrier && !given.is_empty() {
+            let verb = if given.len() == 1 { "does" } else { "do" };
+            remarks.push(format!("a barrier moves no data: {} {verb} not apply", given.join(" and ")));
+        }
+        remarks
+    }
+}
+
+fn ranks_to_start(text: &str) -> Result<usize, String> {
+    let ranks = text.parse().ok().filter(|ranks| (1..=MOST_RANKS).contains(ranks));
+    ranks.ok_or_else(|| format!("`{text}` is no number of ranks from 1 to {MOST_RANKS}; try 2"))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| format!("`{text}` is no number of seconds; try 0.4"))
+    seconds
+        .filter(|seconds| *seconds <= LONGEST)
+        .ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {}; try 0.4", LONGEST.as_secs()))
 }
 
 /// Joins the job this process is a rank of, or starts one.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    if is_rank_of_a_job(|name| std::env::var(name).ok()) { worker::run(args) } else { ranks::run(args) }
+    let env = |name: &str| std::env::var(name).ok();
+    let variable = rank_variable(env);
+    if !ranks::is_one_of_ours() && !is_later_rank(env) {
+        args.remarks(variable).iter().for_each(|remark| eprintln!("note: {remark}"));
+    }
+    match variable {
+        Some(variable) => worker::run(args, variable),
+        None => ranks::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn remarks(line: &str, variable: Option<&str>) -> Vec<String> {
+        let words = std::iter::once("bench").chain(line.split(' '));
+        Line::try_parse_from(words).unwrap().args.remarks(variable)
+    }
+
+    #[test]
+    fn what_has_no_effect_is_remarked() {
+        assert_eq!(
+            remarks("all-reduce --nproc-per-node 4", Some("RANK")),
+            [
+                "--nproc-per-node 4 is ignored: RANK is set, so this is a rank of a job; unset RANK to start one"
+            ]
+        );
+        assert_eq!(
+            remarks("barrier --sizes 4K --dtype f16", None),
+            ["a barrier moves no data: --sizes and --dtype do not apply"]
+        );
+        assert_eq!(remarks("barrier --dtype f16", None), ["a barrier moves no data: --dtype does not apply"]);
+    }
+
+    #[test]
+    fn what_has_an_effect_is_not() {
+        assert!(remarks("all-reduce --nproc-per-node 4 --sizes 4K --dtype f16", None).is_empty());
+        assert!(
+            remarks("all-reduce", Some("RANK")).is_empty() && remarks("barrier --sizes 0", None).is_empty()
+        );
+    }
 }

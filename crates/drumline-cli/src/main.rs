@@ -4,6 +4,7 @@
 mod bench;
 mod binding;
 mod job;
+mod telling;
 
 use std::process::ExitCode;
 
@@ -23,20 +24,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return telling::tell_usage(&error),
+    };
+    let outcome = match command {
         Command::Bench(args) => bench::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => telling::tell(&error),
     }
-}
-
-/// Whoever read our output has seen enough: nothing to tell.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -110,7 +110,7 @@ pub trait Element:
 pub(crate) mod sealed {
     /// How values are combined; `Wide` is the type in which a reduction is carried out.
     pub trait Sealed: Copy + 'static {
-        type Wide: Copy + Send + Sync + 'static;
+        type Wide: super::Element;
         /// True where `Wide` differs from the type itself, so that rounding happens once, at the end.
         const WIDENS: bool;
         fn widen(self) -> Self::Wide;
@@ -125,6 +125,11 @@ pub(crate) mod sealed {
         fn and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
         fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
         fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+        /// One NaN for all NaNs: which of two a sum takes over is the compiler's choice, and differs between loops.
+        #[inline(always)]
+        fn plain_nan(value: Self::Wide) -> Self::Wide {
+            value
+        }
     }
 }
 
@@ -138,8 +143,9 @@ macro_rules! float_element {
             const WIDENS: bool = $widens;
             #[inline(always)]
             fn widen(self) -> $wide { $to(self) }
+            // Which of two NaNs a sum becomes is up to the compiler, even from rank to rank: there is only one here.
             #[inline(always)]
-            fn narrow(wide: $wide) -> Self { $from(wide) }
+            fn narrow(wide: $wide) -> Self { $from(if wide.is_nan() { <$wide>::NAN } else { wide }) }
             #[inline(always)]
             fn add(a: $wide, b: $wide) -> $wide { a + b }
             #[inline(always)]
@@ -157,6 +163,8 @@ macro_rules! float_element {
             fn and(a: $wide, _: $wide) -> $wide { a }
             fn or(a: $wide, _: $wide) -> $wide { a }
             fn xor(a: $wide, _: $wide) -> $wide { a }
+            #[inline(always)]
+            fn plain_nan(value: $wide) -> $wide { if value.is_nan() { <$wide>::NAN } else { value } }
         }
     )*};
 }

@@ -7,7 +7,7 @@ use crate::call::Trace;
 /// Why a call on a group failed.
 ///
 /// Except for [`Invalid`](CommError::Invalid), the group is of no use afterwards: each later call gives the same error.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// An argument makes no sense; nothing was sent and the group can still be used.
@@ -154,6 +154,13 @@ impl CommError {
     }
 }
 
+/// As for people: it is what `main` and `unwrap` show.
+impl std::fmt::Debug for CommError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 /// What is known of a rank that did not come.
 #[derive(Debug, Clone)]
 pub struct Silence {
@@ -174,6 +181,7 @@ impl std::fmt::Display for Silence {
             write!(f, ", {state}")?;
         }
         match &self.last_call {
+            Some(call) if call.sequence == 0 => write!(f, ") which has made no call yet"),
             Some(call) => write!(f, ") whose last call was {call}"),
             None => write!(f, ") which did not say what it does"),
         }

@@ -18,6 +18,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use async_calls::{Scope, Work};
+#[cfg(fuzzing)]
+pub(crate) use p2p::fuzzing;
 pub use p2p::{Letter, P2p, Source};
 
 use crate::call::{Call, Trace};
@@ -68,8 +70,6 @@ struct Inner {
 #[derive(Debug)]
 struct Engine {
     sequence: u64,
-    /// Groups and regions made from this group so far.
-    children: u64,
     tiers: Tiers,
 }
 
@@ -102,10 +102,11 @@ impl ProcessGroup {
     /// `shm`, `tcp` or `shm+tcp`: the ways this group's data takes.
     pub fn transport(&self) -> &'static str {
         let engine = self.engine();
-        match (&engine.tiers.node, engine.tiers.topology.nodes.len()) {
-            (_, 1) => "shm",
-            (None, _) => "tcp",
-            (Some(_), _) => "shm+tcp",
+        let nodes = &engine.tiers.topology.nodes;
+        match nodes.len() {
+            1 => "shm",
+            _ if nodes.iter().all(|node| node.len() == 1) => "tcp",
+            _ => "shm+tcp",
         }
     }
 

@@ -24,6 +24,9 @@
 mod call;
 mod element;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod local_group;
 mod monitor;
@@ -32,6 +35,7 @@ mod reduce;
 mod select;
 mod shm;
 mod slices;
+mod speaker;
 mod tcp;
 
 pub use call::{Op, Trace};

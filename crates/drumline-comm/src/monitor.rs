@@ -12,16 +12,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::Store;
 use drumline_rendezvous::events::{self, Event};
+use drumline_rendezvous::{Member, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Call, Trace};
 use crate::error::CommError;
+use crate::speaker::Speaker;
+
+/// How long saying goodbye may take.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long the exit status of a lost rank may take to arrive.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
@@ -155,6 +160,7 @@ impl Fate {
 #[derive(Debug)]
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
+    speaker: Speaker,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -163,9 +169,15 @@ struct Shared {
     store: Arc<dyn Store>,
     rank: usize,
     host: String,
+    /// The number of this meeting; see [`events`].
+    incarnation: u64,
+    /// Who could not take part, and why.
+    refused: Mutex<Option<String>>,
     fates: Mutex<Vec<Weak<Fate>>>,
     /// What is known of ranks that are gone, so that groups made later learn it too.
     gone: Mutex<HashMap<usize, Gone>>,
+    /// Groups that others have called off, perhaps before this rank had formed them.
+    called_off: Mutex<HashMap<String, CommError>>,
     /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
     store_host: OnceLock<(usize, String, u32)>,
     store_is_lost: AtomicBool,
@@ -189,13 +201,16 @@ enum Gone {
 }
 
 impl Monitor {
-    pub(crate) fn start(store: Arc<dyn Store>, rank: usize, host: String) -> std::io::Result<Self> {
+    pub(crate) fn start(member: &Member) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            store,
-            rank,
-            host,
+            store: member.store.clone(),
+            rank: member.rank,
+            host: member.host.clone(),
+            incarnation: member.incarnation,
+            refused: Mutex::default(),
             fates: Mutex::default(),
             gone: Mutex::default(),
+            called_off: Mutex::default(),
             store_host: OnceLock::new(),
             store_is_lost: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -203,7 +218,7 @@ impl Monitor {
         let follower = shared.clone();
         let thread =
             std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, speaker: Speaker::default(), thread: Some(thread) })
     }
 
     /// From now on the end of the store is the end of this rank.
@@ -211,8 +226,11 @@ impl Monitor {
         let _ = self.shared.store_host.set((rank, host, pid));
     }
 
-    /// A rank that is gone, and what became of it, if there is one.
+    /// For a meeting that is not over: a rank that was refused or is gone, if there is one, and why.
     pub(crate) fn loss(&self) -> Option<String> {
+        if let Some(refusal) = &*lock(&self.shared.refused) {
+            return Some(refusal.clone());
+        }
         let gone = lock(&self.shared.gone);
         let others = gone.iter().filter(|(rank, _)| **rank != self.shared.rank);
         // Some leave because others were lost.
@@ -231,12 +249,15 @@ impl Monitor {
         for (&rank, gone) in lock(&self.shared.gone).iter() {
             apply(fate, rank, gone);
         }
+        if let Some(cause) = lock(&self.shared.called_off).get(&fate.group) {
+            fate.give_up(cause.clone());
+        }
     }
 
     /// Says what this rank did as its `sequence`-th call in a group, or last, and so asks the others to say that too.
     pub(crate) fn ask(&self, fate: &Fate, sequence: u64) {
         let word = Word { asks: true, ..fate.state().word(sequence) };
-        self.shared.say(fate, &word);
+        self.tell(self.shared.call_event(fate, &word));
     }
 
     /// Tells others, who have asked, of the call that this rank has just come to.
@@ -253,7 +274,12 @@ impl Monitor {
             other => other.to_string(),
         };
         let (group, by, recoverable) = (fate.group.clone(), self.shared.rank, cause.is_recoverable());
-        self.shared.post(&Event::Abort { group, by, cause: text, recoverable });
+        self.tell(Event::Abort { group, by, cause: text, recoverable });
+    }
+
+    fn tell(&self, event: Event) {
+        let shared = self.shared.clone();
+        self.speaker.say(event, move |event| shared.post(event));
     }
 }
 
@@ -272,16 +298,25 @@ impl Drop for Monitor {
             },
             false => Event::Left { rank },
         };
-        self.shared.post(&event);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        // A store whose host is frozen answers nobody; then what could not be said stays unsaid.
+        let (speaker, shared, thread) =
+            (std::mem::take(&mut self.speaker), self.shared.clone(), self.thread.take());
+        let (done, farewell) = mpsc::channel();
+        let goodbye = move || {
+            speaker.finish();
+            shared.post(&event);
+            let _ = thread.map(JoinHandle::join);
+            let _ = done.send(());
+        };
+        if std::thread::Builder::new().name("drumline-goodbye".into()).spawn(goodbye).is_ok() {
+            let _ = farewell.recv_timeout(FAREWELL);
         }
     }
 }
 
 impl Shared {
     fn run(&self) {
-        let mut log = events::follow(&self.store);
+        let mut log = events::follow_in(&self.store, self.incarnation);
         let mut lost: Vec<(Instant, Event)> = Vec::new();
         while !self.stopping.load(Ordering::Acquire) {
             let patience = lost.first().map_or(Duration::from_secs(3600), |(since, _)| {
@@ -309,12 +344,16 @@ impl Shared {
                 self.gone(rank, Gone::Lost { host, pid, how: exit_text(code, signal) });
             }
             Event::Left { rank } => self.gone(rank, Gone::Left),
-            Event::Abort { group, by, cause, recoverable } => self.for_group(&group, |fate| {
-                if by != self.rank {
-                    let (group, cause) = (group.clone(), cause.clone());
-                    fate.give_up(CommError::CalledOff { group, by, cause, recoverable });
-                }
-            }),
+            Event::Refused { rank, reason } => {
+                let who = rank.map_or("a process".into(), |rank| format!("rank {rank}"));
+                lock(&self.refused).get_or_insert(format!("{who} was refused: {reason}"));
+            }
+            Event::Abort { by, .. } if by == self.rank => {}
+            Event::Abort { group, by, cause, recoverable } => {
+                let error = CommError::CalledOff { group: group.clone(), by, cause, recoverable };
+                lock(&self.called_off).insert(group.clone(), error.clone());
+                self.for_group(&group, |fate| drop(fate.give_up(error.clone())));
+            }
             Event::Call { group, rank, text } => {
                 if let Ok(word) = serde_json::from_str::<Word>(&text) {
                     self.for_group(&group, |fate| {
@@ -355,12 +394,12 @@ impl Shared {
             }
             word
         };
-        self.say(fate, &word);
+        self.post(&self.call_event(fate, &word));
     }
 
-    fn say(&self, fate: &Fate, word: &Word) {
+    fn call_event(&self, fate: &Fate, word: &Word) -> Event {
         let text = serde_json::to_string(word).unwrap_or_default();
-        self.post(&Event::Call { group: fate.group.clone(), rank: self.rank, text });
+        Event::Call { group: fate.group.clone(), rank: self.rank, text }
     }
 
     /// Tells everyone, unless the store is known to be gone: trying to reach it again would take long.
@@ -368,7 +407,12 @@ impl Shared {
         if self.store_is_lost.load(Ordering::Acquire) {
             return;
         }
-        if let Err(error) = events::post(&*self.store, event) {
+        let posted = match event {
+            // A process that has ended takes part in no later meeting either.
+            Event::Exit { .. } | Event::Lost { .. } => events::post(&*self.store, event),
+            _ => events::post_in(&*self.store, self.incarnation, event),
+        };
+        if let Err(error) = posted {
             tracing::debug!(%error, rank = self.rank, ?event, "cannot tell the others");
         }
     }

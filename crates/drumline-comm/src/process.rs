@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::{Hello, Member, Role, Store, StoreError, worker_env};
+use drumline_rendezvous::{Hello, Member, PrefixStore, Role, Store, StoreError, worker_env};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CommError;
@@ -27,6 +27,16 @@ pub enum Transport {
     Shm,
     /// TCP only, also inside a node.
     Tcp,
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        })
+    }
 }
 
 impl std::str::FromStr for Transport {
@@ -122,7 +132,16 @@ pub(crate) struct Process {
     hub_start: Mutex<()>,
     pub(crate) who: Vec<Who>,
     pub(crate) options: GroupOptions,
+    /// The part of the store that belongs to this meeting.
+    store: MeetingStore,
     pub(crate) member: Member,
+}
+
+type MeetingStore = PrefixStore<Arc<dyn Store>>;
+
+/// What ranks leave in the store for each other is of one meeting: they may meet there again.
+fn store(member: &Member) -> MeetingStore {
+    PrefixStore::new(&format!("meeting/{}", member.incarnation), member.store.clone())
 }
 
 impl Process {
@@ -130,13 +149,12 @@ impl Process {
     pub(crate) fn join(member: Member, options: GroupOptions) -> Result<Arc<Self>, CommError> {
         let deadline = Instant::now() + member.timeout;
         let init = |error: String| CommError::Init { cause: error };
-        let monitor = Monitor::start(member.store.clone(), member.rank, member.host.clone())
-            .map_err(|error| init(error.to_string()))?;
+        let monitor = Monitor::start(&member).map_err(|error| init(error.to_string()))?;
         let who = exchange(&member, options.transport, &monitor, deadline)
             .map_err(|error| init(error.to_string()))?;
         if let Some(rank) = who.iter().position(|who| who.transport != options.transport) {
             return Err(init(format!(
-                "rank {} has transport {:?}, rank {rank} has {:?}; try setting {} alike on all ranks",
+                "rank {} has transport {}, rank {rank} has {}; try setting {} alike on all ranks",
                 member.rank,
                 options.transport,
                 who[rank].transport,
@@ -147,7 +165,8 @@ impl Process {
             monitor.store_ends_with(rank, who[rank].host.clone(), who[rank].pid);
         }
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
-        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, member }))
+        let store = store(&member);
+        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, store, member }))
     }
 
     /// Whether two ranks of the job share memory.
@@ -164,7 +183,7 @@ impl Process {
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
-        &*self.member.store
+        &self.store
     }
 
     /// The listener for links, opened and announced when first needed.
@@ -234,16 +253,20 @@ fn hub_key(rank: usize) -> String {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// Under which everyone finds who all are, and, with its rank, each says who it is.
+const WHO: &str = "drumline/who";
+
 /// Waits for the values of these keys, but no longer than all ranks are there.
 fn await_keys(
-    store: &dyn Store,
+    member: &Member,
     keys: &[&str],
     monitor: &Monitor,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>, Failure> {
     loop {
-        match store.multi_get(keys, deadline.min(Instant::now() + LOOK)) {
+        match store(member).multi_get(keys, deadline.min(Instant::now() + LOOK)) {
             Err(StoreError::Timeout { .. }) if Instant::now() < deadline => {}
+            Err(StoreError::Timeout { .. }) => return Err(absent(member).into()),
             other => return Ok(other?),
         }
         if let Some(loss) = monitor.loss() {
@@ -252,30 +275,50 @@ fn await_keys(
     }
 }
 
+/// Who has not come, in words.
+fn absent(member: &Member) -> String {
+    let here = store(member).list(&format!("{WHO}/")).unwrap_or_default();
+    let is_here = |rank: usize| rank == 0 || rank == member.rank || here.contains(&format!("{WHO}/{rank}"));
+    let missing: Vec<usize> = (0..member.world_size).filter(|&rank| !is_here(rank)).collect();
+    let (word, missing) = match &missing[..] {
+        [] => ("rank", vec![0]),
+        [_] => ("rank", missing),
+        _ => ("ranks", missing),
+    };
+    let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
+    format!(
+        "{word} {} of {} did not come within {:?}; try looking whether they were started, with the same MASTER_ADDR, \
+         MASTER_PORT and WORLD_SIZE",
+        missing.join(", "),
+        member.world_size,
+        member.timeout
+    )
+}
+
 fn exchange(
     member: &Member,
     transport: Transport,
     monitor: &Monitor,
     deadline: Instant,
 ) -> Result<Vec<Who>, Failure> {
-    let (store, all) = (&member.store, "drumline/who");
+    let store = store(member);
     let mine = serde_json::to_vec(&Who::this(transport, member))?;
     if member.rank == 0 {
-        let keys: Vec<String> = (1..member.world_size).map(|rank| format!("{all}/{rank}")).collect();
+        let keys: Vec<String> = (1..member.world_size).map(|rank| format!("{WHO}/{rank}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let mut who: Vec<Who> = vec![serde_json::from_slice(&mine)?];
         if !keys.is_empty() {
-            for bytes in await_keys(store, &keys, monitor, deadline)? {
+            for bytes in await_keys(member, &keys, monitor, deadline)? {
                 who.push(serde_json::from_slice(&bytes)?);
             }
         }
-        store.set(all, &serde_json::to_vec(&who)?)?;
+        store.set(WHO, &serde_json::to_vec(&who)?)?;
         for key in keys {
             store.delete(key)?;
         }
         return Ok(who);
     }
-    store.set(&format!("{all}/{}", member.rank), &mine)?;
-    let who = await_keys(store, &[all], monitor, deadline)?;
+    store.set(&format!("{WHO}/{}", member.rank), &mine)?;
+    let who = await_keys(member, &[WHO], monitor, deadline)?;
     Ok(serde_json::from_slice(&who[0])?)
 }

@@ -223,8 +223,8 @@ impl<T: Element> Loop<T> for InPlace<'_, T> {
         C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
         L: Fn(T::Wide) -> T::Wide + Copy,
     {
-        let forward = |a, b| last(combine(first(a), first(b)));
-        let backward = |a, b| last(combine(first(b), first(a)));
+        let forward = |a, b| T::plain_nan(last(combine(first(a), first(b))));
+        let backward = |a, b| T::plain_nan(last(combine(first(b), first(a))));
         // A handful of elements is reduced sooner than the best instruction set is looked up.
         match (self.order, self.data.len() <= 16) {
             (Order::MineFirst, true) => in_place(self.data, self.theirs, forward),

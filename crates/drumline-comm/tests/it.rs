@@ -1,15 +1,20 @@
 //! Groups tested from outside: as threads, as processes, over both transports, and when things go wrong.
+#![allow(clippy::unwrap_used)]
 
 #[path = "it/async_calls.rs"]
 mod async_calls;
 #[path = "it/bits.rs"]
 mod bits;
+#[path = "it/cycles.rs"]
+mod cycles;
 #[path = "it/death.rs"]
 mod death;
 #[path = "it/grid.rs"]
 mod grid;
 #[path = "it/heap.rs"]
 mod heap;
+#[path = "it/limits.rs"]
+mod limits;
 #[path = "it/mail.rs"]
 mod mail;
 #[path = "it/mismatch.rs"]
@@ -18,9 +23,13 @@ mod mismatch;
 mod numbers;
 #[path = "it/objects.rs"]
 mod objects;
+#[path = "it/strangers.rs"]
+mod strangers;
 #[path = "it/subgroups.rs"]
 mod subgroups;
 #[path = "it/threads.rs"]
 mod threads;
 #[path = "it/timeouts.rs"]
 mod timeouts;
+#[path = "it/two_hosts.rs"]
+mod two_hosts;

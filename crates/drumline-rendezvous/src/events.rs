@@ -4,6 +4,23 @@
 //!  server (a connection ended), launcher (a process ended), group (abort, leave) ── append ─▶ LOG ── tail ─▶ everyone
 //! ```
 //! A follower is pushed to, so the news takes as long as one message. To end a follower's wait early, post an event.
+//!
+//! # Incarnations
+//!
+//! In one round the ranks may meet more than once: a group fails, every rank lets go of it and joins the same store again.
+//! The server numbers these meetings from 1. A rank that joins takes part in the newest one; a rank that has been in that
+//! one before begins the next. Its number is the [`Member::incarnation`](crate::Member::incarnation).
+//!
+//! There is one log, read from its beginning by all, and two kinds of lines in it:
+//!
+//! * Without a number ([`post`]) is what holds for the rest of the round: `Lost` and `Exit`. The server does
+//!   not let a lost rank in again before the next round, and a launcher starts each rank once a round, so neither is ever
+//!   out of date.
+//! * With a number ([`post_in`]) is what holds for one meeting: `Left`, `Abort`, `Call`, `Refused`.
+//!
+//! [`follow_in`] gives the lines without a number and those of one meeting; nothing old comes through, and nobody has to
+//! compare processes. Other keys that belong to a meeting (who is there, where a rank listens, names of groups) must bear
+//! the number too: `PrefixStore::new(&incarnation.to_string(), store)`. The log itself is always that of the whole store.
 
 use crate::store::Store;
 use crate::store::error::StoreError;
@@ -39,7 +56,16 @@ pub enum Event {
         /// Signal, if one killed it.
         signal: Option<i32>,
     },
-    /// A rank has left in good order.
+    /// A process that holds the key was not let in as a member; posted by the store's server, once per rank and meeting.
+    ///
+    /// Who still waits for all ranks need not wait longer. A group that has met goes on: the refused one is none of it.
+    Refused {
+        /// The rank that it wanted to be; `None` if its version differs, so that it could not say.
+        rank: Option<usize>,
+        /// What it was told.
+        reason: String,
+    },
+    /// A rank has left in good order, or has joined again, which ends its part in the meeting before.
     Left {
         /// The rank.
         rank: usize,
@@ -68,22 +94,79 @@ pub enum Event {
 }
 
 impl Event {
-    /// The event as one line.
+    /// The event as one line that holds for the whole round.
     pub fn to_line(&self) -> Vec<u8> {
+        Line { incarnation: None, event: self }.encode()
+    }
+
+    /// The event as one line that holds for one meeting.
+    pub fn to_line_in(&self, incarnation: u64) -> Vec<u8> {
+        Line { incarnation: Some(incarnation), event: self }.encode()
+    }
+}
+
+/// A line of the log.
+#[derive(Serialize, Deserialize)]
+struct Line<E> {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    incarnation: Option<u64>,
+    #[serde(flatten)]
+    event: E,
+}
+
+impl Line<&Event> {
+    fn encode(&self) -> Vec<u8> {
         let mut line = serde_json::to_vec(self).expect("an event has only strings and numbers");
         line.push(b'\n');
         line
     }
 }
 
-/// Adds an event to the log.
+/// Adds an event that holds for the rest of the round.
 pub fn post(store: &(impl Store + ?Sized), event: &Event) -> Result<(), StoreError> {
     store.append(LOG, &event.to_line()).map(drop)
 }
 
-/// Follows the log of `store`: `&dyn Store`, `Arc<dyn Store>`, ..
+/// Adds an event that holds for one meeting.
+pub fn post_in(store: &(impl Store + ?Sized), incarnation: u64, event: &Event) -> Result<(), StoreError> {
+    store.append(LOG, &event.to_line_in(incarnation)).map(drop)
+}
+
+/// Follows the log of `store` (`&dyn Store`, `Arc<dyn Store>`, ..) with the events of all meetings.
 pub fn follow<S: Store>(store: S) -> Follower<S> {
-    Follower { store, offset: 0 }
+    Follower { store, offset: 0, incarnation: None }
+}
+
+/// Follows the log with the events of one meeting and those of the whole round.
+///
+/// ```
+/// use drumline_rendezvous::events::{Event, follow_in, post, post_in};
+/// use drumline_rendezvous::MemoryStore;
+/// use std::time::{Duration, Instant};
+/// let store = MemoryStore::new();
+/// let lost = Event::Lost { rank: 2, host: "n1".into(), pid: 77 };
+/// post_in(&store, 1, &Event::Left { rank: 3 })?;
+/// post(&store, &lost)?;
+/// let mut log = follow_in(&store, 2);
+/// assert_eq!(log.next_batch(Instant::now() + Duration::from_secs(1))?, [lost]);
+/// # Ok::<(), drumline_rendezvous::StoreError>(())
+/// ```
+pub fn follow_in<S: Store>(store: S, incarnation: u64) -> Follower<S> {
+    Follower { store, offset: 0, incarnation: Some(incarnation) }
+}
+
+/// Where the server writes in which meeting a rank takes part.
+pub(crate) fn incarnation_key(rank: usize) -> String {
+    format!("drumline/joined/{rank}")
+}
+
+/// The meeting in which a rank that has joined takes part.
+pub(crate) fn incarnation_of(store: &dyn Store, rank: usize, deadline: Instant) -> Result<u64, StoreError> {
+    let held = store.get(&incarnation_key(rank), deadline)?;
+    let number = std::str::from_utf8(&held).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| StoreError::Rejected {
+        reason: format!("{:?} holds no number; try leaving it to the store", incarnation_key(rank)),
+    })
 }
 
 /// Reads the log from its beginning on.
@@ -102,22 +185,34 @@ pub fn follow<S: Store>(store: S) -> Follower<S> {
 pub struct Follower<S> {
     store: S,
     offset: u64,
+    incarnation: Option<u64>,
 }
 
 impl<S: Store> Follower<S> {
     /// The events since the last batch; waits for one. Empty if none came before the deadline.
     pub fn next_batch(&mut self, deadline: Instant) -> Result<Vec<Event>, StoreError> {
-        let bytes = match self.store.tail(LOG, self.offset, deadline) {
-            Err(StoreError::Timeout { .. }) => return Ok(Vec::new()),
-            other => other?,
-        };
-        self.offset += bytes.len() as u64;
-        Ok(bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).filter_map(parse).collect())
+        loop {
+            let bytes = match self.store.tail(LOG, self.offset, deadline) {
+                Err(StoreError::Timeout { .. }) => return Ok(Vec::new()),
+                other => other?,
+            };
+            self.offset += bytes.len() as u64;
+            let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+            let events: Vec<_> = lines.filter_map(parse).filter_map(|line| self.wanted(line)).collect();
+            if !events.is_empty() {
+                return Ok(events);
+            }
+        }
+    }
+
+    fn wanted(&self, line: Line<Event>) -> Option<Event> {
+        let other = self.incarnation.zip(line.incarnation).is_some_and(|(ours, its)| ours != its);
+        (!other).then_some(line.event)
     }
 }
 
 /// A line of a newer version that this one does not know is passed over.
-fn parse(line: &[u8]) -> Option<Event> {
+fn parse(line: &[u8]) -> Option<Line<Event>> {
     serde_json::from_slice(line).map_err(|error| tracing::warn!(%error, "passed over an unknown event")).ok()
 }
 
@@ -136,5 +231,22 @@ mod tests {
         let mut log = follow(&store);
         assert_eq!(log.next_batch(Instant::now() + Duration::from_secs(1)).unwrap(), [exit]);
         assert!(log.next_batch(Instant::now()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn events_of_another_meeting_do_not_end_a_wait() {
+        let store = MemoryStore::new();
+        let abort =
+            |by| Event::Abort { group: "world".into(), by, cause: "a mismatch".into(), recoverable: true };
+        let mut second = follow_in(store.clone(), 2);
+        let waiter =
+            std::thread::spawn(move || second.next_batch(Instant::now() + Duration::from_secs(10)).unwrap());
+        post_in(&store, 1, &abort(0)).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waiter.is_finished());
+        post_in(&store, 2, &abort(1)).unwrap();
+        assert_eq!(waiter.join().unwrap(), [abort(1)]);
+        let all = follow(&store).next_batch(Instant::now() + Duration::from_secs(1)).unwrap();
+        assert_eq!(all, [abort(0), abort(1)]);
     }
 }

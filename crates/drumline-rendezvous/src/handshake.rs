@@ -52,7 +52,7 @@ pub const MESSAGE: usize = 320;
 pub(crate) const YOUNG: Duration = Duration::from_millis(100);
 
 /// How a handshake fails.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// Client: the server does not hold the key.

@@ -14,37 +14,40 @@ mod place;
 pub use error::InitError;
 
 use crate::JobKey;
+use crate::events;
 use crate::handshake::{Hello, Role, this_host};
+use crate::resolve::resolve;
 use crate::server::{ServerOptions, TcpStoreServer};
 use crate::store::Store;
+use crate::store::error::StoreError;
 use crate::store::tcp::TcpStore;
 use meeting_file::MeetingFile;
 use method::Method;
-use place::Place;
+use place::{Master, Place};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the host of the store waits for others to leave before it ends.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long the host of the store waits for others to leave before it ends: they learn of each other's death there.
+const LINGER: Duration = Duration::from_secs(30);
+/// The same after a failure: time for the last words to reach the others, who have nothing more to wait for.
+const LINGER_ABANDONED: Duration = Duration::from_millis(300);
+
+/// Least time for the store's first answer, however late the connection came about.
+const PROMPT: Duration = Duration::from_secs(1);
 
 /// What is known beforehand; what is not given is taken from the environment.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct InitOptions {
     /// This process among all.
     pub rank: Option<usize>,
     /// Number of processes.
     pub world_size: Option<usize>,
-    /// Time to meet.
-    pub timeout: Duration,
+    /// Time to meet; `None`: what `DRUMLINE_TIMEOUT` says, or else 300 seconds.
+    pub timeout: Option<Duration>,
     /// The job key.
     pub key: Option<JobKey>,
-}
-
-impl Default for InitOptions {
-    fn default() -> Self {
-        InitOptions { rank: None, world_size: None, timeout: Duration::from_secs(300), key: None }
-    }
 }
 
 /// One process of a job that has met the others. Dropping it says goodbye.
@@ -61,6 +64,8 @@ pub struct Member {
     pub local_world_size: Option<usize>,
     /// The round.
     pub round: u32,
+    /// Which of the round's meetings this is, from 1; see [`events`] for what belongs to one meeting only.
+    pub incarnation: u64,
     /// This machine.
     pub host: String,
     /// The job's secret, or the open key.
@@ -74,6 +79,7 @@ pub struct Member {
     client: Option<Arc<TcpStore>>,
     hosted: Option<TcpStoreServer>,
     meeting_file: Option<MeetingFile>,
+    abandoned: AtomicBool,
 }
 
 /// Meets the other ranks as `method` says: `env://`, `tcp://host:port` or `file:///path`, the last two with
@@ -87,7 +93,7 @@ pub struct Member {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn init(method: &str, options: InitOptions) -> Result<Member, InitError> {
-    let deadline = Instant::now() + options.timeout;
+    let began = Instant::now();
     let method = Method::parse(method)?;
     let key = match &options.key {
         Some(key) => key.clone(),
@@ -95,6 +101,7 @@ pub fn init(method: &str, options: InitOptions) -> Result<Member, InitError> {
     };
     let env = |name: &str| std::env::var(name).ok();
     let place = Place::find(&env, &method, &options)?;
+    let deadline = began + place.time_to_meet;
     match method {
         Method::File { path, .. } => meet_by_file(&path, place, deadline),
         _ => meet(place, key, deadline),
@@ -107,15 +114,30 @@ pub fn from_env() -> Result<Member, InitError> {
 }
 
 fn meet(place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
-    let Some((host, port)) = place.master.clone() else { return Err(place::no_master()) };
-    let hosted = if place.is_host() { Some(place.host((host.as_str(), port), &key)?) } else { None };
-    let addr = match &hosted {
-        Some(server) => server.local_addr().to_string(),
-        None if host.contains(':') => format!("[{host}]:{port}"),
-        None => format!("{host}:{port}"),
+    let Some(Master { host, port, given }) = place.master.clone() else { return Err(place::no_master()) };
+    let addr = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let name_giver = |error| match error {
+        InitError::Store(source @ StoreError::Unresolved { .. }) => InitError::Host { given, source },
+        other => other,
     };
-    let client = place.connect(&addr, &key, deadline)?;
-    Ok(place.member(key, client, hosted, None))
+    meet_at(&addr, place, key, deadline).map_err(name_giver)
+}
+
+fn meet_at(addr: &str, place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
+    if !place.is_host() {
+        let client = place.connect(addr, &key, deadline)?;
+        return place.member(key, client, Hosting::default(), deadline);
+    }
+    let server = place.host(&resolve(addr, deadline)?[..], &key)?;
+    let client = place.connect(&server.local_addr().to_string(), &key, deadline)?;
+    place.member(key, client, Hosting { server: Some(server), file: None }, deadline)
+}
+
+/// What the host of the store keeps for the others.
+#[derive(Debug, Default)]
+struct Hosting {
+    server: Option<TcpStoreServer>,
+    file: Option<MeetingFile>,
 }
 
 /// The file holds a secret made for this meeting, so any address will do.
@@ -126,12 +148,12 @@ fn meet_by_file(path: &std::path::Path, place: Place, deadline: Instant) -> Resu
         let server = server.map_or_else(|| place.host("127.0.0.1:0", &key), Ok)?;
         let file = MeetingFile::publish(path, server.local_addr(), &key)?;
         let client = place.connect(&server.local_addr().to_string(), &key, deadline)?;
-        return Ok(place.member(key, client, Some(server), Some(file)));
+        return place.member(key, client, Hosting { server: Some(server), file: Some(file) }, deadline);
     }
     let found = meeting_file::find(path, deadline)?;
     let client = place.connect(&found.addr.to_string(), &found.key, deadline);
     let client = client.map_err(|error| found.judge(error))?;
-    Ok(place.member(found.key, client, None, None))
+    place.member(found.key, client, Hosting::default(), deadline)
 }
 
 impl Place {
@@ -149,25 +171,28 @@ impl Place {
         self,
         key: JobKey,
         client: TcpStore,
-        hosted: Option<TcpStoreServer>,
-        meeting_file: Option<MeetingFile>,
-    ) -> Member {
-        let client = Arc::new(client);
-        Member {
+        hosting: Hosting,
+        deadline: Instant,
+    ) -> Result<Member, InitError> {
+        let (client, prompt) = (Arc::new(client), Instant::now() + PROMPT);
+        let incarnation = events::incarnation_of(&*client, self.rank, deadline.max(prompt))?;
+        Ok(Member {
             rank: self.rank,
             world_size: self.world_size,
             local_rank: self.local_rank,
             local_world_size: self.local_world_size,
             round: self.round,
+            incarnation,
             host: this_host(),
             key,
             store: client.clone(),
             listen_ip: client.local_ip(),
             timeout: self.timeout,
             client: Some(client),
-            hosted,
-            meeting_file,
-        }
+            hosted: hosting.server,
+            meeting_file: hosting.file,
+            abandoned: AtomicBool::new(false),
+        })
     }
 }
 
@@ -180,12 +205,15 @@ impl Member {
         key: JobKey,
         timeout: Duration,
     ) -> Member {
+        // Without a server nobody else counts; a store that fails will say so at the first call.
+        let incarnation = store.add(&events::incarnation_key(rank), 1).unwrap_or(1).unsigned_abs();
         Member {
             rank,
             world_size,
             local_rank: rank,
             local_world_size: Some(world_size),
             round: 0,
+            incarnation,
             host: this_host(),
             key,
             store,
@@ -194,6 +222,7 @@ impl Member {
             client: None,
             hosted: None,
             meeting_file: None,
+            abandoned: AtomicBool::new(false),
         }
     }
 }
@@ -202,6 +231,11 @@ impl Member {
     /// Whether this process hosts the store, which then ends with it.
     pub fn hosts_store(&self) -> bool {
         self.hosted.is_some()
+    }
+
+    /// The job has failed and all who can know it know it: dropping this member then waits for nobody.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
     }
 }
 
@@ -216,7 +250,8 @@ impl Drop for Member {
             client.bye();
         }
         if let Some(server) = self.hosted.take() {
-            server.linger(LINGER);
+            let abandoned = self.abandoned.load(Ordering::Relaxed);
+            server.linger(if abandoned { LINGER_ABANDONED } else { LINGER });
         }
     }
 }

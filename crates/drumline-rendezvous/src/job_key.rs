@@ -18,7 +18,7 @@ const OPEN: [u8; 32] = *b"drumline: open key, not a secret";
 pub struct JobKey(Zeroizing<[u8; 32]>);
 
 /// Why a job key could not be had.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// Not 64 hex digits.
@@ -31,7 +31,7 @@ pub enum KeyError {
     },
     /// The inherited descriptor cannot be read.
     #[error(
-        "{DRUMLINE_JOB_KEY_FD}={value} is no readable descriptor with 32 key bytes; try starting the rank through the launcher, which passes it on, or unset the variable"
+        "{DRUMLINE_JOB_KEY_FD}={value} is no readable descriptor with 32 key bytes: {source}; try starting the rank through the launcher, which passes it on, or unset the variable"
     )]
     Descriptor {
         /// What the variable says.
@@ -41,7 +41,7 @@ pub enum KeyError {
         source: io::Error,
     },
     /// The key file cannot be read.
-    #[error("cannot read the job key from {DRUMLINE_JOB_KEY_FILE}={}", path.display())]
+    #[error("cannot read the job key from {DRUMLINE_JOB_KEY_FILE}={}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -60,14 +60,30 @@ pub enum KeyError {
         owner: u32,
     },
     /// The key file does not hold a key.
-    #[error("job key file {} does not hold a key", path.display())]
+    #[error(
+        "job key file {0} holds {bytes} bytes{1}, expected 64 hex digits; try `od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' > {0}`",
+        path.display(),
+        source.strange_characters()
+    )]
     FileContent {
         /// The file.
         path: PathBuf,
+        /// Its length.
+        bytes: u64,
         /// What is wrong with it.
         #[source]
         source: Box<KeyError>,
     },
+}
+
+impl KeyError {
+    /// For the message about a file that has the right length.
+    fn strange_characters(&self) -> String {
+        match self {
+            KeyError::NotHex { digits: 64, bad } => format!(", of which {bad} are no hex digits"),
+            _ => String::new(),
+        }
+    }
 }
 
 impl JobKey {
@@ -128,7 +144,8 @@ impl JobKey {
         let mut text = Zeroizing::new(vec![0; 256]);
         let len = file.read_at(&mut text, 0).map_err(failed)?;
         let text = std::str::from_utf8(&text[..len]).unwrap_or("");
-        Self::from_hex(text).map_err(|e| KeyError::FileContent { path: path.into(), source: Box::new(e) })
+        let faulty = |e| KeyError::FileContent { path: path.into(), bytes: meta.len(), source: Box::new(e) };
+        Self::from_hex(text).map_err(faulty)
     }
 
     /// Opened anew through /proc, so that nobody's position in the shared descriptor moves.
@@ -198,8 +215,26 @@ mod tests {
         assert!(matches!(JobKey::from_file(&path), Err(KeyError::Exposed { mode: 0o644, .. })));
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         assert_eq!(JobKey::from_file(&path).unwrap(), key);
-        std::fs::write(&path, "short").unwrap();
-        assert!(matches!(JobKey::from_file(&path), Err(KeyError::FileContent { .. })));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_key_file_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let told = |path: &Path| JobKey::from_file(path).unwrap_err().to_string();
+        assert!(told(&path).ends_with("/key: No such file or directory (os error 2)"), "{}", told(&path));
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        };
+        write("oops");
+        assert!(
+            told(&path).contains("/key holds 4 bytes, expected 64 hex digits; try `od "),
+            "{}",
+            told(&path)
+        );
+        write(&"0x".repeat(32));
+        assert!(told(&path).contains("64 bytes, of which 32 are no hex digits, expected"), "{}", told(&path));
     }
 
     #[test]

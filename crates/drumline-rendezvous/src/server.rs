@@ -5,6 +5,8 @@
 //!               │ oldest dropped first                             │
 //!               ▼ closed, nothing changed                          ▼ life line ends without a Bye: Event::Lost
 //! ```
+//! A member that holds the key and is not let in is told why, and so are the others (`Event::Refused`): they need not wait
+//! for it.
 //! Read on: `event_loop` (the turns), `stranger` (before the proof), `link` (after it), `roster` (who is a member).
 
 mod event_loop;
@@ -101,6 +103,9 @@ impl TcpStoreServer {
         self.shared.ending.store(true, Ordering::Relaxed);
         let until = Instant::now() + patience;
         let mut others = self.shared.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if *others > 0 {
+            tracing::info!(others = *others, ?patience, "store stays until the other members have left");
+        }
         while *others > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -144,7 +149,7 @@ fn listen(addr: impl ToSocketAddrs, key: &JobKey) -> Result<TcpListener, StoreEr
     let (addr, source) = last;
     let advice = match source.kind() {
         ErrorKind::AddrInUse => {
-            "another program or job has that port (`ss -ltnp` shows it); try another port"
+            "another program or job has that port, or RANK=0 was started twice (`ss -ltnp` shows who has it); try another port"
         }
         ErrorKind::AddrNotAvailable => {
             "that is no address of this machine; try the address of the host of rank 0"

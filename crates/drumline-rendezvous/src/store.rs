@@ -15,6 +15,7 @@ pub(crate) mod memory;
 pub(crate) mod prefix;
 pub(crate) mod request;
 pub(crate) mod tcp;
+mod timed_out;
 
 use error::StoreError;
 use request::{Reply, Request};

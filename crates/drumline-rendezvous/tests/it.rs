@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "it/complaints.rs"]
+mod complaints;
 #[path = "it/file.rs"]
 mod file;
 #[path = "it/liveness.rs"]

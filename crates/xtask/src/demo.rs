@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 
 /// Build in release mode and run; what it prints goes straight to the terminal.
 pub(crate) fn run() -> anyhow::Result<()> {
-    eprintln!("building the demonstration ...");
+    eprintln!("building the demonstration (the first time about a minute) ...");
     let mut command = cargo();
     command.args(["run", "--quiet", "--release", "--package", "drumline-examples", "--bin", "collectives"]);
     let status = command.status().context("cannot start cargo")?;

@@ -1,11 +1,11 @@
 //! The project's own commands, run as `cargo xtask <command>`.
 //!
 //! ```text
-//!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
+//!   demo       build and run the collectives demonstration      demo.rs
 //!   check      format, lints, arrows, unsafe, headers           check.rs   ─┐ steps run by step.rs,
 //!   test       check + docs + tests + loom + fuzz               test.rs    ─┘ added up by summary.rs
-//!   demo       build and run the collectives demonstration      demo.rs
 //!   bench      ours and the peers in one run                    bench/
+//!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
 //! ```
 
 #![forbid(unsafe_code)]
@@ -23,20 +23,20 @@ use clap::Parser;
 use std::process::ExitCode;
 use workspace::Workspace;
 
-/// The project's own commands
+/// The project's own commands; start with `demo`
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Xtask {
-    /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`
-    Libtorch(libtorch::LibtorchArgs),
-    /// The quick part: format, lints, arrows between crates, unsafe code, file headers
+    /// Build and run the collectives demonstration with four processes (the first time about a minute)
+    Demo,
+    /// The quick part of the tests: format, lints, arrows between crates, unsafe code, file headers
     Check,
     /// Everything: check, docs, all tests, loom, short fuzz runs; one summary at the end
     Test,
-    /// Build and run the collectives demonstration with four processes
-    Demo,
-    /// Compare with the peers, interleaved in one run
+    /// Compare with the peers, interleaved in one run (most of an hour; `--quick` for a try)
     Bench(bench::BenchArgs),
+    /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; nothing needs it yet
+    Libtorch(libtorch::LibtorchArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,11 +48,11 @@ fn main() -> ExitCode {
 
 fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
     match xtask {
-        Xtask::Libtorch(args) => libtorch::run(&args)?,
+        Xtask::Demo => demo::run()?,
         Xtask::Check => return Ok(check::run(&Workspace::load()?)),
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
-        Xtask::Demo => demo::run()?,
         Xtask::Bench(args) => bench::run(args)?,
+        Xtask::Libtorch(args) => libtorch::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,61 +1,149 @@
-//! Starts the ranks: this same command, which finds itself inside a job. What rank 0 prints is passed on; a failure is told
-//! once, in the words of the rank that failed first.
+//! Starts the ranks: this same command, which finds itself inside a job. What rank 0 prints is passed on as it comes; a
+//! failure is told once, in the words of the rank that failed first.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use drumline_launch::{JobReport, LocalJob, Output, RunningJob};
+use drumline_comm::GroupOptions;
+use drumline_launch::{Exit, JobReport, LocalJob, Output, RankReport, RunningJob};
 
-use super::BenchArgs;
+use super::{BenchArgs, DEFAULT_RANKS, talk};
+use crate::telling::Mistake;
 
-/// Set for the ranks if somebody watches: rank 0 then says on stderr what it measures.
-pub(super) const TALK: &str = "DRUMLINE_BENCH_TALK";
-/// What such a line starts with.
-pub(super) const TALK_MARK: &str = "measuring ";
+/// Set for the ranks that are started here: `watched` if rank 0 is to say on stderr what it measures.
+const STARTED_BY_BENCH: &str = "DRUMLINE_BENCH_RANK";
+const WATCHED: &str = "watched";
 
+const KILL: i32 = 9;
 const LOOK: Duration = Duration::from_millis(250);
 
-pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let (world, own_arguments) = (usize::from(args.nproc_per_node), std::env::args_os().skip(1));
-    args.sizes_among(world)?;
-    let mut job = LocalJob::this_program(world, own_arguments)
-        .context("cannot find this program to start ranks of it")?
-        .output(Output::Capture);
-    let watched = std::io::stderr().is_terminal();
-    if watched {
-        job = job.env(TALK, "1");
-    }
-    let job = job.start()?;
-    if watched {
-        follow(&job);
-    }
-    finish(&job.wait())
+/// Whether this process is a rank that was started here.
+pub(super) fn is_one_of_ours() -> bool {
+    std::env::var_os(STARTED_BY_BENCH).is_some()
 }
 
-/// Shows the last thing rank 0 said, on one line that is wiped at the end.
-fn follow(job: &RunningJob) {
-    while !job.wait_all(Instant::now() + LOOK) {
-        let (_, said) = job.output(0);
-        let said = String::from_utf8_lossy(&said);
-        if let Some(line) = said.lines().rfind(|line| line.starts_with(TALK_MARK)) {
-            eprint!("\r\x1b[K{line}");
+/// Whether somebody watches what this rank measures.
+pub(super) fn is_watched() -> bool {
+    std::env::var_os(STARTED_BY_BENCH).is_some_and(|value| value == WATCHED)
+}
+
+pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let (world, own_arguments) = (args.nproc_per_node.unwrap_or(DEFAULT_RANKS), std::env::args_os().skip(1));
+    args.sizes_among(world)?;
+    GroupOptions::from_env().map_err(Mistake::new)?;
+    let watched = io::stderr().is_terminal();
+    let job = LocalJob::this_program(world, own_arguments)
+        .context("cannot find this program to start ranks of it")?
+        .output(Output::Capture)
+        .env(STARTED_BY_BENCH, if watched { WATCHED } else { "1" })
+        .start()?;
+    let mut screen = Screen { watched, passed_on: 0 };
+    // JSON comes at the end, so unless somebody watches there is nothing to disturb the ranks for.
+    let followed = if watched || !args.json { screen.follow(&job) } else { Ok(()) };
+    followed.context("cannot print the results")?;
+    finish(&job.wait(), &mut screen)
+}
+
+/// Where rank 0's output goes on to.
+#[derive(Debug)]
+struct Screen {
+    /// Whether somebody sees stderr.
+    watched: bool,
+    /// How many bytes of rank 0's stdout have been printed.
+    passed_on: usize,
+}
+
+impl Screen {
+    /// Prints rows as they come and shows the last thing rank 0 said, on a line that is wiped at the end.
+    fn follow(&mut self, job: &RunningJob) -> io::Result<()> {
+        while !job.wait_all(Instant::now() + LOOK) {
+            let (stdout, said) = job.output(0);
+            self.pass_on(&stdout)?;
+            let said = String::from_utf8_lossy(&said);
+            if let Some(line) = said.lines().rfind(|line| self.watched && line.starts_with(talk::MARK)) {
+                eprint!("\r\x1b[K{line}");
+            }
+        }
+        self.wipe();
+        Ok(())
+    }
+
+    /// Prints what is new.
+    fn pass_on(&mut self, stdout: &[u8]) -> io::Result<()> {
+        let new = stdout.get(self.passed_on..).unwrap_or_default();
+        if new.is_empty() {
+            return Ok(());
+        }
+        self.wipe();
+        self.passed_on = stdout.len();
+        let mut out = io::stdout().lock();
+        out.write_all(new)?;
+        out.flush()
+    }
+
+    fn wipe(&self) {
+        if self.watched {
+            eprint!("\r\x1b[K");
         }
     }
-    eprint!("\r\x1b[K");
 }
 
-fn finish(report: &JobReport) -> anyhow::Result<()> {
-    if let Some(rank) = report.ranks.iter().find(|rank| report.root_cause == Some(rank.rank)) {
-        let said = rank.stderr_text();
-        let words: Vec<&str> = said.lines().filter(|line| !line.starts_with(TALK_MARK)).collect();
-        let words = words.join("\n");
-        let words = words.strip_prefix("error: ").unwrap_or(&words);
-        bail!("rank {} failed ({}): {words}", rank.rank, rank.exit);
+fn finish(report: &JobReport, screen: &mut Screen) -> anyhow::Result<()> {
+    let rank_0 = report.rank(0).context("the job has no rank 0")?;
+    screen.pass_on(&rank_0.stdout).context("cannot print the results")?;
+    if let Some(rank) = report.root_cause.and_then(|rank| report.rank(rank)) {
+        bail!(failure(rank));
     }
     if !report.is_success() {
         bail!("{report}");
     }
-    let printed = &report.rank(0).context("the job has no rank 0")?.stdout;
-    std::io::stdout().write_all(printed).context("cannot print the results")
+    Ok(())
+}
+
+/// How a rank failed, in its own words if it has left any.
+fn failure(report: &RankReport) -> String {
+    let RankReport { rank, pid, exit, .. } = report;
+    let how = match exit {
+        Exit::Signal(_) => format!("rank {rank} (pid {pid}) was killed by {exit}"),
+        _ => format!("rank {rank} (pid {pid}) failed ({exit})"),
+    };
+    let said = report.stderr_text();
+    let words: Vec<&str> = said.lines().filter(|line| !line.starts_with(talk::MARK)).collect();
+    let words = words.join("\n");
+    match words.strip_prefix("error: ").unwrap_or(&words).trim_end() {
+        "" if *exit == Exit::Signal(KILL) => {
+            format!("{how} and left no message; if nobody did that, try dmesg for the out-of-memory killer")
+        }
+        "" => format!("{how} and left no message"),
+        words => format!("{how}: {words}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(exit: Exit, stderr: &str) -> String {
+        let (stdout, ended_after) = (Vec::new(), Duration::ZERO);
+        failure(&RankReport { rank: 1, pid: 77, exit, ended_after, stdout, stderr: stderr.into() })
+    }
+
+    #[test]
+    fn a_silent_end_is_said_to_be_one() {
+        assert_eq!(
+            told(Exit::Signal(9), "measuring all-reduce of 4 KiB (1 of 1)\n"),
+            "rank 1 (pid 77) was killed by signal 9 (SIGKILL) and left no message; if nobody did that, try dmesg for the \
+             out-of-memory killer"
+        );
+        assert_eq!(told(Exit::Code(3), ""), "rank 1 (pid 77) failed (exit code 3) and left no message");
+    }
+
+    #[test]
+    fn the_words_of_the_rank_are_passed_on() {
+        assert_eq!(
+            told(Exit::Code(1), "measuring x\nerror: lost rank 0\n"),
+            "rank 1 (pid 77) failed (exit code 1): lost rank 0"
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `16`, `4K`, `64M` (powers of 1024), and those measured when none are given.
+//! Sizes as people write them: `16`, `4K`, `4KiB`, `4KB`, `64M` (powers of 1024), and those measured when none are given.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,6 +31,9 @@ pub(super) fn to_measure(
     if asked.is_empty() {
         return Ok(LADDER.iter().map(|bytes| bytes.next_multiple_of(unit)).collect());
     }
+    if asked.contains(&ByteSize(0)) {
+        bail!("{op} of 0 bytes moves no data, so there is nothing to measure; try --sizes {unit} or more");
+    }
     if let Some(ByteSize(odd)) = asked.iter().find(|size| !size.0.is_multiple_of(unit)) {
         let near = odd.checked_next_multiple_of(unit).unwrap_or(unit);
         bail!(
@@ -44,12 +47,13 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let shift = |unit: char| UNITS.iter().find(|(c, _)| *c == unit.to_ascii_uppercase()).map(|u| u.1);
-        let (digits, shift) = match text.chars().last().and_then(shift) {
-            Some(shift) => (&text[..text.len() - 1], shift),
-            None => (text, 0),
+        let upper = text.to_ascii_uppercase();
+        let of_unit = |(unit, shift): &(char, u32)| {
+            let endings = [format!("{unit}IB"), format!("{unit}B"), unit.to_string()];
+            endings.iter().find_map(|ending| upper.strip_suffix(ending)).map(|digits| (digits, *shift))
         };
-        let bad = || format!("`{text}` is not a size; try 16, 4K, 1M or 1G");
+        let (digits, shift) = UNITS.iter().find_map(of_unit).unwrap_or((&upper, 0));
+        let bad = || format!("`{text}` is not a size; try 16, 4K, 1M or 1GiB");
         let number: usize = digits.parse().map_err(|_| bad())?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(bad)
     }
@@ -72,13 +76,18 @@ mod tests {
     #[test]
     fn sizes_are_read_and_shown() {
         let sizes = [("0", 0, "0 B"), ("16", 16, "16 B"), ("4K", 4096, "4 KiB"), ("64k", 65536, "64 KiB")];
-        for (text, bytes, shown) in
-            sizes.into_iter().chain([("2G", 2 << 30, "2 GiB"), ("1500", 1500, "1500 B")])
-        {
+        for (text, bytes, shown) in sizes.into_iter().chain([
+            ("2G", 2 << 30, "2 GiB"),
+            ("1500", 1500, "1500 B"),
+            ("1KiB", 1024, "1 KiB"),
+        ]) {
             let size: ByteSize = text.parse().unwrap();
             assert_eq!((size.0, size.to_string().as_str()), (bytes, shown));
         }
-        for text in ["", "K", "4KB", "-1", "1.5M", "99999999999G"] {
+        for text in ["1K", "1k", "1KB", "1kb", "1KiB", "1024"] {
+            assert_eq!(text.parse(), Ok(ByteSize(1024)), "{text}");
+        }
+        for text in ["", "K", "KiB", "4Ki", "4iB", "4 KB", "4é", "-1", "1.5M", "99999999999G"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }
@@ -92,6 +101,8 @@ mod tests {
         assert_eq!(of(&[ByteSize(24)], Op::Scatter, 3).unwrap(), [24]);
         assert_eq!(of(&[ByteSize(24)], Op::Barrier, 3).unwrap(), [0]);
         let error = of(&[ByteSize(16)], Op::Scatter, 3).unwrap_err().to_string();
+        let nothing = of(&[ByteSize(16), ByteSize(0)], Op::Broadcast, 2).unwrap_err().to_string();
+        assert!(nothing.ends_with("nothing to measure; try --sizes 4 or more"), "{nothing}");
         assert!(error.ends_with("needs a multiple of 12 bytes, got 16; try --sizes 24"), "{error}");
     }
 }

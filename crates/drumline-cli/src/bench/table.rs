@@ -4,39 +4,68 @@ use std::io::{self, Write};
 
 use super::row::Row;
 use super::sizes::ByteSize;
+use crate::binding::Binding;
 
 const BAR_CELLS: usize = 24;
+/// 1 MB/s.
+const BAR_BEGINS_AT: f64 = 1e-3;
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
 /// What holds for the whole table and is not in its rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
-    pub(super) cores: usize,
-    pub(super) bound: bool,
+    /// Cores that rank 0 may use.
+    pub(super) usable: usize,
+    /// Cores of its machine.
+    pub(super) machine: usize,
+    pub(super) binding: Binding,
     pub(super) cold: bool,
 }
 
-/// Prints the rows of one operation.
-pub(super) fn print_table(out: &mut impl Write, header: &Header, rows: &[Row]) -> io::Result<()> {
-    let Some(first) = rows.first() else { return Ok(()) };
-    writeln!(out, "{}", title(header, first))?;
-    if first.bytes == 0 && rows.len() == 1 {
-        writeln!(out, "\n{:>12}{:>12}", "median", "p99")?;
-        return writeln!(out, "{:>12}{:>12}", time(first.median_us), time(first.p99_us));
+/// The rows of one operation, each printed when it is known.
+pub(super) struct Table<W> {
+    out: W,
+    header: Header,
+    begun: bool,
+}
+
+impl<W: Write> Table<W> {
+    pub(super) fn new(out: W, header: Header) -> Self {
+        Self { out, header, begun: false }
     }
-    writeln!(out, "\n{:>10}{:>12}{:>12}{:>12}{:>12}", "size", "median", "p99", "algbw", "busbw")?;
-    let most = rows.iter().map(|row| row.busbw_gbps).fold(0.0, f64::max);
-    for row in rows {
-        let (size, bar) = (ByteSize(row.bytes).to_string(), bar(row.busbw_gbps, most));
-        let (median, p99) = (time(row.median_us), time(row.p99_us));
-        let line = format!(
-            "{size:>10}{median:>12}{p99:>12}{:>12}{:>12}  {bar}",
-            rate(row.algbw_gbps),
-            rate(row.busbw_gbps)
-        );
-        writeln!(out, "{}", line.trim_end())?;
+
+    /// Prints a row, before the first one the title.
+    pub(super) fn print(&mut self, row: &Row) -> io::Result<()> {
+        if !self.begun {
+            writeln!(self.out, "{}\n\n{}", title(&self.header, row), column_names(row))?;
+            self.begun = true;
+        }
+        writeln!(self.out, "{}", line(row))?;
+        self.out.flush()
     }
-    Ok(())
+}
+
+fn column_names(row: &Row) -> String {
+    match row.bytes {
+        0 => format!("{:>12}{:>12}", "median", "p99"),
+        _ => format!("{:>10}{:>12}{:>12}{:>12}{:>12}", "size", "median", "p99", "algbw", "busbw"),
+    }
+}
+
+fn line(row: &Row) -> String {
+    let (median, p99) = (time(row.median_us), time(row.p99_us));
+    if row.bytes == 0 {
+        return format!("{median:>12}{p99:>12}");
+    }
+    let (size, algbw) = (ByteSize(row.bytes).to_string(), rate(row.algbw_gbps));
+    // A single rank has nobody to move data to.
+    let (busbw, bar) = if row.world == 1 {
+        ("–".into(), String::new())
+    } else {
+        (rate(row.busbw_gbps), bar(row.busbw_gbps))
+    };
+    let line = format!("{size:>10}{median:>12}{p99:>12}{algbw:>12}{busbw:>12}  {bar}");
+    line.trim_end().to_owned()
 }
 
 fn title(header: &Header, row: &Row) -> String {
@@ -46,9 +75,20 @@ fn title(header: &Header, row: &Row) -> String {
         _ if header.cold => format!("{} of {}, {ranks}; {} memory, cold", row.op, row.dtype, row.memory),
         _ => format!("{} of {}, {ranks}; {} memory, hot", row.op, row.dtype, row.memory),
     };
-    let binding = if header.bound { ", each rank bound to one" } else { "" };
     let checks = if cfg!(feature = "unchecked") { "; checks compiled out" } else { "" };
-    format!("{what}; transport {}; {} usable{binding}{checks}", row.transport, counted(header.cores, "core"))
+    format!("{what}; transport {}; {}{checks}", row.transport, places(header))
+}
+
+/// Where the ranks run.
+fn places(header: &Header) -> String {
+    let machine = counted(header.machine, "core");
+    let cores =
+        if header.usable < header.machine { format!("{} of {machine}", header.usable) } else { machine };
+    match header.binding {
+        Binding::OwnCore => format!("{cores} usable, each rank bound to one"),
+        Binding::Launcher => format!("bound by the launcher, rank 0 to {cores}"),
+        Binding::Free => format!("{cores} usable"),
+    }
 }
 
 fn counted(count: usize, what: &str) -> String {
@@ -73,10 +113,10 @@ fn digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A bar as long as `value` is of `most`, to an eighth of a cell.
-fn bar(value: f64, most: f64) -> String {
-    let share = if most > 0.0 { (value / most).clamp(0.0, 1.0) } else { 0.0 };
-    let eighths = (share * (8 * BAR_CELLS) as f64).round() as usize;
+/// A bar that grows by a cell when the rate doubles, to an eighth of a cell. So it needs to know of no other row.
+fn bar(gbps: f64) -> String {
+    let cells = (gbps / BAR_BEGINS_AT).log2().clamp(0.0, BAR_CELLS as f64);
+    let eighths = (8.0 * cells).round() as usize;
     let mut bar = "█".repeat(eighths / 8);
     if !eighths.is_multiple_of(8) {
         bar.push(EIGHTHS[eighths % 8]);
@@ -89,12 +129,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_are_as_long_as_their_share() {
-        assert_eq!(bar(8.0, 8.0), "█".repeat(BAR_CELLS));
-        assert_eq!(bar(4.0, 8.0), "█".repeat(BAR_CELLS / 2));
-        assert_eq!(bar(1.0, 64.0), "▍");
-        assert_eq!(bar(0.0, 8.0), "");
-        assert_eq!(bar(0.0, 0.0), "");
+    fn bars_grow_by_a_cell_when_the_rate_doubles() {
+        assert_eq!([0.002, 0.004, 1.024].map(bar), ["█".to_owned(), "██".to_owned(), "█".repeat(10)]);
+        assert_eq!(bar(0.003), "█▋");
+        assert_eq!([0.0, 0.0005, 0.001].map(bar), ["", "", ""]);
+        assert_eq!(bar(1e9), "█".repeat(BAR_CELLS));
     }
 
     #[test]
@@ -106,11 +145,10 @@ mod tests {
         assert_eq!([0.0641, 19.24].map(rate), ["64.1 MB/s", "19.2 GB/s"]);
     }
 
-    #[test]
-    fn a_table_has_a_title_and_a_row_per_size() {
-        let row = |bytes, busbw_gbps| Row {
+    fn row(world: usize, bytes: usize) -> Row {
+        Row {
             op: "all-reduce".into(),
-            world: 2,
+            world,
             bytes,
             dtype: "f32",
             memory: "heap",
@@ -119,20 +157,37 @@ mod tests {
             median_us: 1.0,
             p99_us: 2.0,
             algbw_gbps: 1.0,
-            busbw_gbps,
-        };
+            busbw_gbps: 1.0,
+        }
+    }
+
+    const HEADER: Header = Header { usable: 2, machine: 2, binding: Binding::OwnCore, cold: false };
+
+    #[test]
+    fn a_table_has_a_title_and_a_row_per_size() {
         let mut text = Vec::new();
-        let header = Header { cores: 2, bound: true, cold: false };
-        print_table(&mut text, &header, &[row(4096, 1.0), row(1 << 20, 2.0)]).unwrap();
+        let mut table = Table::new(&mut text, HEADER);
+        [4096, 1 << 20].into_iter().for_each(|bytes| table.print(&row(2, bytes)).unwrap());
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
             "all-reduce of f32, 2 ranks; heap memory, hot; transport shm; 2 cores usable, each rank bound to one"
         );
-        assert!(
-            lines[3].trim_start().starts_with("4 KiB") && lines[4].ends_with(&"█".repeat(BAR_CELLS)),
-            "{text}"
-        );
+        assert!(lines[3].trim_start().starts_with("4 KiB") && lines[3].ends_with(&bar(1.0)), "{text}");
+        assert!(lines.len() == 5 && lines[4].trim_start().starts_with("1 MiB"), "{text}");
+    }
+
+    #[test]
+    fn a_single_rank_has_no_bus() {
+        assert!(line(&row(1, 16)).ends_with("1.00 GB/s           –"), "{}", line(&row(1, 16)));
+    }
+
+    #[test]
+    fn the_title_says_who_bound_the_ranks() {
+        let of = |usable, binding| places(&Header { usable, machine: 8, binding, cold: false });
+        assert_eq!(of(8, Binding::Free), "8 cores usable");
+        assert_eq!(of(2, Binding::Free), "2 of 8 cores usable");
+        assert_eq!(of(1, Binding::Launcher), "bound by the launcher, rank 0 to 1 of 8 cores");
     }
 }

@@ -1,69 +1,101 @@
 //! One rank's part: join, take a core, measure size by size; rank 0 prints.
 
-use std::io::{IsTerminal, Write};
+use std::io::{Stdout, Write};
 
 use anyhow::Context;
 use drumline_comm::{DType, GroupOptions, ProcessGroup, bf16, f16};
 
 use super::BenchArgs;
 use super::buffers::{Memory, last_level_cache};
-use super::ranks::{TALK, TALK_MARK};
+use super::ranks::is_one_of_ours;
 use super::row::{Figures, Row, rounded};
 use super::sizes::ByteSize;
-use super::table::{Header, print_table};
+use super::table::{Header, Table};
+use super::talk::Talker;
 use super::turns::{Plan, measure};
-use crate::binding::bind_to_core;
+use crate::binding::{Binding, allowed_cores, bind_to_core, cores_of_the_machine};
+use crate::telling::Mistake;
 
 /// The checks are left out in one special build, whose figures must not be taken for ours.
 const BACKEND: &str = if cfg!(feature = "unchecked") { "drumline-unchecked" } else { "drumline" };
 
-pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let member = drumline_rendezvous::from_env().context("cannot join the job")?;
-    let (local_rank, local_ranks) = (member.local_rank, member.local_world_size.unwrap_or(member.world_size));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = GroupOptions { transport: args.transport, ..GroupOptions::from_env()? };
-    let group = ProcessGroup::new(member, options)?;
-    // Only now: the group's own threads stay free, and it sees how many cores there are.
-    let bound = !args.no_bind
-        && bind_to_core(local_rank, local_ranks).context("cannot bind to a core; try --no-bind")?;
-    let rows = rows(args, &group)?;
-    if group.rank() != 0 {
-        return Ok(());
-    }
-    let header = Header { cores, bound, cold: args.cold };
-    let printed = if args.json {
-        print_json(&rows)
-    } else {
-        print_table(&mut std::io::stdout().lock(), &header, &rows)
+/// `variable`: where this process has its rank from.
+pub(super) fn run(args: &BenchArgs, variable: &str) -> anyhow::Result<()> {
+    let options = GroupOptions::from_env().map_err(Mistake::new)?;
+    let member = drumline_rendezvous::from_env().with_context(|| cannot_join(variable))?;
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    let here = Here {
+        host: member.host.clone(),
+        local_rank: member.local_rank,
+        local_ranks: member.local_world_size.unwrap_or(member.world_size),
     };
-    printed.context("cannot print the results")
+    let group = ProcessGroup::new(member, GroupOptions { transport: args.transport, ..options })?;
+    let sizes = args.sizes_among(group.size())?;
+    // Only now: the group's own threads stay free, and it sees how many cores there are.
+    let binding = here.bind(args, &group)?;
+    let machine = cores_of_the_machine().unwrap_or(usable);
+    let table = Table::new(std::io::stdout(), Header { usable, machine, binding, cold: args.cold });
+    measure_all(args, &group, &sizes, table)
 }
 
-fn rows(args: &BenchArgs, group: &ProcessGroup) -> anyhow::Result<Vec<Row>> {
-    let op = args.op;
+fn cannot_join(variable: &str) -> String {
+    let why = if is_one_of_ours() { "" } else { &format!(" ({variable} is set, so this is a rank of one)") };
+    format!("cannot join the job{why}")
+}
+
+/// Where this rank runs.
+struct Here {
+    host: String,
+    local_rank: usize,
+    local_ranks: usize,
+}
+
+impl Here {
+    /// Takes a core, unless the launcher has already given one, or the user or the number of cores forbids it.
+    fn bind(&self, args: &BenchArgs, group: &ProcessGroup) -> anyhow::Result<Binding> {
+        let allowed = allowed_cores().context("cannot see which cores may be used")?;
+        let of_all = group.all_gather_object(&(self.host.clone(), allowed.clone()))?;
+        let found =
+            Binding::found(of_all.iter().filter(|(host, _)| *host == self.host).map(|(_, cores)| cores));
+        if args.no_bind || found == Binding::Launcher {
+            return Ok(found);
+        }
+        bind_to_core(self.local_rank, self.local_ranks, allowed)
+            .context("cannot bind to a core; try --no-bind")
+    }
+}
+
+/// Measures each size; on rank 0 the table grows with them, the JSON comes at the end.
+fn measure_all(
+    args: &BenchArgs,
+    group: &ProcessGroup,
+    sizes: &[usize],
+    mut table: Table<Stdout>,
+) -> anyhow::Result<()> {
+    let (op, talker) = (args.op, Talker::of_rank(group.rank()));
     let plan = Plan {
         op,
         memory: args.memory,
         per_size: args.seconds_per_size,
         cold: args.cold.then(last_level_cache),
     };
-    let sizes = args.sizes_among(group.size())?;
     let mut rows = Vec::new();
     for (index, &bytes) in sizes.iter().enumerate() {
+        talker.say(&format!("{op} of {} ({} of {})", ByteSize(bytes), index + 1, sizes.len()));
+        let measured = measure_as(args.dtype(), group, &plan, bytes);
+        talker.wipe();
+        let micros = measured?;
         if group.rank() == 0 {
-            talk(&format!("{op} of {} ({} of {})", ByteSize(bytes), index + 1, sizes.len()));
-        }
-        let micros = measure_as(args.dtype, group, &plan, bytes)?;
-        if group.rank() == 0 {
-            rows.push(row(args, group, bytes, micros));
+            let row = row(args, group, bytes, micros);
+            if !args.json {
+                table.print(&row).context("cannot print the results")?;
+            }
+            rows.push(row);
         }
     }
-    Ok(rows)
-}
-
-fn talk(what: &str) {
-    if std::env::var_os(TALK).is_some() || std::io::stderr().is_terminal() {
-        eprintln!("{TALK_MARK}{what}");
+    match args.json && group.rank() == 0 {
+        true => print_json(&rows).context("cannot print the results"),
+        false => Ok(()),
     }
 }
 
@@ -91,7 +123,7 @@ fn row(args: &BenchArgs, group: &ProcessGroup, bytes: usize, micros: Vec<f64>) -
         op: args.op.to_string(),
         world: group.size(),
         bytes,
-        dtype: args.dtype.name(),
+        dtype: args.dtype().name(),
         memory: match args.memory {
             Memory::Private => "private",
             Memory::Heap => "heap",

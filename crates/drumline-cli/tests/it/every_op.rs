@@ -20,7 +20,8 @@ fn measured_everywhere(ops: &[&str]) {
     for op in ops {
         for (memory, transport) in [("private", "shm"), ("private", "tcp"), ("heap", "shm"), ("heap", "tcp")]
         {
-            let rows = rows(&[op, "--sizes", "16,8K", "--memory", memory, "--transport", transport]);
+            let asked: &[&str] = if *op == "barrier" { &[] } else { &["--sizes", "16,8K"] };
+            let rows = rows(&[&[*op, "--memory", memory, "--transport", transport], asked].concat());
             let sizes: &[u64] = if *op == "barrier" { &[0] } else { &[16, 8192] };
             assert_eq!(
                 rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(),
@@ -88,4 +89,29 @@ fn a_table_for_people() {
         "{}",
         ended.stdout
     );
+}
+
+#[test]
+fn a_table_of_one_rank_has_no_bus_rate() {
+    let args = ["all-reduce", "--nproc-per-node", "1", "--sizes", "1KiB", "--seconds-per-size", "0.01"];
+    let ended = Started::new(&[&["bench"], &args[..]].concat()).end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let last = ended.stdout.lines().last().unwrap();
+    assert!(last.contains("1 KiB") && last.ends_with('–'), "{}", ended.stdout);
+}
+
+#[test]
+fn rows_are_printed_as_they_are_measured() {
+    let mut job = Started::new(&["bench", "all-reduce", "--sizes", "4K,8M", "--seconds-per-size", "1"]);
+    let line = job.line_of_stdout(" 4 KiB");
+    assert!(job.is_running(), "{line}");
+    assert_eq!(job.end().code, Some(0));
+}
+
+#[test]
+fn what_does_not_apply_is_said() {
+    let args = ["bench", "barrier", "--sizes", "4K", "--dtype", "f32", "--seconds-per-size", "0.01"];
+    let ended = Started::new(&args).end();
+    assert_eq!(ended.code, Some(0));
+    assert_eq!(ended.stderr, "note: a barrier moves no data: --sizes and --dtype do not apply\n");
 }

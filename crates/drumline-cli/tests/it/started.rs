@@ -1,8 +1,9 @@
 //! A `drumline` that runs: its output, read to its end within a bounded time, and its ranks.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct Started {
     child: Child,
-    streams: [JoinHandle<String>; 2],
+    stdout: Stream,
+    stderr: Stream,
 }
 
 pub(super) struct Ended {
@@ -36,8 +38,8 @@ impl Started {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let streams = [reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap())];
-        Self { child, streams }
+        let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        Self { child, stdout: Stream::of(stdout), stderr: Stream::of(stderr) }
     }
 
     pub(super) fn end(mut self) -> Ended {
@@ -49,8 +51,24 @@ impl Started {
             std::thread::sleep(TICK);
         }
         let code = self.child.wait().unwrap().code();
-        let [stdout, stderr] = self.streams.map(|stream| stream.join().unwrap());
-        Ended { code, stdout, stderr }
+        Ended { code, stdout: self.stdout.end(), stderr: self.stderr.end() }
+    }
+
+    pub(super) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// The first line of stdout with `needle` in it, once it is there.
+    pub(super) fn line_of_stdout(&self, needle: &str) -> String {
+        let begin = Instant::now();
+        loop {
+            let text = self.stdout.text.lock().unwrap().clone();
+            if let Some(line) = text.lines().find(|line| line.contains(needle)) {
+                return line.to_owned();
+            }
+            assert!(begin.elapsed() < LONGEST, "no {needle} in {text}");
+            std::thread::sleep(TICK);
+        }
     }
 
     /// The process of a rank, once it runs.
@@ -66,12 +84,30 @@ impl Started {
     }
 }
 
-fn reader(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    })
+/// What has come through a pipe so far.
+struct Stream {
+    text: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
+}
+
+impl Stream {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let text = Arc::new(Mutex::new(String::new()));
+        let theirs = Arc::clone(&text);
+        let reader = std::thread::spawn(move || {
+            let mut lines = BufReader::new(pipe);
+            let mut line = String::new();
+            while lines.read_line(&mut line).unwrap() > 0 {
+                theirs.lock().unwrap().push_str(&std::mem::take(&mut line));
+            }
+        });
+        Self { text, reader }
+    }
+
+    fn end(self) -> String {
+        self.reader.join().unwrap();
+        self.text.lock().unwrap().clone()
+    }
 }
 
 fn find_rank(parent: u32, rank: usize) -> Option<i32> {

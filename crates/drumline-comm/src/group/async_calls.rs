@@ -60,7 +60,11 @@ pub struct Scope<'scope, 'env> {
     threads: &'scope std::thread::Scope<'scope, 'env>,
     jobs: OnceLock<mpsc::Sender<Job<'scope>>>,
     letters: Letters<'scope>,
+    /// For each started call, what takes its error if nobody has waited for it.
+    unwaited: Mutex<Vec<TakeError<'scope>>>,
 }
+
+type TakeError<'scope> = Box<dyn Fn() -> Option<CommError> + Send + 'scope>;
 
 impl std::fmt::Debug for Scope<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -70,6 +74,7 @@ impl std::fmt::Debug for Scope<'_, '_> {
 
 impl ProcessGroup {
     /// Runs `body`, which may start calls that go on while it does something else; returns when all of them have ended.
+    /// The error of a started call that nobody waited for is returned here.
     ///
     /// ```
     /// use drumline_comm::{LocalGroup, ReduceOp};
@@ -92,10 +97,13 @@ impl ProcessGroup {
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<R, CommError>,
     ) -> Result<R, CommError> {
         std::thread::scope(|threads| {
-            let scope = Scope { group: self, threads, jobs: OnceLock::new(), letters: Letters::default() };
-            let outcome = body(&scope);
-            scope.settle(outcome.is_err())?;
-            outcome
+            let (jobs, letters, unwaited) = (OnceLock::new(), Letters::default(), Mutex::default());
+            let scope = Scope { group: self, threads, jobs, letters, unwaited };
+            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| body(&scope)));
+            let settled = scope.settle(!matches!(outcome, Ok(Ok(_))));
+            let outcome = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            settled?;
+            scope.first_unwaited_error().map_or(Ok(outcome), Err)
         })
     }
 }
@@ -133,9 +141,21 @@ impl<'scope, 'env> Scope<'scope, 'env> {
             result.put(outcome.unwrap_or_else(|panic| Err(group.panicked(&*panic))));
             group.inner.queue.leave();
         });
+        let left = slot.clone();
+        let take_error = Box::new(move || left.take_error());
+        self.unwaited.lock().unwrap_or_else(PoisonError::into_inner).push(take_error);
         // The receiver lives until this sender is dropped, so the job always runs.
         let _ = self.jobs.get_or_init(|| self.spawn()).send(job);
         Work { slot }
+    }
+
+    /// Once all started calls have ended: the first error that nobody has seen.
+    fn first_unwaited_error(&self) -> Option<CommError> {
+        let unwaited = self.unwaited.lock().unwrap_or_else(PoisonError::into_inner);
+        if !unwaited.is_empty() {
+            self.group.inner.queue.wait_until_empty();
+        }
+        unwaited.iter().find_map(|take_error| take_error())
     }
 
     pub(super) fn group(&self) -> &'env ProcessGroup {
@@ -167,6 +187,10 @@ struct Slot<R> {
 }
 
 impl<R> Slot<R> {
+    fn take_error(&self) -> Option<CommError> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take_if(|outcome| outcome.is_err())?.err()
+    }
+
     fn put(&self, outcome: Result<R, CommError>) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.done.notify_all();

@@ -15,6 +15,8 @@ impl ProcessGroup {
     /// The error for a stop; the group is given up with it, and the other ranks are told.
     #[cold]
     pub(super) fn failed(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, stop: Stop) -> CommError {
+        // Those who can know of it will; nobody is waited for at the end.
+        self.inner.process.member.abandon();
         let trace = call.trace(cx.sequence);
         match stop {
             Stop::GivenUp => {

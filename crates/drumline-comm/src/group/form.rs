@@ -14,6 +14,7 @@ use crate::element::Element;
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::{GroupOptions, Process, Transport};
+use crate::reduce::ReduceOp;
 use crate::shm::{
     Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, create, region_len,
 };
@@ -88,39 +89,44 @@ impl ProcessGroup {
     #[track_caller]
     pub fn heap_alloc<T: Element>(&self, len: usize) -> Result<HeapBuffer<T>, CommError> {
         let call = Call::new(Op::HeapAlloc).of(T::DTYPE, len);
+        // All ranks' slices together must still be countable.
         let bytes =
-            len.checked_mul(size_of::<T>()).ok_or_else(|| CommError::invalid("the buffer is too long"))?;
-        self.run(call, |tiers, cx| tiers.barrier(cx))?;
-        let (id, me, ranks) = {
-            let mut engine = self.engine();
-            engine.children += 1;
-            let (me, ranks) = engine.tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
-            (engine.children, me, ranks)
-        };
-        let system = |what| {
-            move |error: std::io::Error| {
-                let error =
-                    CommError::System { group: self.name().to_owned(), what, cause: error.to_string() };
-                self.inner.fate.cause_soon().unwrap_or(error)
-            }
-        };
-        let deadline = Instant::now() + self.inner.process.options.timeout;
-        let make = || create(region_len(bytes, ranks), Pages::Now);
-        let fd = match &self.inner.passing {
-            Some(passing) => passing.share(make, deadline),
-            None => make(),
-        };
-        let fd = fd.map_err(system("taking shared memory for the symmetric heap"))?;
-        let region = Region::map(&fd, id, bytes, me, ranks).map_err(system("mapping the symmetric heap"))?;
-        let region = Arc::new(region);
+            len.checked_mul(size_of::<T>()).filter(|&bytes| bytes < isize::MAX as usize / 2 / self.size());
+        let bytes =
+            bytes.ok_or_else(|| CommError::invalid(format!("a buffer of {len} {} is too long", T::DTYPE)))?;
+        let (region, all_have_it) = self.run(call, |tiers, cx| {
+            tiers.barrier(cx)?;
+            tiers.children += 1;
+            let region = self.make_region(tiers, bytes);
+            let mut have_it = [region.is_ok()];
+            tiers.all_reduce(cx, &mut have_it, ReduceOp::Min)?;
+            Ok((region, have_it[0]))
+        })?;
+        let what = "making a buffer in the symmetric heap";
+        let failed = |cause: String| CommError::System { group: self.name().into(), what, cause };
+        let region = region.map_err(|error| failed(error.to_string()))?;
+        if !all_have_it {
+            return Err(failed("another rank could not take its memory".into()));
+        }
         self.engine().tiers.heap.add(&region);
         Ok(HeapBuffer::new(region, len))
     }
 
+    fn make_region(&self, tiers: &Tiers, bytes: usize) -> std::io::Result<Arc<Region>> {
+        let (me, ranks) = tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
+        let make = || create(region_len(bytes, ranks), Pages::Now);
+        let deadline = Instant::now() + self.inner.process.options.timeout;
+        let fd = match &self.inner.passing {
+            Some(passing) => passing.share(make, deadline),
+            None => make(),
+        };
+        Region::map(&fd?, tiers.children, bytes, me, ranks).map(Arc::new)
+    }
+
     fn next_child(&self) -> String {
-        let mut engine = self.engine();
-        engine.children += 1;
-        format!("{}/{}", self.name(), engine.children)
+        let tiers = &mut self.engine().tiers;
+        tiers.children += 1;
+        format!("{}/{}", self.name(), tiers.children)
     }
 
     fn form_child(&self, name: &str, ranks: &[usize]) -> Result<Self, CommError> {
@@ -140,18 +146,26 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     let fate = Arc::new(Fate::new(name.clone(), members.clone()));
     process.monitor.watch(&fate);
     let topology = topology(&process, &members, rank)?;
+    if topology.nodes.len() > 1 {
+        // Open before anybody wants to make a link to it, whatever this rank is doing then.
+        process.hub().map_err(|cause| CommError::System {
+            group: name.clone(),
+            what: "listening for links",
+            cause,
+        })?;
+    }
     let pace = process.pace();
     let local = topology.nodes[topology.node].clone();
     let (node, passing) = share_memory(&process, &fate, &local, topology.place, pace)?;
     let spins = if pace == Pace::Roomy { 60 } else { 0 };
     let mesh = Mesh::new(name, process.clone(), members, rank, spins);
     let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
-    let tiers = Tiers { node, mesh, heap: Heap::default(), topology };
+    let tiers = Tiers { node, mesh, heap: Heap::default(), topology, children: 0 };
     let inner = Inner {
         process,
         fate,
         rank,
-        engine: Mutex::new(Engine { sequence: 0, children: 0, tiers }),
+        engine: Mutex::new(Engine { sequence: 0, tiers }),
         post: Mutex::new(post),
         passing,
         queue: Queue::default(),
@@ -199,7 +213,7 @@ fn share_memory(
     let key = format!("drumline/door/{}/{}", fate.group, fate.members[local[0]]);
     let passing = if place == 0 {
         let door = Door::open().map_err(|error| failed(error.to_string()))?;
-        process.store().set(&key, door.name()).map_err(|error| failed(error.to_string()))?;
+        process.store().set(&key, door.invitation()).map_err(|error| failed(error.to_string()))?;
         let passing = door.admit(local.len(), deadline, all_here);
         let _ = process.store().delete(&key);
         passing

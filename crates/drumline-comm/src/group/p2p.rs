@@ -3,8 +3,12 @@
 //! Messages between two ranks with the same tag arrive in the order they were sent. A message nobody waits for yet is
 //! kept until somebody does. Not here: how bytes move (`post_office`).
 
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod post_office;
 mod streams;
+#[cfg(any(test, fuzzing))]
+mod trickle;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -122,6 +126,7 @@ impl ProcessGroup {
 
     fn exchange(&self, call: Call, messages: Vec<P2p<'_>>) -> Result<Vec<usize>, CommError> {
         messages.iter().try_for_each(|message| self.check_message(message))?;
+        self.check_alive()?;
         let mut post = self.inner.post();
         post.check_free_for(None)?;
         let mut slots: Vec<Slot<'_>> = messages.into_iter().map(Slot::from).collect();
@@ -129,6 +134,11 @@ impl ProcessGroup {
             post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
         outcome.map_err(|halt| self.mail_failed(&post, call, &slots, halt))?;
         Ok(slots.iter().filter_map(|slot| slot.done).collect())
+    }
+
+    /// The error of a group that was given up, whose messages can no longer be told apart.
+    fn check_alive(&self) -> Result<(), CommError> {
+        self.inner.fate.cause().map_or(Ok(()), Err)
     }
 
     fn check_message(&self, message: &P2p<'_>) -> Result<(), CommError> {
@@ -260,6 +270,7 @@ impl<'scope> Scope<'scope, '_> {
     ) -> Result<(), CommError> {
         let group = self.group();
         let call = Call::new(Op::Batch);
+        group.check_alive()?;
         let mut post = group.inner.post();
         let outcome = post.drive(slots, &group.watch(), enough);
         let open = slots.iter().any(|slot| slot.done.is_none());
@@ -277,10 +288,16 @@ impl<'scope> Scope<'scope, '_> {
         let half_way = slots.iter().any(|slot| slot.done.is_none() && (slot.moved > 0 || slot.taken));
         self.group().inner.post().claim(self.letters().owner(), false);
         if half_way && outcome.is_ok() {
-            let error = CommError::invalid(
-                "a scope ended with a message half-way, so later messages cannot be told apart",
-            );
-            self.group().inner.fate.give_up(error);
+            let group = self.group();
+            let cause =
+                "a scope ended with a message half-way, so later messages cannot be told apart".into();
+            let by = group.members()[group.rank()];
+            group.call_off(CommError::CalledOff {
+                group: group.name().into(),
+                by,
+                cause,
+                recoverable: false,
+            });
         }
         outcome
     }

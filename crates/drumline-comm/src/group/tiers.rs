@@ -86,6 +86,8 @@ pub(crate) struct Tiers {
     /// Buffers that the ranks of this node can reach directly.
     pub(crate) heap: Heap,
     pub(crate) topology: Topology,
+    /// Groups and heap regions made from this group so far.
+    pub(crate) children: u64,
 }
 
 impl Tiers {
@@ -137,6 +139,17 @@ impl Tiers {
             reduce_alone(data, op);
             return Ok(());
         }
+        if self.topology.is_flat() {
+            let everybody = self.topology.everybody();
+            return Team::new(&mut self.mesh, &everybody).all_reduce(cx, data, op);
+        }
+        if T::WIDENS {
+            // Rounded once, after the last node.
+            let mut wide: Vec<T::Wide> = data.iter().map(|x| x.widen()).collect();
+            self.all_reduce(cx, &mut wide, op)?;
+            data.iter_mut().zip(wide).for_each(|(x, wide)| *x = T::narrow(wide));
+            return Ok(());
+        }
         let (outer, rails) = (op.in_two_stages().1, self.topology.rails());
         self.reduce_inside(cx, data, op)?;
         if let Some(rail) = self.topology.rail() {
@@ -179,6 +192,14 @@ impl Tiers {
         op: ReduceOp,
         root: usize,
     ) -> Result<(), Stop> {
+        if T::WIDENS {
+            let mut wide: Vec<T::Wide> = data.iter().map(|x| x.widen()).collect();
+            self.reduce_by_rails(cx, &mut wide, op, root)?;
+            if self.mesh.me() == root {
+                data.iter_mut().zip(wide).for_each(|(x, wide)| *x = T::narrow(wide));
+            }
+            return Ok(());
+        }
         let (home, rails) = (locate(&self.topology.nodes, root).0, self.topology.rails());
         let mut work = data.to_vec();
         self.reduce_inside(cx, &mut work, op)?;

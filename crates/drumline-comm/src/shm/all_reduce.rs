@@ -50,15 +50,34 @@ impl Node {
             return self.reduce_inline(cx, data, op, keep);
         }
         let heap = heap.filter(|_| keep == Keep::All);
-        if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
-            self.reduce_part_everywhere::<T>(data.len(), heap, op);
-            return self.round(cx, &[]);
+        if self.reduce_direct(cx, data, op, heap)? {
+            return Ok(());
         }
         self.staged(|node| match choice {
             NodeReduce::TwoPhase { chunk } => node.reduce_two_phase(cx, data, op, keep, chunk),
             NodeReduce::OneShot { chunk } => node.reduce_one_shot(cx, data, op, keep, chunk),
             NodeReduce::Inline => unreachable!("handled above"),
         })
+    }
+
+    /// Reduces symmetric buffers in place; says whether that was possible.
+    fn reduce_direct<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+        heap: Option<Symmetric>,
+    ) -> Result<bool, Stop> {
+        let outcome = self.agree_on_heap(cx, size_of_val(data), heap).and_then(|agreed| {
+            let Some(place) = agreed else { return Ok(false) };
+            self.reduce_part_everywhere::<T>(data.len(), place, op);
+            self.round(cx, &[]).map(|()| true)
+        });
+        if let (Err(_), Some(place)) = (&outcome, heap) {
+            // SAFETY: the group is given up after a stop, so this rank makes no further use of the shared slice.
+            unsafe { place.detach() };
+        }
+        outcome
     }
 
     fn reduce_inline<T: Element>(

@@ -18,6 +18,7 @@ use std::sync::{Arc, Weak};
 use super::segment::{Pages, Segment};
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
+use rustix::mm::{MapFlags, ProtFlags};
 
 const PAGE: usize = 4096;
 
@@ -87,6 +88,25 @@ impl Symmetric {
     pub(super) unsafe fn slice<'b, T: Element>(self, rank: usize, range: Range<usize>) -> &'b [T] {
         // SAFETY: passed on to the caller.
         unsafe { std::slice::from_raw_parts(self.at(rank, &range), range.len()) }
+    }
+
+    /// Parts this rank's slice from the others': a rank that is late to a call that failed here may still write to it.
+    ///
+    /// # Safety
+    /// The group must make no further use of the region.
+    pub(super) unsafe fn detach(self) {
+        let region = self.region();
+        let start = region.segment.at(region.me * stride(region.bytes), region.bytes);
+        // SAFETY: the slice is mapped, and this rank's own; pages of the same place are put over it with the same bytes, so
+        // a borrow of it stays valid. Where there is no memory for that, it stays shared.
+        unsafe {
+            let kept = std::slice::from_raw_parts(start.as_ptr(), region.bytes).to_vec();
+            let (protection, flags) =
+                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+            if rustix::mm::mmap_anonymous(start.as_ptr().cast(), region.bytes, protection, flags).is_ok() {
+                start.as_ptr().copy_from_nonoverlapping(kept.as_ptr(), kept.len());
+            }
+        }
     }
 
     fn at<T>(self, rank: usize, range: &Range<usize>) -> *mut T {

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::heap::Symmetric;
 use super::layout::{Area, Control, Layout, STAGE};
@@ -17,6 +18,9 @@ use super::wait::{Pace, Patience, Stop, Watch, wake};
 use crate::call::{Call, Trace};
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
+
+/// How long ranks that have not arrived are waited for once it is known that others disagree.
+const LATECOMERS: Duration = Duration::from_millis(500);
 
 /// What a collective needs to know of the call it serves.
 #[derive(Debug, Clone)]
@@ -126,16 +130,33 @@ impl Node {
     #[inline]
     pub(crate) fn round(&mut self, cx: &Context<'_>, words: &[u64]) -> Result<(), Stop> {
         self.publish(cx, words);
-        let mut outcome = Ok(());
         for peer in self.peers() {
-            // A mismatch does not end the waiting: all ranks shall see it, and to report it all must have arrived.
-            match self.await_peer(cx, peer) {
-                Err(stop @ Stop::Mismatch(_)) => outcome = Err(stop),
-                other => other?,
+            if let Err(stop) = self.await_peer(cx, peer) {
+                return Err(self.see_all(cx, stop));
             }
         }
         self.wake_sleepers();
-        outcome
+        Ok(())
+    }
+
+    /// After a stop: if ranks made different calls, lets the others arrive too for a moment, so that all see it and the
+    /// report can show all of their calls; it matters more than that one of them is late.
+    #[cold]
+    fn see_all(&self, cx: &Context<'_>, stop: Stop) -> Stop {
+        self.wake_sleepers();
+        let differs = |&peer: &usize| {
+            let flags = &self.control(peer).flags;
+            flags.arrived(self.epoch) && flags.fingerprint(self.epoch) != cx.fingerprint
+        };
+        if !self.peers().any(|peer| differs(&peer)) {
+            return stop;
+        }
+        let mut cx = cx.clone();
+        cx.watch.timeout = cx.watch.timeout.min(LATECOMERS);
+        for peer in self.peers() {
+            let _ = self.await_peer(&cx, peer);
+        }
+        Stop::Mismatch(cx.sequence)
     }
 
     /// Wakes peers that sleep. Everybody waits for the last to arrive, so it is early enough to look for sleepers after

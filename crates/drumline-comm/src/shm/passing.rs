@@ -1,8 +1,8 @@
 //! How the ranks of a node come to share memory: the first of them hands descriptors to the others over unix sockets.
 //!
 //! ```text
-//!   leader   listens under a random abstract name ─ publishes it in the store ─ accepts the others ─ sends descriptors
-//!   others   read the name from the store ─ connect ─ show the token and their rank ─ receive descriptors
+//!   leader   listens under a random abstract name ─ puts name and token in the store ─ accepts others ─ sends descriptors
+//!   others   read them from the store ─ connect ─ show the token and their rank ─ receive descriptors
 //! ```
 //! An abstract name leaves no file behind and is not reachable from another network namespace. Only processes of the
 //! same user that know the token from the store are served. The sockets stay open for later descriptors.
@@ -16,27 +16,33 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendAncillaryBuffer, SendAncillaryMessage};
 
-/// Random bytes in a name: nobody can guess it, so knowing it proves access to the store.
-const TOKEN: usize = 16;
+/// Random bytes in the name of a socket, so that names do not collide; all users of the machine can see it.
+const NAME: usize = 16;
 
-/// What the leader publishes: the name of its socket, which is also the token.
+/// Random bytes that only readers of the store know.
+const TOKEN: usize = 32;
+
+/// How long somebody at the door may take to show the token.
+const EXAMINATION: Duration = Duration::from_millis(500);
+
+/// The leader's socket and what others must know to be let in.
 pub(crate) struct Door {
     listener: UnixListener,
-    name: [u8; TOKEN],
+    invitation: [u8; NAME + TOKEN],
 }
 
 impl Door {
     pub(crate) fn open() -> io::Result<Self> {
-        let mut name = [0; TOKEN];
-        getrandom::fill(&mut name).map_err(io::Error::other)?;
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(abstract_name(&name))?)?;
+        let mut invitation = [0; NAME + TOKEN];
+        getrandom::fill(&mut invitation).map_err(io::Error::other)?;
+        let listener = UnixListener::bind_addr(&address(&invitation[..NAME])?)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, name })
+        Ok(Self { listener, invitation })
     }
 
-    /// What the others need to find and pass the door.
-    pub(crate) fn name(&self) -> &[u8] {
-        &self.name
+    /// What the others need to find and pass the door; for the store.
+    pub(crate) fn invitation(&self) -> &[u8] {
+        &self.invitation
     }
 
     /// Waits until the `ranks - 1` others have come in, as long as `go_on` does not object.
@@ -65,14 +71,11 @@ impl Door {
 
     fn examine(&self, mut stream: &UnixStream, deadline: Instant) -> io::Result<usize> {
         stream.set_nonblocking(false)?;
-        set_deadline(stream, deadline.min(Instant::now() + Duration::from_secs(2)))?;
-        let user = rustix::net::sockopt::socket_peercred(stream)?.uid;
-        if user != rustix::process::geteuid() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user"));
-        }
+        set_deadline(stream, deadline.min(Instant::now() + EXAMINATION))?;
+        check_user(stream)?;
         let mut greeting = [0; TOKEN + 4];
         stream.read_exact(&mut greeting)?;
-        if greeting[..TOKEN] != self.name {
+        if greeting[..TOKEN] != self.invitation[NAME..] {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "wrong token"));
         }
         let rank: [u8; 4] = greeting[TOKEN..].try_into().map_err(io::Error::other)?;
@@ -91,10 +94,12 @@ pub(crate) enum Passing {
 
 impl Passing {
     /// Goes through the leader's door as local rank `me`.
-    pub(crate) fn enter(name: &[u8], me: usize, deadline: Instant) -> io::Result<Self> {
-        let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(abstract_name(name))?)?;
+    pub(crate) fn enter(invitation: &[u8], me: usize, deadline: Instant) -> io::Result<Self> {
+        let (name, token) = invitation.split_at_checked(NAME).ok_or(io::ErrorKind::InvalidData)?;
+        let mut stream = UnixStream::connect_addr(&address(name)?)?;
         set_deadline(&stream, deadline)?;
-        stream.write_all(&[name, &(me as u32).to_le_bytes()].concat())?;
+        check_user(&stream)?;
+        stream.write_all(&[token, &(me as u32).to_le_bytes()].concat())?;
         Ok(Self::Member(stream))
     }
 
@@ -121,9 +126,21 @@ impl Passing {
     }
 }
 
-fn abstract_name(token: &[u8]) -> Vec<u8> {
-    let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("drumline-{hex}").into_bytes()
+fn address(name: &[u8]) -> io::Result<SocketAddr> {
+    let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("drumline-{hex}"))
+}
+
+/// The other end must be a process of the same user.
+fn check_user(stream: &UnixStream) -> io::Result<()> {
+    let user = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    if user == rustix::process::geteuid() {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("a process of user {} is at the socket", user.as_raw()),
+    ))
 }
 
 /// Longest error text that travels.
@@ -205,7 +222,7 @@ mod tests {
     #[test]
     fn all_get_the_same_file() {
         let door = Door::open().unwrap();
-        let name = door.name().to_vec();
+        let name = door.invitation().to_vec();
         let member = std::thread::spawn(move || {
             let passing = Passing::enter(&name, 1, soon()).unwrap();
             passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap()
@@ -219,7 +236,7 @@ mod tests {
     #[test]
     fn an_error_of_the_leader_reaches_all() {
         let door = Door::open().unwrap();
-        let name = door.name().to_vec();
+        let name = door.invitation().to_vec();
         let member = std::thread::spawn(move || {
             let passing = Passing::enter(&name, 1, soon()).unwrap();
             passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap_err().to_string()
@@ -232,8 +249,8 @@ mod tests {
     #[test]
     fn strangers_are_turned_away() {
         let door = Door::open().unwrap();
-        let name = door.name().to_vec();
-        let address = SocketAddr::from_abstract_name(abstract_name(&name)).unwrap();
+        let name = door.invitation().to_vec();
+        let address = address(&name[..NAME]).unwrap();
         let strangers: Vec<UnixStream> =
             (0..3).map(|_| UnixStream::connect_addr(&address).unwrap()).collect();
         for (mut stranger, greeting) in

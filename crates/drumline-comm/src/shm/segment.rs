@@ -38,10 +38,32 @@ pub(crate) fn create(len: usize, pages: Pages) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("drumline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
     if pages == Pages::Now && len > 0 {
+        check_room(len)?;
         rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
     }
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
+}
+
+/// An error if the machine has less memory than that: the kernel would take what there is and then end processes.
+fn check_room(len: usize) -> io::Result<()> {
+    let available = available_memory().unwrap_or(u64::MAX);
+    if len as u64 <= available {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::OutOfMemory,
+        format!(
+            "{len} bytes of shared memory were asked for, {available} are available; try smaller buffers"
+        ),
+    ))
+}
+
+/// Bytes that can be taken without ending other processes, as far as the system says.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 impl Segment {
@@ -116,6 +138,19 @@ mod tests {
         let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&open, 4096).unwrap();
         assert!(Segment::map(&open, 4096, Pages::WhenTouched).is_err());
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused_before_it_is_taken() {
+        assert_eq!(create(1 << 45, Pages::Now).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+        assert!(create(1 << 45, Pages::WhenTouched).is_ok(), "control: nothing is taken");
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused() {
+        let available = available_memory().unwrap();
+        let error = create(available as usize * 2, Pages::Now).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory, "{error}");
     }
 
     #[test]

@@ -32,14 +32,14 @@ pub(crate) struct LinkName {
 }
 
 impl LinkName {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut note = vec![self.channel as u8];
         note.extend_from_slice(&(self.from as u32).to_le_bytes());
         note.extend_from_slice(self.group.as_bytes());
         note
     }
 
-    fn decode(note: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(note: &[u8]) -> Option<Self> {
         let (&channel, rest) = note.split_first()?;
         let (from, group) = rest.split_first_chunk::<4>()?;
         let channel = match channel {
@@ -62,6 +62,7 @@ const PROOF_TIME: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Hub {
     address: SocketAddr,
+    listener: Arc<TcpListener>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -79,7 +80,7 @@ struct Shared {
 impl Hub {
     /// Listens on a free port of `ip`. `hello` says who this process is.
     pub(crate) fn open(ip: IpAddr, key: JobKey, hello: Hello) -> io::Result<Self> {
-        let listener = TcpListener::bind((ip, 0))?;
+        let listener = Arc::new(TcpListener::bind((ip, 0))?);
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             key,
@@ -89,10 +90,10 @@ impl Hub {
             stopping: AtomicBool::new(false),
             unproved: AtomicUsize::new(0),
         });
-        let acceptor = shared.clone();
+        let (acceptor, socket) = (shared.clone(), listener.clone());
         let thread =
-            std::thread::Builder::new().name("drumline-hub".into()).spawn(move || acceptor.run(&listener))?;
-        Ok(Self { address, shared, thread: Some(thread) })
+            std::thread::Builder::new().name("drumline-hub".into()).spawn(move || acceptor.run(&socket))?;
+        Ok(Self { address, listener, shared, thread: Some(thread) })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -131,7 +132,7 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         // Ends the wait in `accept`.
-        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

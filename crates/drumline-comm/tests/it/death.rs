@@ -2,6 +2,7 @@
 //!
 //! The ranks run [`live`]; `PHASE` says what they do, a fault of `rank_test` strikes the victim at a numbered point.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use drumline_comm::{GroupOptions, ProcessGroup, ReduceOp, Source};
@@ -290,19 +291,23 @@ ranks_test!(a_death_after_the_last_call_disturbs_nobody, 3, { live()? }, |ranks|
 });
 
 /// Rank 0 hosts the store itself, at an address it leaves in a file: no launcher can say how it ended.
-fn meeting_in_a_file(ranks: &Ranks) -> Ranks {
-    let number = Instant::now().elapsed().as_nanos() as usize + std::process::id() as usize;
-    let path = std::env::temp_dir().join(format!("drumline-death-{number}"));
-    ranks.clone().env([("MEETING", format!("file://{}", path.display()))])
+fn meeting_in_a_file(ranks: &Ranks, test: impl FnOnce(&Ranks) -> Result<()>) -> Result<()> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("drumline-death-{}-{number}", std::process::id()));
+    let outcome = test(&ranks.clone().env([("MEETING", format!("file://{}", path.display()))]));
+    // A host that was killed leaves the file, which the next meeting would refuse as stale.
+    let _ = std::fs::remove_file(path);
+    outcome
 }
 
 ranks_test!(the_death_of_the_stores_host, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
         for (victim, words) in [(0, "the store it hosts"), (1, "its connection ended")] {
-            let ranks = meeting_in_a_file(&ranks);
-            blow("small", victim, 4, KILL).survivors_hear(&ranks, transport, words)?;
+            let death = blow("small", victim, 4, KILL);
+            meeting_in_a_file(&ranks, |ranks| death.survivors_hear(ranks, transport, words))?;
         }
-        all_is_well(&meeting_in_a_file(&ranks), "small", transport)?;
+        meeting_in_a_file(&ranks, |ranks| all_is_well(ranks, "small", transport))?;
     }
 });
 

@@ -8,6 +8,14 @@ use crate::threads::{BOTH, Result, outcomes};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
+type Act = fn(&ProcessGroup) -> Result;
+
+/// Lets the others wait in vain.
+fn stay_away() -> Result {
+    std::thread::sleep(4 * TIMEOUT);
+    Ok(())
+}
+
 /// What ranks 0, 1 and 3 hear of `call` when rank 2 comes `late`.
 fn hear(
     transport: Transport,
@@ -42,7 +50,7 @@ fn check_named(transport: Transport, words: &str, begin: Instant, outcomes: Vec<
 #[test]
 fn a_rank_that_never_comes_is_named_with_its_last_call() {
     for transport in BOTH {
-        let calls: [(&str, fn(&ProcessGroup) -> Result); 5] = [
+        let calls: [(&str, Act); 5] = [
             ("barrier() #2", |group| group.barrier()),
             ("all_reduce(3 f32, sum) #2", |group| group.all_reduce(&mut [0f32; 3], ReduceOp::Sum)),
             ("all_reduce(90000 f32, sum) #2", |group| {
@@ -81,7 +89,7 @@ fn all_who_are_missing_are_named() {
             group.barrier()?;
             match group.rank() {
                 0 => group.monitored_barrier(TIMEOUT),
-                _ => Ok(std::thread::sleep(4 * TIMEOUT)),
+                _ => stay_away(),
             }
         });
         let text = outcomes[0].as_ref().unwrap_err().to_string();
@@ -113,7 +121,7 @@ fn a_receive_from_a_silent_rank_names_it() {
             group.barrier()?;
             match group.rank() {
                 0 => group.recv(&mut [0u8; 4], Source::Rank(1), 6).map(drop),
-                _ => Ok(std::thread::sleep(4 * TIMEOUT)),
+                _ => stay_away(),
             }
         });
         let text = outcomes[0].as_ref().unwrap_err().to_string();
@@ -131,7 +139,7 @@ fn a_receive_from_anybody_says_that_nobody_wrote() {
             group.barrier()?;
             match group.rank() {
                 0 => group.recv(&mut [0u8; 4], Source::Any, 6).map(drop),
-                _ => Ok(std::thread::sleep(4 * TIMEOUT)),
+                _ => stay_away(),
             }
         });
         let text = outcomes[0].as_ref().unwrap_err().to_string();

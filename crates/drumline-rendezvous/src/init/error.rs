@@ -5,7 +5,7 @@ use crate::node_list::NodeListError;
 use crate::store::error::StoreError;
 
 /// Why a process could not join its job.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InitError {
     /// A variable is needed and not there.
@@ -15,6 +15,16 @@ pub enum InitError {
         variable: &'static str,
         /// What to do.
         advice: String,
+    },
+    /// A variable is there and says nothing.
+    #[error("{variable} is empty, expected {expected}; {advice}")]
+    Empty {
+        /// Its name.
+        variable: String,
+        /// What it should be.
+        expected: &'static str,
+        /// What to do.
+        advice: &'static str,
     },
     /// A variable cannot be what it says.
     #[error("{variable}={value} is not {expected}; {advice}")]
@@ -54,6 +64,15 @@ pub enum InitError {
         /// What is wrong with it.
         #[source]
         source: NodeListError,
+    },
+    /// Nobody knows the name of the store's host.
+    #[error("{given}: {source}")]
+    Host {
+        /// Where the name was given, as `NAME=value` or as the method.
+        given: String,
+        /// What happened.
+        #[source]
+        source: StoreError,
     },
     /// The meeting file says what cannot be right.
     #[error("meeting file {path}: {reason}")]

@@ -21,9 +21,21 @@ pub(super) struct Place {
     pub(super) local_world_size: Option<usize>,
     pub(super) round: u32,
     /// Host and port of the store; `None` for `file://`.
-    pub(super) master: Option<(String, u16)>,
+    pub(super) master: Option<Master>,
     pub(super) agent_hosts: bool,
+    /// Default deadline of a call.
     pub(super) timeout: Duration,
+    /// Time for the meeting.
+    pub(super) time_to_meet: Duration,
+}
+
+/// Where the store is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Master {
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// Who says so: `MASTER_ADDR=n1`, `tcp://n1:29500`.
+    pub(super) given: String,
 }
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -73,6 +85,7 @@ impl Place {
             None => whole(env, family.world_size)?.ok_or_else(|| no_world_size(&family))?,
         };
         let local_world_size = local_world_size(env, &family)?;
+        let timeout = timeout(env)?;
         let mut place = Place {
             rank,
             world_size,
@@ -81,12 +94,16 @@ impl Place {
             round: whole(env, &[DRUMLINE_ROUND])?.unwrap_or(0) as u32,
             master: None,
             agent_hosts: agent_hosts(env)?,
-            timeout: timeout(env)?,
+            timeout,
+            time_to_meet: options.timeout.unwrap_or(timeout),
         };
         place.check(&family)?;
         place.master = match method {
             Method::File { .. } => None,
-            Method::Tcp { host, port, .. } => Some((host.clone(), *port)),
+            Method::Tcp { host, port, .. } => {
+                let (host, port, given) = (host.clone(), *port, format!("tcp://{host}:{port}"));
+                Some(Master { host, port, given })
+            }
             Method::Env => Some(place.master_from(env, &family)?),
         };
         Ok(place)
@@ -117,25 +134,25 @@ impl Place {
     }
 
     /// `MASTER_ADDR` and `MASTER_PORT`, or what can be known without them.
-    fn master_from(&self, env: Env<'_>, family: &Family) -> Result<(String, u16), InitError> {
+    fn master_from(&self, env: Env<'_>, family: &Family) -> Result<Master, InitError> {
         let host = match env(MASTER_ADDR).filter(|host| !host.is_empty()) {
-            Some(host) => Some(host),
+            Some(host) => Some((host.clone(), format!("{MASTER_ADDR}={host}"))),
             None => self.default_host(env, family)?,
         };
-        let host = host.ok_or_else(no_master)?;
+        let (host, given) = host.ok_or_else(no_master)?;
+        Ok(Master { host, port: self.port_from(env, family)?, given })
+    }
+
+    fn port_from(&self, env: Env<'_>, family: &Family) -> Result<u16, InitError> {
         if let Some(port) = env(MASTER_PORT) {
             let advice = "try the same free port on all ranks, e.g. MASTER_PORT=29500";
-            let port = port
-                .parse()
-                .ok()
-                .filter(|port| *port != 0)
-                .ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice))?;
-            return Ok((host, port));
+            let number = port.parse().ok().filter(|port| *port != 0);
+            return number.ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice));
         }
         match job_number(env, family)? {
-            Some(number) => Ok((host, (PORTS.start + number % (PORTS.end - PORTS.start)) as u16)),
+            Some(number) => Ok((PORTS.start + number % (PORTS.end - PORTS.start)) as u16),
             // Alone: any port will do, nobody else needs to know it.
-            None if self.world_size == 1 && !self.agent_hosts => Ok((host, 0)),
+            None if self.world_size == 1 && !self.agent_hosts => Ok(0),
             None => Err(InitError::Missing {
                 variable: MASTER_PORT,
                 advice: "try the same free port on all ranks, e.g. MASTER_PORT=29500".into(),
@@ -143,9 +160,9 @@ impl Place {
         }
     }
 
-    /// One node: loopback. Slurm: the first node of the step.
-    fn default_host(&self, env: Env<'_>, family: &Family) -> Result<Option<String>, InitError> {
-        let loopback = || Ok(Some(String::from("127.0.0.1")));
+    /// One node: loopback. Slurm: the first node of the step. With it, who says so.
+    fn default_host(&self, env: Env<'_>, family: &Family) -> Result<Option<(String, String)>, InitError> {
+        let loopback = || Ok(Some((String::from("127.0.0.1"), String::from("one node"))));
         if self.agent_hosts || family.rank == RANK && self.world_size > 1 {
             return Ok(None);
         }
@@ -160,7 +177,7 @@ impl Place {
         if nodes.len() == 1 {
             return loopback();
         }
-        Ok(nodes.into_iter().next())
+        Ok(nodes.into_iter().next().map(|node| (node, format!("{variable}={list}"))))
     }
 }
 
@@ -226,7 +243,11 @@ fn timeout(env: Env<'_>) -> Result<Duration, InitError> {
 }
 
 fn invalid(variable: &str, value: &str, expected: &'static str, advice: &'static str) -> InitError {
-    InitError::Invalid { variable: variable.into(), value: value.into(), expected, advice }
+    let variable = variable.into();
+    if value.trim().is_empty() {
+        return InitError::Empty { variable, expected, advice };
+    }
+    InitError::Invalid { variable, value: value.into(), expected, advice }
 }
 
 fn no_rank() -> InitError {
@@ -272,7 +293,7 @@ mod tests {
 
     fn shown(place: &Place) -> String {
         let Place { rank, world_size, local_rank, .. } = place;
-        let (host, port) = place.master.as_ref().unwrap();
+        let Master { host, port, .. } = place.master.as_ref().unwrap();
         format!("{rank}/{world_size} local {local_rank}/{:?} {host}:{port}", place.local_world_size)
     }
 
@@ -308,10 +329,31 @@ mod tests {
             env(&format!("{open} OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=9 SLURM_PROCID=7"));
         assert_eq!(shown(&place), "2/4 local 0/Some(2) n1:9");
         let alone = env(&format!("{open} OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=prterun-n1-77@1"));
-        let (host, port) = alone.master.unwrap();
+        let Master { host, port, .. } = alone.master.unwrap();
         assert!(host == "127.0.0.1" && PORTS.contains(&u64::from(port)));
         let place = env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_PORT=9");
         assert_eq!(shown(&place), "1/2 local 1/Some(2) 127.0.0.1:9");
+    }
+
+    #[test]
+    fn the_host_is_known_by_what_gave_it() {
+        let given = |place: Place| place.master.unwrap().given;
+        assert_eq!(given(env(TORCH)), "MASTER_ADDR=n1");
+        let slurm = "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_NODELIST=n[2-3] SLURM_JOB_ID=1";
+        assert_eq!(given(env(slurm)), "SLURM_NODELIST=n[2-3]");
+        assert_eq!(given(find(TORCH, "tcp://h:7", InitOptions::default()).unwrap()), "tcp://h:7");
+    }
+
+    #[test]
+    fn the_time_to_meet_is_what_was_asked_for_or_else_the_variable() {
+        let meet = |variables: &str, timeout| {
+            let options = InitOptions { timeout, ..InitOptions::default() };
+            find(variables, "env://", options).unwrap().time_to_meet.as_secs()
+        };
+        let (alone, given) = ("RANK=0 WORLD_SIZE=1", Some(Duration::from_secs(7)));
+        assert_eq!(meet(alone, None), 300);
+        assert_eq!(meet(&format!("{alone} DRUMLINE_TIMEOUT=5s"), None), 5);
+        assert_eq!(meet(&format!("{alone} DRUMLINE_TIMEOUT=5s"), given), 7);
     }
 
     #[test]
@@ -329,6 +371,8 @@ mod tests {
             ("RANK=0", "WORLD_SIZE is not set; RANK is"),
             ("SLURM_PROCID=0", "SLURM_NTASKS is not set; SLURM_PROCID is"),
             ("RANK=x WORLD_SIZE=2", "RANK=x is not a whole number; try"),
+            ("RANK= WORLD_SIZE=2", "RANK is empty, expected a whole number; try"),
+            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=", "MASTER_PORT is empty, expected a port"),
             ("RANK=-1 WORLD_SIZE=2", "RANK=-1 is not a whole number; try"),
             ("RANK=2 WORLD_SIZE=2", "RANK=2 and WORLD_SIZE=2 contradict each other: ranks run from 0"),
             ("RANK=0 WORLD_SIZE=0", "RANK=0 and WORLD_SIZE=0 contradict"),

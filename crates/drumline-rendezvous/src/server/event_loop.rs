@@ -5,11 +5,11 @@
 //! the first in its map, and an event for a closed connection finds nobody.
 
 use super::link::{Inflow, Link, MAX_WAITS, ToEnd};
-use super::roster::Roster;
+use super::roster::{Entry, Roster};
 use super::stranger::{MAX_STRANGERS, PATIENCE, Progress, Stranger};
 use super::{ServerOptions, Shared};
 use crate::core::{Core, Replies};
-use crate::events::{Event, LOG};
+use crate::events::{Event, LOG, incarnation_key};
 use crate::frame::Call;
 use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake, YOUNG};
 use crate::store::request::{Reply, Request};
@@ -200,6 +200,10 @@ impl EventLoop {
         match stranger.advance(&self.prover) {
             Progress::Waiting => {}
             Progress::Gone => drop(self.strangers.remove(&token)),
+            Progress::Refused(refusal) => {
+                drop(self.strangers.remove(&token));
+                self.tell_of(None, refusal);
+            }
             Progress::Proved(hello) => {
                 if let Some(stranger) = self.strangers.remove(&token) {
                     self.admit(token, stranger, hello);
@@ -217,14 +221,35 @@ impl EventLoop {
             self.roster.admit(&hello)
         };
         match verdict {
-            Err(refusal) => stranger.refuse(&refusal),
-            Ok(is_life_line) => {
+            Err(refusal) => {
+                stranger.refuse(&refusal);
+                self.tell_of(Some(&hello), refusal);
+            }
+            Ok(entry) => {
                 // If this fails, the first read will tell, and the link ends as links do.
                 let _ = stranger.send(&ServerHandshake::WELCOME);
+                let is_life_line = entry != Entry::Further;
+                self.record(entry);
                 self.links.insert(token, Link::new(stranger.stream, hello, is_life_line));
                 self.count_others();
                 self.serve_link(token, ToEnd::Yes);
             }
+        }
+    }
+
+    /// Writes down in which meeting a new member takes part. One that was in another has left that by coming here.
+    fn record(&mut self, entry: Entry) {
+        let Entry::LifeLine { rank, incarnation, before } = entry else { return };
+        if let Some(before) = before {
+            self.append(Event::Left { rank }.to_line_in(before));
+        }
+        self.apply(Request::Set { key: incarnation_key(rank), value: incarnation.to_string().into() });
+    }
+
+    /// Those who wait for one that was refused learn it.
+    fn tell_of(&mut self, hello: Option<&Hello>, refusal: Refusal) {
+        if let Some((incarnation, event)) = self.roster.refused(hello, refusal) {
+            self.append(event.to_line_in(incarnation));
         }
     }
 
@@ -328,14 +353,19 @@ impl EventLoop {
         }
         if let Some(event) = self.roster.lose(&link.hello) {
             tracing::warn!(member = %link.hello, "lost");
-            self.post(&event);
+            self.append(event.to_line());
         }
         self.count_others();
     }
 
-    fn post(&mut self, event: &Event) {
+    /// Adds a line to the log.
+    fn append(&mut self, line: Vec<u8>) {
+        self.apply(Request::Append { key: LOG.into(), value: line });
+    }
+
+    /// The server's own request.
+    fn apply(&mut self, request: Request) {
         let mut replies = Vec::new();
-        let request = Request::Append { key: LOG.into(), value: event.to_line() };
         self.core.apply((WAKE.0, 0), request, &mut replies);
         self.deliver(replies);
     }

@@ -3,7 +3,7 @@
 use super::ServerOptions;
 use crate::events::Event;
 use crate::handshake::{Cause, Hello, Refusal, Role};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The members of the round.
 #[derive(Debug)]
@@ -12,6 +12,12 @@ pub(super) struct Roster {
     /// The world size and who set it.
     world: Option<(u32, String)>,
     members: HashMap<u32, Member>,
+    /// The newest meeting, from 1; 0 before anybody has come.
+    meeting: u64,
+    /// The meeting that each rank was in last.
+    was_in: HashMap<u32, u64>,
+    /// Of whose refusal, in which meeting, the others have been told.
+    told: HashSet<(Option<u32>, u64)>,
     /// Members that are there and live in another process than this server.
     num_others: usize,
     host: String,
@@ -24,31 +30,77 @@ struct Member {
     lost: bool,
 }
 
+/// As what a connection comes in.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// One more of a member, or of somebody who is none.
+    Further,
+    /// The life line of a new member: in which meeting, and in which it was before.
+    LifeLine { rank: usize, incarnation: u64, before: Option<u64> },
+}
+
 impl Roster {
     pub(super) fn new(options: ServerOptions) -> Roster {
         let world =
             options.world_size.map(|size| (u32::try_from(size).unwrap_or(u32::MAX), "the store".into()));
         let Hello { host, pid, .. } = Hello::new(Role::Store);
-        Roster { round: options.round, world, members: HashMap::new(), num_others: 0, host, pid }
+        Roster {
+            round: options.round,
+            world,
+            members: HashMap::new(),
+            meeting: 0,
+            was_in: HashMap::new(),
+            told: HashSet::new(),
+            num_others: 0,
+            host,
+            pid,
+        }
     }
 
-    /// Lets `hello` in or says why not; `true` if this connection is the member's life line.
-    pub(super) fn admit(&mut self, hello: &Hello) -> Result<bool, Refusal> {
+    /// Lets `hello` in or says why not.
+    pub(super) fn admit(&mut self, hello: &Hello) -> Result<Entry, Refusal> {
         if hello.role != Role::Store {
             return Err(Refusal::new(Cause::Other, "this is a store, not a link of a group"));
         }
         self.check_round(hello)?;
         self.check_world(hello)?;
-        let Some(rank) = hello.rank else { return Ok(false) };
+        let Some(rank) = hello.rank else { return Ok(Entry::Further) };
         if let Some(member) = self.members.get(&rank) {
-            return member.check_same(hello).map(|()| false);
+            return member.check_same(hello).map(|()| Entry::Further);
         }
         if self.world.is_none() && hello.world_size > 0 {
             self.world = Some((hello.world_size, hello.to_string()));
         }
         self.members.insert(rank, Member { hello: hello.clone(), lost: false });
         self.num_others += self.is_other(hello);
-        Ok(true)
+        self.meeting = self.meeting_of(rank);
+        let before = self.was_in.insert(rank, self.meeting);
+        Ok(Entry::LifeLine { rank: rank as usize, incarnation: self.meeting, before })
+    }
+
+    /// The meeting that this rank would come to now: the newest, or if it has been there, the next.
+    fn meeting_of(&self, rank: u32) -> u64 {
+        match self.was_in.get(&rank) {
+            Some(last) => self.meeting.max(last + 1),
+            None => self.meeting.max(1),
+        }
+    }
+
+    /// What to tell the others of a refusal, and in which meeting: only if they may be waiting for that rank, and once.
+    pub(super) fn refused(&mut self, hello: Option<&Hello>, refusal: Refusal) -> Option<(u64, Event)> {
+        let rank = hello.and_then(|hello| hello.rank);
+        let concerns_all = match refusal.cause {
+            Cause::Rank | Cause::WorldSize => rank.is_some(),
+            Cause::Version => true,
+            Cause::Round | Cause::Ending | Cause::Other => false,
+        };
+        let meeting = match rank {
+            Some(rank) if !self.members.contains_key(&rank) => self.meeting_of(rank),
+            _ => self.meeting.max(1),
+        };
+        let news = concerns_all && self.told.insert((rank, meeting));
+        let rank = rank.map(|rank| rank as usize);
+        news.then_some((meeting, Event::Refused { rank, reason: refusal.message }))
     }
 
     /// Whether `hello` would be a member that was not there before.
@@ -154,15 +206,19 @@ mod tests {
         hello
     }
 
-    fn refusal(result: Result<bool, Refusal>) -> String {
+    fn life_line(rank: usize, incarnation: u64, before: Option<u64>) -> Result<Entry, Refusal> {
+        Ok(Entry::LifeLine { rank, incarnation, before })
+    }
+
+    fn refusal(result: Result<Entry, Refusal>) -> String {
         result.unwrap_err().message
     }
 
     #[test]
     fn the_same_member_may_come_again_another_may_not() {
         let mut roster = Roster::new(ServerOptions::default());
-        assert_eq!(roster.admit(&hello(1, 4, 1)), Ok(true));
-        assert_eq!(roster.admit(&hello(1, 4, 1)), Ok(false));
+        assert_eq!(roster.admit(&hello(1, 4, 1)), life_line(1, 1, None));
+        assert_eq!(roster.admit(&hello(1, 4, 1)), Ok(Entry::Further));
         let told = refusal(roster.admit(&hello(1, 4, 2)));
         assert!(
             told.starts_with("rank 1 (n1, pid 71) is there already, rank 1 (n1, pid 72) cannot"),
@@ -172,7 +228,45 @@ mod tests {
         assert!(roster.admit(&hello(1, 4, 2)).is_err(), "only the member itself can leave");
         roster.leave(&hello(1, 4, 1));
         assert_eq!(roster.lose(&hello(1, 4, 1)), None, "it has left");
-        assert_eq!(roster.admit(&hello(1, 4, 2)), Ok(true));
+        assert_eq!(roster.admit(&hello(1, 4, 2)), life_line(1, 2, Some(1)));
+    }
+
+    #[test]
+    fn whoever_comes_again_begins_the_next_meeting_and_the_others_join_it() {
+        let mut roster = Roster::new(ServerOptions::default());
+        for rank in 0..3 {
+            assert_eq!(roster.admit(&hello(rank, 4, 1)), life_line(rank, 1, None));
+        }
+        for again in [2, 3] {
+            roster.leave(&hello(1, 4, again - 1));
+            assert_eq!(roster.admit(&hello(1, 4, again)), life_line(1, again.into(), Some(again as u64 - 1)));
+        }
+        assert_eq!(roster.admit(&hello(3, 4, 1)), life_line(3, 3, None), "late, and in time for the newest");
+        roster.leave(&hello(0, 4, 1));
+        assert_eq!(roster.admit(&hello(0, 4, 2)), life_line(0, 3, Some(1)));
+    }
+
+    #[test]
+    fn a_refusal_is_told_once_in_the_meeting_it_concerns() {
+        let mut roster = Roster::new(ServerOptions::default());
+        roster.admit(&hello(0, 2, 1)).unwrap();
+        roster.admit(&hello(1, 2, 1)).unwrap();
+        let told = |roster: &mut Roster, hello: Hello| {
+            let refusal = roster.admit(&hello).unwrap_err();
+            let (meeting, event) = roster.refused(Some(&hello), refusal)?;
+            matches!(event, Event::Refused { rank, .. } if rank == hello.rank.map(|rank| rank as usize))
+                .then_some(meeting)
+        };
+        assert_eq!(told(&mut roster, hello(1, 2, 5)), Some(1), "a duplicate of one that is there");
+        assert_eq!(told(&mut roster, hello(1, 2, 6)), None, "known");
+        roster.leave(&hello(0, 2, 1));
+        assert_eq!(told(&mut roster, hello(0, 3, 2)), Some(2), "it came for the next meeting");
+        assert_eq!(told(&mut roster, hello(0, 2, 2).round(9)), None, "nobody waits for another round's");
+        let mut guest = hello(0, 3, 2);
+        guest.rank = None;
+        assert_eq!(told(&mut roster, guest), None, "nobody waits for one that is no member");
+        let version = Refusal::new(Cause::Version, "versions differ");
+        assert!(matches!(roster.refused(None, version), Some((1, Event::Refused { rank: None, .. }))));
     }
 
     #[test]
@@ -202,6 +296,6 @@ mod tests {
             refusal(roster.admit(&hello(4, 4, 2).round(3))).contains("outside the world of 4 ranks, 0 to 3")
         );
         (one.rank, one.world_size) = (None, 0);
-        assert_eq!(roster.admit(&one), Ok(false), "a launcher is no member");
+        assert_eq!(roster.admit(&one), Ok(Entry::Further), "a launcher is no member");
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Stranger {
 pub(super) enum Progress {
     Waiting,
     Proved(Hello),
+    /// It holds the key, cannot be understood, and has been told so.
+    Refused(Refusal),
     Gone,
 }
 
@@ -49,6 +51,7 @@ impl Stranger {
             match self.step(prover, want) {
                 Ok(None) => {}
                 Ok(Some(hello)) => return Progress::Proved(hello),
+                Err(HandshakeError::Refused(refusal)) => return Progress::Refused(refusal),
                 Err(error) => {
                     tracing::debug!(%error, "closed a connection");
                     return Progress::Gone;

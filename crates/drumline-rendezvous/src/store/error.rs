@@ -5,18 +5,18 @@ use crate::handshake::HandshakeError;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why a store could not be reached or did not do what was asked.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The deadline passed first.
     #[error(
-        "{what} timed out after {after:?}: nobody made it come true; try looking at the ranks that should have"
+        "{what} timed out after {after:.1?}: nobody made it come true; try looking at the ranks that should have"
     )]
     Timeout {
-        /// The request.
+        /// The request, with those of its keys that are missing.
         what: String,
         /// How long was waited.
         after: Duration,
@@ -39,7 +39,7 @@ pub enum StoreError {
     },
     /// The server is gone, or ended this connection.
     #[error(
-        "lost the store at {addr} during {what}; its host (rank 0 or the launcher) has ended or cannot be reached"
+        "lost the store at {addr} during {what} ({source}); its host (rank 0 or the launcher) has ended or cannot be reached"
     )]
     Gone {
         /// Where it was.
@@ -52,7 +52,7 @@ pub enum StoreError {
     },
     /// Nobody answered as the store before the deadline.
     #[error(
-        "no store at {addr} after {after:?}: {tried}; try checking that rank 0 (or the launcher) runs and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
+        "no store at {addr} after {after:.1?}: {tried}; try checking that rank 0 (or the launcher) runs and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
     )]
     Unreachable {
         /// Where it should have been.
@@ -61,6 +61,19 @@ pub enum StoreError {
         after: Duration,
         /// Each address and what happened there.
         tried: Tried,
+    },
+    /// Nobody knows the name.
+    #[error(
+        "the name `{host}` cannot be resolved, tried for {after:.1?}: {source}; try an address, or a name that this machine knows (`getent hosts {host}`)"
+    )]
+    Unresolved {
+        /// The name.
+        host: String,
+        /// How long it was tried.
+        after: Duration,
+        /// What the system said.
+        #[source]
+        source: io::Error,
     },
     /// Somebody answered, and the meeting failed.
     #[error("cannot join the store at {addr}: {source}")]
@@ -139,6 +152,25 @@ impl StoreError {
     /// Whether a new round of the job may do better; the others are mistakes in the program or its set-up.
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Gone { .. } | Self::Unreachable { .. })
+    }
+
+    /// A timeout as seen by one who has waited in several calls since `began`; other errors are as they were.
+    ///
+    /// ```
+    /// use drumline_rendezvous::{MemoryStore, Store, StoreError};
+    /// use std::time::{Duration, Instant};
+    /// let (store, began) = (MemoryStore::new(), Instant::now());
+    /// let slice = || store.wait(&["never"], Instant::now() + Duration::from_millis(20)).unwrap_err();
+    /// slice();
+    /// let error = slice().waited_since(began);
+    /// assert!(matches!(error, StoreError::Timeout { after, .. } if after >= Duration::from_millis(40)));
+    /// ```
+    #[must_use]
+    pub fn waited_since(self, began: Instant) -> StoreError {
+        match self {
+            Self::Timeout { what, .. } => Self::Timeout { what, after: began.elapsed() },
+            other => other,
+        }
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {

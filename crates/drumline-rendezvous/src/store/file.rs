@@ -21,8 +21,10 @@ mod watch;
 use super::Store;
 use super::error::StoreError;
 use super::request::{Reply, Request};
+use super::timed_out::timed_out;
 use crate::core::Core;
 use crate::frame::{Call, Frame, encode_call};
+use crate::reminder::Reminder;
 use header::Header;
 use std::collections::HashMap;
 use std::fmt;
@@ -87,6 +89,7 @@ impl FileStore {
         let (path, began) = (path.as_ref(), Instant::now());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let watch = Watch::folder(folder.unwrap_or(Path::new(".")));
+        let mut reminder = Reminder::new(began);
         loop {
             match Self::attach(path) {
                 Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
@@ -96,6 +99,10 @@ impl FileStore {
             if left.is_zero() {
                 let what = format!("waiting for rank 0 to make {}", path.display());
                 return Err(StoreError::Timeout { what, after: began.elapsed() });
+            }
+            if reminder.is_due(Instant::now()) {
+                let (path, waited) = (path.display(), began.elapsed());
+                tracing::warn!(%path, "still waits for rank 0 to make {path}, {waited:.0?} so far and {left:.0?} more");
             }
             watch.wait(left.min(RECHECK));
         }
@@ -141,7 +148,7 @@ impl Store for FileStore {
         }
         // Watched before the first look, so that no change falls between the two.
         let watch = request.waits().then(|| Watch::file(&self.path));
-        let (began, what) = (Instant::now(), request.to_string());
+        let (began, asked) = (Instant::now(), request.clone());
         let ticket = self.replica().ask(request).map_err(|error| self.failed(error))?;
         loop {
             let mut replica = self.replica();
@@ -152,7 +159,8 @@ impl Store for FileStore {
             let left = deadline.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 replica.core.cancel(ticket);
-                return Err(StoreError::Timeout { what, after: began.elapsed() });
+                drop(replica);
+                return Err(timed_out(self, &asked, began));
             }
             drop(replica);
             if let Some(watch) = &watch {

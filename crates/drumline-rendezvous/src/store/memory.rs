@@ -3,6 +3,7 @@
 use super::Store;
 use super::error::StoreError;
 use super::request::{Reply, Request};
+use super::timed_out::timed_out;
 use crate::core::Core;
 use std::collections::HashMap;
 use std::fmt;
@@ -53,13 +54,20 @@ impl State {
             (ticket, receiver)
         })
     }
+
+    /// Ends a wait; `false` if it was answered before.
+    fn cancel(&mut self, ticket: u64) -> bool {
+        self.waiting.remove(&ticket);
+        self.core.cancel(ticket)
+    }
 }
 
 impl Store for MemoryStore {
     fn call(&self, request: Request, deadline: Option<Instant>) -> Result<Reply, StoreError> {
         request.check_limits()?;
-        let (began, what) =
-            (Instant::now(), if request.waits() { request.to_string() } else { String::new() });
+        // Only waits come as far as the error; other requests may carry much.
+        let asked = if request.waits() { request.clone() } else { Request::NumKeys };
+        let began = Instant::now();
         let (ticket, receiver) = match self.state().start(request) {
             Ok(reply) => return Ok(reply),
             Err(wait) => wait,
@@ -68,12 +76,11 @@ impl Store for MemoryStore {
         if let Ok(reply) = receiver.recv_timeout(patience) {
             return Ok(reply);
         }
-        let mut state = self.state();
-        if state.core.cancel(ticket) {
-            state.waiting.remove(&ticket);
-            return Err(StoreError::Timeout { what, after: began.elapsed() });
+        let cancelled = self.state().cancel(ticket);
+        match receiver.try_recv() {
+            Ok(reply) if !cancelled => Ok(reply),
+            _ => Err(timed_out(self, &asked, began)),
         }
-        receiver.try_recv().map_err(|_| StoreError::Timeout { what, after: began.elapsed() })
     }
 }
 

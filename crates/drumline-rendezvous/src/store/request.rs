@@ -74,6 +74,16 @@ impl Request {
         }
     }
 
+    /// The same wait for only those keys that `is_missing`.
+    pub(crate) fn only(&self, is_missing: impl Fn(&str) -> bool) -> Request {
+        let missing = |keys: &[String]| keys.iter().filter(|key| is_missing(key)).cloned().collect();
+        match self {
+            Self::Wait { keys } => Self::Wait { keys: missing(keys) },
+            Self::MultiGet { keys } => Self::MultiGet { keys: missing(keys) },
+            other => other.clone(),
+        }
+    }
+
     /// The same request with every key put through `rename`.
     #[must_use]
     pub fn rename(mut self, rename: impl Fn(&str) -> String) -> Request {

@@ -10,6 +10,7 @@ mod wire;
 use super::Store;
 use super::error::StoreError;
 use super::request::{Reply, Request};
+use super::timed_out::timed_out;
 use crate::JobKey;
 use crate::handshake::{Hello, Prover};
 use crate::job_key::random_bytes;
@@ -73,7 +74,9 @@ impl TcpStore {
         if self.left.swap(true, Ordering::Relaxed) {
             return;
         }
-        if let Ok(mut wire) = self.take_wire(Instant::now() + PROMPT)
+        // Over a connection that is there: a store that has lost them all has lost this member too.
+        let wire = self.idle().pop();
+        if let Some(mut wire) = wire
             && wire.say_bye().is_ok()
         {
             self.give_back(wire);
@@ -109,7 +112,9 @@ impl Store for TcpStore {
         let began = Instant::now();
         let deadline = if request.waits() { deadline.unwrap_or(began) } else { began + PROMPT };
         let mut wire = self.take_wire(deadline.max(began + Duration::from_secs(1)))?;
-        let what = if request.waits() { request.to_string() } else { String::from("a request") };
+        // What a wait was for is needed when it fails; other requests may carry much.
+        let wait = request.waits().then(|| request.clone());
+        let what = || wait.as_ref().map_or_else(|| String::from("a request"), Request::to_string);
         let addr = || self.dial.addr.clone();
         match wire.call(request, deadline) {
             Ok(Some(reply)) => {
@@ -118,9 +123,12 @@ impl Store for TcpStore {
             }
             Ok(None) => {
                 self.give_back(wire);
-                Err(StoreError::Timeout { what, after: began.elapsed() })
+                Err(match &wait {
+                    Some(wait) => timed_out(self, wait, began),
+                    None => StoreError::Timeout { what: what(), after: began.elapsed() },
+                })
             }
-            Err(Broken::Io(source)) => Err(StoreError::Gone { addr: addr(), what, source }),
+            Err(Broken::Io(source)) => Err(StoreError::Gone { addr: addr(), what: what(), source }),
             Err(Broken::Frame(source)) => Err(StoreError::Protocol { addr: addr(), source }),
             Err(Broken::Closed(reason)) => Err(StoreError::Rejected { reason }),
         }

@@ -28,9 +28,14 @@ fn member_process() {
 }
 
 fn start(job: &Job, end: &str) -> Child {
+    start_at(&job.addr(), &job.key, end)
+}
+
+/// A process that joins as rank 1 of 2 and then ends, or does not, as told.
+pub(crate) fn start_at(addr: &str, key: &JobKey, end: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "liveness::member_process", "--nocapture"])
-        .env(CHILD, format!("{} {} {end}", job.addr(), *job.key.to_hex()))
+        .env(CHILD, format!("{addr} {} {end}", *key.to_hex()))
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()

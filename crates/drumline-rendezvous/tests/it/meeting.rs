@@ -1,12 +1,14 @@
 //! `init` from end to end; ranks are threads here, so everything is given by options and method.
 
 use crate::after;
+use crate::liveness::start_at;
+use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, StoreError, init};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 fn options(rank: usize, world_size: usize) -> InitOptions {
-    let timeout = Duration::from_secs(10);
+    let timeout = Some(Duration::from_secs(10));
     InitOptions { rank: Some(rank), world_size: Some(world_size), timeout, key: Some(JobKey::open()) }
 }
 
@@ -80,7 +82,7 @@ fn a_stale_meeting_file_is_noticed_by_every_rank_at_once() {
 #[test]
 fn a_missing_rank_zero_is_named() {
     let began = Instant::now();
-    let options = InitOptions { timeout: Duration::from_millis(300), ..options(1, 2) };
+    let options = InitOptions { timeout: Some(Duration::from_millis(300)), ..options(1, 2) };
     let error = init(&format!("tcp://127.0.0.1:{}", free_port()), options).unwrap_err().to_string();
     assert!(error.contains("refused (nobody listens there)") && error.contains("MASTER_PORT"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(2));
@@ -92,6 +94,50 @@ fn world_sizes_that_differ() {
     let _zero = init(&method, options(0, 2)).unwrap();
     let error = init(&method, options(1, 3)).unwrap_err().to_string();
     assert!(error.contains("world size differs: 2 according to the store, 3 according to rank 1"), "{error}");
+}
+
+#[test]
+fn the_host_stays_for_the_others_unless_the_job_has_failed() {
+    for abandoned in [false, true] {
+        let port = free_port();
+        let key = JobKey::random();
+        let options = InitOptions { key: Some(key.clone()), ..options(0, 2) };
+        let zero = init(&format!("tcp://127.0.0.1:{port}"), options).unwrap();
+        let mut one = start_at(&format!("127.0.0.1:{port}"), &key, "wait");
+        if abandoned {
+            zero.abandon();
+        }
+        let host = std::thread::spawn(move || drop(zero));
+        std::thread::sleep(Duration::from_millis(1000));
+        assert_eq!(host.is_finished(), abandoned);
+        one.kill().unwrap();
+        let killed = Instant::now();
+        host.join().unwrap();
+        assert!(killed.elapsed() < Duration::from_secs(1), "the last one is lost");
+        one.wait().unwrap();
+    }
+}
+
+#[test]
+fn those_who_meet_again_in_the_same_round_do_not_hear_of_the_first_time() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let zero = init(&method, options(0, 3)).unwrap();
+    let one = init(&method, options(1, 3)).unwrap();
+    assert_eq!((zero.incarnation, one.incarnation), (1, 1));
+    events::post_in(&one.store, 1, &Event::Call { group: "g".into(), rank: 1, text: "x".into() }).unwrap();
+    drop(one);
+
+    let one = init(&method, options(1, 3)).unwrap();
+    let two = init(&method, options(2, 3)).unwrap();
+    assert_eq!((one.incarnation, two.incarnation), (2, 2), "rank 2 comes to the newest meeting");
+    let first = events::follow_in(&zero.store, 1).next_batch(after(5000)).unwrap();
+    assert!(matches!(first[..], [Event::Call { .. }, Event::Left { rank: 1 }]), "{first:?}");
+    let mut second = events::follow_in(&two.store, 2);
+    assert!(second.next_batch(after(100)).unwrap().is_empty());
+    let lost = Event::Lost { rank: 0, host: "n1".into(), pid: 7 };
+    events::post(&zero.store, &lost).unwrap();
+    assert_eq!(second.next_batch(after(5000)).unwrap(), [lost], "what holds for the round reaches all");
+    drop((one, two));
 }
 
 #[test]

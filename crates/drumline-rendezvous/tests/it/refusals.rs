@@ -1,6 +1,7 @@
 //! Those who hold the key and still do not belong are told why, with both values, within a second.
 
 use crate::{Job, after};
+use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::handshake::{self, ClientHandshake, Prover};
 use drumline_rendezvous::{
     Cause, HandshakeError, Hello, JobKey, Refusal, Role, ServerOptions, Store, StoreError, TcpStore,
@@ -49,6 +50,33 @@ fn world_size_round_and_rank() {
 }
 
 #[test]
+fn the_others_learn_of_a_refusal_and_not_of_strangers() {
+    let job = Job::with(ServerOptions { world_size: Some(4), round: 0 });
+    let waiting = job.member(0, 4);
+    let mut log = events::follow_in(&waiting, 1);
+    refused(&job, &JobKey::random(), member(1, 8));
+    refused(&job, &job.key, member(1, 4).round(7));
+    assert!(log.next_batch(after(100)).unwrap().is_empty(), "control: nobody waits for those");
+    for (hello, part) in [
+        (member(1, 8), "world size differs: 4 according to the store, 8 according to rank 1"),
+        (member(0, 4), "is there already"),
+    ] {
+        let rank = hello.rank.map(|rank| rank as usize);
+        refused(&job, &job.key, hello);
+        let began = Instant::now();
+        match &log.next_batch(after(5000)).unwrap()[..] {
+            [Event::Refused { rank: told, reason }] if *told == rank => {
+                assert!(reason.contains(part), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(began.elapsed() < Duration::from_millis(500));
+    }
+    refused(&job, &job.key, member(1, 8));
+    assert!(log.next_batch(after(100)).unwrap().is_empty(), "told once");
+}
+
+#[test]
 fn other_job() {
     let job = Job::start();
     let error = refused(&job, &JobKey::random(), member(0, 2));
@@ -60,6 +88,7 @@ fn other_job() {
 #[test]
 fn other_version() {
     let job = Job::start();
+    let waiting = job.member(1, 2);
     let mut stream = TcpStream::connect(job.addr()).unwrap();
     let mut client =
         ClientHandshake::with_version(&Prover::from(&job.key), &member(0, 2), handshake::VERSION + 1)
@@ -76,6 +105,8 @@ fn other_version() {
     };
     assert!(matches!(&error, HandshakeError::Refused(refusal) if refusal.cause == Cause::Version));
     assert!(error.to_string().contains("speaks version 1, this rank version 2"), "{error}");
+    let told = events::follow_in(&waiting, 1).next_batch(after(5000)).unwrap();
+    assert!(matches!(&told[..], [Event::Refused { rank: None, .. }]), "{told:?}");
 }
 
 #[test]

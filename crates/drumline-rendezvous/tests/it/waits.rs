@@ -65,6 +65,22 @@ fn a_wait_that_times_out_leaves_everything_in_order() {
 }
 
 #[test]
+fn a_wait_that_times_out_names_only_what_is_missing() {
+    on_all_forms(|form, a, b| {
+        a.multi_set(&[("who/0", b"x"), ("who/2", b"y"), ("other", b"z")]).unwrap();
+        let keys = ["who/0", "who/1", "who/2", "who/3"];
+        let error = b.multi_get(&keys, after(50)).unwrap_err();
+        let StoreError::Timeout { what, after: waited } = &error else { panic!("{form}: {error}") };
+        assert_eq!(what, "multi_get of \"who/1\", \"who/3\" (2 of 4 keys)", "{form}");
+        assert!((45..1000).contains(&waited.as_millis()), "{form}: {waited:?}");
+        let error = b.wait(&keys[..2], after(20)).unwrap_err();
+        assert!(error.to_string().starts_with("wait for \"who/1\" (1 of 2 keys) timed out after"), "{error}");
+        let error = b.get("who/1", after(20)).unwrap_err().to_string();
+        assert!(error.starts_with("get of \"who/1\" timed out after"), "{form}: {error}");
+    });
+}
+
+#[test]
 fn many_wait_on_many() {
     on_all_forms(|form, a, b| {
         let threads: Vec<_> = (0..8)

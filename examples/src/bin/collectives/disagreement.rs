@@ -16,7 +16,9 @@ pub(crate) fn show(group: &ProcessGroup, painter: &Painter) -> anyhow::Result<()
     let seen = matches!(outcome, Err(CommError::Mismatch { .. } | CommError::CalledOff { .. }));
     let seen_by_all = group.all_gather_object(&seen)?; // the first group is as good as before
     match outcome {
-        Err(error) if seen_by_all.iter().all(|seen| *seen) => painter.disagreement(&error.to_string()),
+        Err(error) if seen_by_all.iter().all(|seen| *seen) => {
+            painter.disagreement(doomed.name(), &error.to_string());
+        }
         other => bail!("all ranks should have seen that they disagree: {seen_by_all:?}; here: {other:?}"),
     }
     Ok(())

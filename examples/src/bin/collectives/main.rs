@@ -13,26 +13,57 @@ mod disagreement;
 mod picture;
 mod steps;
 
-use anyhow::{Context, bail, ensure};
-use drumline_comm::ProcessGroup;
+use std::process::ExitCode;
+
+use anyhow::{bail, ensure};
+use drumline_comm::{GroupOptions, ProcessGroup};
 use drumline_launch::LocalJob;
 use picture::Painter;
 use steps::{STEPS, Step, held_at_first};
 
-fn main() -> anyhow::Result<()> {
-    if std::env::var_os("RANK").is_some() { show_all() } else { start_ranks() }
+const HELP: &str = "\
+Shows every collective operation as a picture: what each rank held before, and what it holds after.
+
+Usage: collectives [RANKS]
+
+  RANKS    processes to start, 2 to 10; 4 if not given. Inside a job (RANK is set) the job's ranks are taken.";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let in_a_job = std::env::var_os("RANK").is_some();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--help" | "-h"] => println!("{HELP}"),
+        [] if in_a_job => show_all()?,
+        [ranks] if in_a_job => bail!(
+            "RANK is set, so this is a rank of a job, which has its ranks; try without `{ranks}`, or unset RANK"
+        ),
+        [] => start_ranks(4)?,
+        [ranks] => match ranks.parse() {
+            Ok(ranks) => start_ranks(ranks)?,
+            Err(_) => bail!("`{ranks}` is no number of ranks; try 4, or --help"),
+        },
+        [_, unexpected, ..] => bail!("one number of ranks is enough, got `{unexpected}` too; try --help"),
+    }
+    Ok(())
 }
 
 /// Starts this program once for every rank. Each finds its rank in its environment.
-fn start_ranks() -> anyhow::Result<()> {
-    let ranks = match std::env::args().nth(1) {
-        Some(text) => text.parse().with_context(|| format!("`{text}` is no number of ranks; try 4"))?,
-        None => 4,
-    };
+fn start_ranks(ranks: usize) -> anyhow::Result<()> {
     check_size(ranks)?;
+    GroupOptions::from_env()?; // a mistake there is better told once than by every rank
     let report = LocalJob::this_program(ranks, [] as [&str; 0])?.start()?.wait();
-    match report.root_cause {
-        Some(rank) => bail!("rank {rank} failed; its message is above"),
+    match report.root_cause.and_then(|rank| report.rank(rank)) {
+        Some(rank) => bail!("rank {} failed ({}); if it said why, that is above", rank.rank, rank.exit),
         None => Ok(()),
     }
 }

@@ -38,7 +38,7 @@ impl Painter {
         for (rank, pid) in processes.iter().enumerate() {
             self.line(&format!("  {}  process {pid}", self.rank(rank)));
         }
-        self.line("\nRank 2 starts with 21, 22, 23, …, so a number shows where it came from.");
+        self.line("\nRank 1 starts with 11, 12, …, so a number shows where it came from.");
         if self.colours {
             self.line(&format!("Its colour shows it, too; sums look like this: {}", self.cell(64, 2, None)));
         }
@@ -108,13 +108,14 @@ impl Painter {
         }
     }
 
-    pub(crate) fn disagreement(&self, error: &str) {
+    pub(crate) fn disagreement(&self, group: &str, error: &str) {
         self.heading("and when ranks disagree?");
-        self.line(
-            "Rank 1 brings 3 numbers to an all_reduce, the others bring 4. Nobody hangs and nothing is",
-        );
+        self.line("Rank 1 brings 3 numbers to an all_reduce, everybody else 4. Nobody hangs and nothing is");
         self.line("mixed up: every rank at once gets an error that says who called what, and where.\n");
         error.lines().for_each(|line| self.line(&format!("  {line}")));
+        self.line(&format!(
+            "\n`{group}` is a group's name: `world` is that of all ranks, the number counts those made from it."
+        ));
     }
 
     pub(crate) fn farewell(&self) {

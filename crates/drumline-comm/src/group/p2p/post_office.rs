@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::streams::Streams;
+use super::streams::{Carrier, Streams};
 use super::{Slot, Source, Way};
 use crate::error::CommError;
 use crate::monitor::Fate;
@@ -37,8 +37,8 @@ impl From<Stop> for Halt {
 }
 
 #[derive(Debug)]
-pub(crate) struct PostOffice {
-    streams: Streams,
+pub(crate) struct PostOffice<C = Streams> {
+    streams: C,
     me: usize,
     arriving: Vec<Arriving>,
     /// Complete messages that nobody has asked for, in the order of arrival.
@@ -80,7 +80,14 @@ impl PostOffice {
         node: Option<&Node>,
     ) -> Self {
         let streams = Streams::new(process.clone(), fate, me, local, node.map(Node::mail));
-        let arriving = fate.members.iter().map(|_| Arriving::default()).collect();
+        Self::over(streams, me, fate.members.len())
+    }
+}
+
+impl<C: Carrier> PostOffice<C> {
+    /// The post office of rank `me` of `ranks`, with these streams.
+    pub(super) fn over(streams: C, me: usize, ranks: usize) -> Self {
+        let arriving = (0..ranks).map(|_| Arriving::default()).collect();
         Self { streams, me, arriving, waiting: VecDeque::new(), owner: None, calls: 0 }
     }
 
@@ -105,6 +112,12 @@ impl PostOffice {
 
     pub(super) fn calls(&self) -> u64 {
         self.calls
+    }
+
+    /// Bytes of messages that nobody has asked for.
+    #[cfg(fuzzing)]
+    pub(super) fn num_kept(&self) -> usize {
+        self.waiting.iter().map(|kept| kept.data.len()).sum()
     }
 
     /// Moves messages until it is `enough`.
@@ -331,5 +344,59 @@ fn deliver(slot: &mut Slot<'_>, from: usize, data: &[u8]) {
     if let Way::Receive { bytes, .. } = &mut slot.message.way {
         bytes.copy_from_slice(data);
         slot.done = Some(from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::P2p;
+    use super::super::trickle::Trickle;
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    /// A message from rank 1 or 2: sender, tag, elements.
+    type Sent = (usize, u64, usize);
+
+    fn stream(sent: &[Sent], rank: usize) -> VecDeque<u8> {
+        let mut bytes = VecDeque::new();
+        for (index, &(from, tag, elements)) in sent.iter().enumerate().filter(|(_, sent)| sent.0 == rank) {
+            let header = MailHeader { dtype: crate::DType::U8, tag, elements: elements as u64 };
+            debug_assert_eq!(from, rank);
+            bytes.extend(header.encode());
+            bytes.extend(vec![index as u8; elements]);
+        }
+        bytes
+    }
+
+    proptest! {
+        /// However the streams are cut, and in whatever order receives are made, each gets its own message whole.
+        #[test]
+        fn every_message_finds_its_receive(
+            sent in prop::collection::vec((1usize..3, 0u64..3, 0usize..200), 1..12),
+            pieces in prop::collection::vec(0usize..90, 0..60),
+            order in any::<u64>(),
+        ) {
+            let mut streams = Trickle::new(3);
+            (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
+            streams.pieces = pieces.into();
+            let mut post = PostOffice::over(streams, 0, 3);
+            let (given_up, left) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; 3]);
+            let watch = Watch { given_up: &given_up, left: &left, timeout: Duration::from_secs(5) };
+            // Receives of one sender and tag in the order sent, all else in any order.
+            let mut turns: Vec<usize> = (0..sent.len()).collect();
+            turns.sort_by_key(|&index| (sent[index].0 * 3 + sent[index].1 as usize).wrapping_mul(order as usize | 1) % 7);
+            for index in turns {
+                let (from, tag, elements) = sent[index];
+                let mut data = vec![0u8; elements];
+                let mut slots = [Slot::from(P2p::recv(&mut data, Source::Rank(from), tag))];
+                let outcome = post.drive(&mut slots, &watch, |slots| slots[0].done.is_some());
+                prop_assert!(outcome.is_ok(), "{:?}", outcome);
+                prop_assert_eq!(slots[0].done, Some(from));
+                prop_assert!(data.iter().all(|&byte| byte == index as u8));
+            }
+            prop_assert!(post.waiting.is_empty());
+        }
     }
 }

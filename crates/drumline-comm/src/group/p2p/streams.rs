@@ -17,7 +17,7 @@ use crate::shm::{Mail, Stop, Watch};
 use crate::tcp::{Channel, LinkName};
 
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(crate) struct Streams {
     process: Arc<Process>,
     fate: Arc<Fate>,
     me: usize,
@@ -26,6 +26,27 @@ pub(super) struct Streams {
     mail: Option<Mail>,
     out: HashMap<usize, TcpStream>,
     inward: HashMap<usize, TcpStream>,
+}
+
+/// How bytes come from other ranks and go to them. None of the calls waits but `wait`.
+pub(crate) trait Carrier {
+    /// Writes as much as the stream to `to` takes.
+    fn write(&mut self, watch: &Watch<'_>, to: usize, bytes: &[u8]) -> Result<usize, Stop>;
+
+    /// Reads what has come from `from`; `due` says that more of a message must come.
+    fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop>;
+
+    /// Whether something from `rank` is there to be read.
+    fn has_data(&self, rank: usize) -> bool;
+
+    /// Waits until one of `senders` has sent something or one of `receivers` has room, or a moment has passed.
+    fn wait(
+        &mut self,
+        watch: &Watch<'_>,
+        begin: Instant,
+        senders: &[usize],
+        receivers: &[usize],
+    ) -> Result<(), Stop>;
 }
 
 impl Streams {
@@ -40,9 +61,10 @@ impl Streams {
         let places = (0..fate.members.len()).map(place).collect();
         Self { process, fate: fate.clone(), me, places, mail, out: HashMap::new(), inward: HashMap::new() }
     }
+}
 
-    /// Writes as much as the stream to `to` takes.
-    pub(super) fn write(&mut self, watch: &Watch<'_>, to: usize, bytes: &[u8]) -> Result<usize, Stop> {
+impl Carrier for Streams {
+    fn write(&mut self, watch: &Watch<'_>, to: usize, bytes: &[u8]) -> Result<usize, Stop> {
         if let (Some(place), Some(mail)) = (self.places[to], &mut self.mail) {
             return Ok(mail.give(place, bytes));
         }
@@ -53,8 +75,7 @@ impl Streams {
         settle(to, (&self.out[&to]).write(bytes))
     }
 
-    /// Reads what has come from `from`; `due` says that more of a message must come.
-    pub(super) fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop> {
+    fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop> {
         if into.is_empty() {
             return Ok(0);
         }
@@ -72,16 +93,14 @@ impl Streams {
         }
     }
 
-    /// Whether something from `rank` is there to be read.
-    pub(super) fn has_data(&self, rank: usize) -> bool {
+    fn has_data(&self, rank: usize) -> bool {
         match (self.places[rank], &self.mail) {
             (Some(place), Some(mail)) => mail.can_move(&[place], &[]),
             _ => self.inward.get(&rank).is_some_and(|stream| matches!(stream.peek(&mut [0]), Ok(1..))),
         }
     }
 
-    /// Waits until one of `senders` has sent something or one of `receivers` has room, or a moment has passed.
-    pub(super) fn wait(
+    fn wait(
         &mut self,
         watch: &Watch<'_>,
         begin: Instant,
@@ -111,7 +130,9 @@ impl Streams {
         let _ = rustix::event::poll(&mut fds, Some(&rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap }));
         watch.check(begin, None, &|| false)
     }
+}
 
+impl Streams {
     fn name(&self, from: usize) -> LinkName {
         LinkName { group: self.fate.group.clone(), channel: Channel::Mail, from }
     }

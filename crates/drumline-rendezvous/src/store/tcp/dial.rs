@@ -2,6 +2,8 @@
 
 use super::wire::Wire;
 use crate::handshake::{HandshakeError, Hello, Prover, YOUNG, connect_with};
+use crate::reminder::Reminder;
+use crate::resolve::resolve;
 use crate::socket::tune;
 use crate::store::error::{StoreError, Tried};
 use std::io::{self, ErrorKind};
@@ -15,6 +17,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(
 /// A server that closes at once without an answer, this often, does not know our job. (One that takes its time has
 /// too many strangers and has dropped us for one of them.)
 const CLOSED: u32 = 3;
+
+const NOBODY: &str = "refused (nobody listens there)";
 
 /// Where to go and as whom.
 #[derive(Debug, Clone)]
@@ -45,7 +49,9 @@ impl Dial {
 
     /// A connection that has been let in.
     pub(super) fn open(&self, deadline: Instant) -> Result<Wire, StoreError> {
+        resolve(&self.addr, deadline)?;
         let (began, mut tried, mut pause, mut closed) = (Instant::now(), Tried::default(), PAUSES[0], 0);
+        let mut reminder = Reminder::new(began);
         loop {
             for (addr, result) in self.try_each(deadline) {
                 match result {
@@ -68,6 +74,15 @@ impl Dial {
                     after: began.elapsed(),
                     tried,
                 });
+            }
+            if reminder.is_due(Instant::now()) {
+                let (rank, addr, waited) = (self.hello.rank, &self.addr, began.elapsed());
+                tracing::warn!(
+                    rank,
+                    addr,
+                    "{} still waits for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}",
+                    self.hello
+                );
             }
             std::thread::sleep(pause.min(left));
             pause = (pause * 3 / 2).min(PAUSES[1]);
@@ -104,7 +119,7 @@ impl Dial {
         let mut stream = TcpStream::connect_timeout(&addr, deadline - now)
             .map_err(|error| Missed::Retry(describe(&error, deadline - now)))?;
         if is_own_echo(&stream) {
-            return Err(Missed::Retry("refused (nobody listens there)".into()));
+            return Err(Missed::Retry(NOBODY.into()));
         }
         tune(&stream).map_err(|error| Missed::Retry(error.to_string()))?;
         match connect_with(&mut stream, &self.prover, &self.hello, deadline) {
@@ -125,7 +140,7 @@ fn is_own_echo(stream: &TcpStream) -> bool {
 
 fn describe(error: &io::Error, after: Duration) -> String {
     match error.kind() {
-        ErrorKind::ConnectionRefused => "refused (nobody listens there)".into(),
+        ErrorKind::ConnectionRefused => NOBODY.into(),
         ErrorKind::TimedOut => format!("did not answer within {after:.1?}"),
         _ => format!("failed: {error}"),
     }

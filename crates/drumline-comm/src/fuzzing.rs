@@ -1,0 +1,25 @@
+//! Doors for the fuzzer to what stands behind the handshake: headers of frames, names of links, messages.
+
+use crate::tcp::LinkName;
+use crate::tcp::frame::{DataHeader, HEADER, MailHeader};
+
+pub use crate::group::fuzzing::messages;
+
+/// Any bytes as headers: those that are read come back as they were written.
+pub fn headers(bytes: &[u8]) {
+    let Some((header, _)) = bytes.split_first_chunk::<HEADER>() else { return };
+    if let Ok(data) = DataHeader::decode(header) {
+        assert_eq!(data.encode(), *header);
+    }
+    if let Ok(mail) = MailHeader::decode(header) {
+        assert_eq!(MailHeader::decode(&mail.encode()), Ok(mail));
+        assert_eq!(mail.bytes() % mail.dtype.size() as u64, 0);
+    }
+}
+
+/// Any bytes as the name of a link.
+pub fn link_name(bytes: &[u8]) {
+    if let Some(name) = LinkName::decode(bytes) {
+        assert_eq!(name.encode(), bytes);
+    }
+}

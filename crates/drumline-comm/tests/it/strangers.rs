@@ -1,0 +1,211 @@
+//! Those without the job's key, at the port where a rank listens for links: they change nothing and keep nobody out.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use drumline_comm::{GroupOptions, ProcessGroup, ReduceOp, Transport};
+use drumline_rendezvous::handshake::{self, ClientHandshake, ClientStep, OPENING, Prover};
+use drumline_rendezvous::{Hello, JobKey, Member, MemoryStore, Role, Store};
+
+use crate::numbers::Random;
+use crate::threads::{Result, within};
+
+const RANKS: usize = 3;
+
+/// A job over links, of which the test knows the store and the key.
+#[derive(Clone)]
+struct Job {
+    store: MemoryStore,
+    key: JobKey,
+}
+
+impl Job {
+    fn new() -> Self {
+        Self { store: MemoryStore::new(), key: JobKey::random() }
+    }
+
+    fn group(&self, rank: usize) -> Result<ProcessGroup> {
+        let limit = Duration::from_secs(20);
+        let member = Member::in_process(rank, RANKS, Arc::new(self.store.clone()), self.key.clone(), limit);
+        ProcessGroup::new(member, GroupOptions { transport: Transport::Tcp, timeout: limit })
+    }
+
+    /// Where a rank listens; waits until it does.
+    fn address(&self, rank: usize) -> SocketAddr {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let bytes = self.store.get(&format!("meeting/1/drumline/hub/{rank}"), deadline).unwrap();
+        String::from_utf8(bytes).unwrap().parse().unwrap()
+    }
+
+    /// Runs `body` on every rank while `disturb` is called again and again; returns how often it was.
+    fn disturbed(
+        &self,
+        body: impl Fn(&ProcessGroup) -> Result + Send + Sync + 'static,
+        disturb: impl Fn(&Job, usize) + Send + Sync + 'static,
+    ) -> usize {
+        let job = self.clone();
+        within(Duration::from_secs(60), move || {
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let stranger = scope.spawn(|| {
+                    let mut turns = 0;
+                    while !done.load(Ordering::Acquire) {
+                        disturb(&job, turns % RANKS);
+                        turns += 1;
+                    }
+                    turns
+                });
+                let rank = |rank| {
+                    let (job, body) = (&job, &body);
+                    scope.spawn(move || job.group(rank).and_then(|group| body(&group)))
+                };
+                let ranks: Vec<_> = (0..RANKS).map(rank).collect();
+                let outcomes: Vec<Result> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+                done.store(true, Ordering::Release);
+                let turns = stranger.join().unwrap();
+                for outcome in outcomes {
+                    outcome.unwrap();
+                }
+                turns
+            })
+        })
+    }
+}
+
+/// New groups, so that links are made all the time, and collectives on them.
+fn make_links(group: &ProcessGroup) -> Result {
+    for turn in 0..10 {
+        let child = group.new_group(&[0, 1, 2])?.expect("all are in it");
+        let mut data = vec![group.rank() as u64 + turn; 5_000];
+        child.all_reduce(&mut data, ReduceOp::Sum)?;
+        assert!(data.iter().all(|&x| x == 3 + 3 * turn));
+    }
+    Ok(())
+}
+
+fn dial(address: SocketAddr) -> Option<TcpStream> {
+    // The job may be over already.
+    let stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    Some(stream)
+}
+
+/// What the other side answers until it closes.
+fn answer(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => bytes,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => bytes,
+        Err(error) => panic!("not closed: {error}"),
+    }
+}
+
+#[test]
+fn noise_gets_no_answer_and_changes_nothing() {
+    let mut tls = vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
+    tls.resize(517, 0x5a);
+    let mut magic = b"DRUMLINE\x01\x00".to_vec();
+    magic.resize(400, 0xff);
+    let mut random = Random::new(3);
+    let noises: Vec<Vec<u8>> = vec![
+        (0..4096).map(|_| random.next() as u8).collect(),
+        b"GET / HTTP/1.1\r\nHost: rank\r\nAccept: */*\r\n\r\n".repeat(4),
+        tls,
+        magic,
+        vec![0; OPENING],
+    ];
+    let job = Job::new();
+    let turns = job.disturbed(make_links, move |job, rank| {
+        for noise in &noises {
+            let Some(mut stream) = dial(job.address(rank)) else { return };
+            let _ = stream.write_all(noise);
+            assert!(answer(&mut stream).is_empty());
+        }
+    });
+    assert!(turns > 0);
+}
+
+#[test]
+fn silent_and_slow_strangers_keep_nobody_out() {
+    let job = Job::new();
+    let begin = Instant::now();
+    job.disturbed(
+        |group| {
+            group.barrier()?;
+            // Let the strangers fill the place.
+            std::thread::sleep(Duration::from_millis(200));
+            make_links(group)
+        },
+        |job, rank| {
+            let held: Vec<_> = (0..100).filter_map(|_| dial(job.address(rank))).collect();
+            for byte in b"DRUM" {
+                held.iter().for_each(|mut stream| drop(stream.write(&[*byte])));
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        },
+    );
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn another_key_is_refused() {
+    let job = Job::new();
+    job.disturbed(make_links, |job, rank| {
+        let Some(mut stream) = dial(job.address(rank)) else { return };
+        let hello = Hello::new(Role::Link).member(0, RANKS).note(&[1, 0, 0, 0, 0, b'w']);
+        let soon = Instant::now() + Duration::from_secs(5);
+        assert!(handshake::connect(&mut stream, &JobKey::random(), &hello, soon).is_err());
+        assert!(answer(&mut stream).is_empty());
+    });
+}
+
+/// A handshake by hand: all bytes the client sent, and the connection.
+fn record(job: &Job, rank: usize, hello: &Hello) -> Option<(Vec<u8>, TcpStream)> {
+    let mut stream = dial(job.address(rank))?;
+    let mut client = ClientHandshake::new(&Prover::from(&job.key), hello).unwrap();
+    let mut sent = client.opening().to_vec();
+    stream.write_all(&sent).ok()?;
+    let mut answer = vec![0; client.want()];
+    stream.read_exact(&mut answer).ok()?;
+    let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!("no proof was asked for") };
+    sent.extend_from_slice(&proof[..]);
+    stream.write_all(&proof[..]).ok()?;
+    Some((sent, stream))
+}
+
+#[test]
+fn a_recorded_handshake_is_worth_nothing() {
+    let job = Job::new();
+    job.disturbed(make_links, |job, rank| {
+        let hello = Hello::new(Role::Link).member(1, RANKS).note(&[1, 1, 0, 0, 0, b'x']);
+        let Some((recorded, mut stream)) = record(job, rank, &hello) else { return };
+        // The one it was made for is let in: the control.
+        let mut verdict = [9];
+        if stream.read_exact(&mut verdict).is_err() {
+            return;
+        }
+        assert_eq!(verdict, [0]);
+        let Some(mut replay) = dial(job.address(rank)) else { return };
+        let _ = replay.write_all(&recorded);
+        assert!(answer(&mut replay).len() <= 64, "an answer to the opening, and no welcome");
+    });
+}
+
+#[test]
+fn the_right_key_in_the_wrong_round_or_role_is_refused_with_the_reason() {
+    let job = Job::new();
+    job.disturbed(make_links, |job, rank| {
+        let cases = [
+            (Hello::new(Role::Link).member(1, RANKS).round(7), "round 7 met round 0"),
+            (Hello::new(Role::Store).member(1, RANKS), "this is a rank, not the store"),
+        ];
+        for (hello, words) in cases {
+            let Some((_, mut stream)) = record(job, rank, &hello) else { return };
+            let told = String::from_utf8_lossy(&answer(&mut stream)).into_owned();
+            assert!(told.is_empty() || told.contains(words), "{told:?}");
+        }
+    });
+}

@@ -1,0 +1,93 @@
+//! What the user of a program sees whose `main` returns the error: one line that names what, where, and what to do.
+
+use drumline_rendezvous::from_env;
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "DRUMLINE_TEST_COMPLAINT";
+
+/// Not a test by itself: a program that joins, in the environment that the tests below give it.
+#[test]
+fn joining_process() {
+    if std::env::var(CHILD).is_err() {
+        return;
+    }
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    if let Err(error) = from_env() {
+        eprintln!("Error: {error:?}");
+    }
+}
+
+/// What a program says that joins with these variables (`NAME=value` each), and how long it took.
+fn complaint(variables: &str) -> (String, Duration) {
+    let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+    let began = Instant::now();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "complaints::joining_process", "--nocapture"])
+        .env_clear()
+        .env(CHILD, "1")
+        .envs(pairs)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    child.wait().unwrap();
+    (text, began.elapsed())
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn the_timeout_variable_holds_for_the_meeting_and_the_wait_is_not_silent() {
+    let place = format!("RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", free_port());
+    let (text, took) = complaint(&format!("{place} DRUMLINE_TIMEOUT=300ms"));
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(text.contains("Error: no store at 127.0.0.1:"), "{text}");
+    assert!(!text.contains("still waits"), "control: too early to say so: {text}");
+
+    let (text, took) = complaint(&format!("{place} DRUMLINE_TIMEOUT=6s"));
+    assert!((6..20).contains(&took.as_secs()), "{took:?}");
+    let line = text.lines().find(|line| line.contains("still waits")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains("WARN") && line.contains("rank 1 ("), "{line}");
+    assert!(line.contains("the store at 127.0.0.1:"), "{line}");
+    assert!(line.contains("refused (nobody listens there)"), "{line}");
+    assert_eq!(text.matches("still waits").count(), 1, "{text}");
+}
+
+#[test]
+fn a_name_that_nobody_knows_is_given_up_early() {
+    for rank in [0, 1] {
+        let place = format!("RANK={rank} WORLD_SIZE=2 MASTER_ADDR=no.such.host.invalid MASTER_PORT=29500");
+        let (text, took) = complaint(&format!("{place} DRUMLINE_TIMEOUT=60s"));
+        assert!((4..25).contains(&took.as_secs()), "rank {rank}: {took:?}");
+        let start =
+            "Error: MASTER_ADDR=no.such.host.invalid: the name `no.such.host.invalid` cannot be resolved";
+        assert!(text.contains(start), "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn causes_are_not_lost() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let host = format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}");
+    let cases = [
+        (host.clone(), "another program or job has that port, or RANK=0 was started twice"),
+        ("RANK= WORLD_SIZE=2".into(), "Error: RANK is empty, expected a whole number; try"),
+        (
+            format!("{host} DRUMLINE_JOB_KEY_FILE=/nope"),
+            "Error: cannot read the job key from DRUMLINE_JOB_KEY_FILE=/nope: No such file or directory",
+        ),
+        (format!("{host} DRUMLINE_JOB_KEY_FD=77"), "with 32 key bytes: No such file or directory"),
+    ];
+    for (variables, part) in cases {
+        let (text, _) = complaint(&variables);
+        assert!(text.contains(part), "{variables}: {text}");
+    }
+}
