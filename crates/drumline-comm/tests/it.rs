@@ -5,6 +5,8 @@
 mod async_calls;
 #[path = "it/bits.rs"]
 mod bits;
+#[path = "it/corners.rs"]
+mod corners;
 #[path = "it/cycles.rs"]
 mod cycles;
 #[path = "it/death.rs"]

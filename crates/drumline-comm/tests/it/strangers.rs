@@ -36,8 +36,15 @@ impl Job {
     /// Where a rank listens; waits until it does.
     fn address(&self, rank: usize) -> SocketAddr {
         let deadline = Instant::now() + Duration::from_secs(20);
-        let bytes = self.store.get(&format!("meeting/1/drumline/hub/{rank}"), deadline).unwrap();
-        String::from_utf8(bytes).unwrap().parse().unwrap()
+        loop {
+            let keys = self.store.list("").unwrap();
+            if let Some(key) = keys.iter().find(|key| key.ends_with(&format!("hub/{rank}"))) {
+                let bytes = self.store.get(key, deadline).unwrap();
+                return String::from_utf8(bytes).unwrap().parse().unwrap();
+            }
+            assert!(Instant::now() < deadline, "rank {rank} does not listen; the store has {keys:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Runs `body` on every rank while `disturb` is called again and again; returns how often it was.

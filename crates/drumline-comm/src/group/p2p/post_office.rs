@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::streams::{Carrier, Streams};
 use super::{Slot, Source, Way};
@@ -47,6 +47,9 @@ pub(crate) struct PostOffice<C = Streams> {
     owner: Option<usize>,
     calls: u64,
 }
+
+/// How long the last words of a rank that has left may take.
+const UNDER_WAY: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
 struct Kept {
@@ -130,16 +133,21 @@ impl<C: Carrier> PostOffice<C> {
         self.calls += 1;
         self.hand_out_waiting(slots)?;
         let mut begin = Instant::now();
+        let mut left_since = None;
         loop {
             let moved = self.send_some(slots, watch)? | self.receive_some(slots)?;
             if enough(slots) {
                 return Ok(());
             }
             if moved {
-                begin = Instant::now();
+                (begin, left_since) = (Instant::now(), None);
                 continue;
             }
-            self.check_absent(slots, watch)?;
+            if let Some(rank) = self.absent(slots, watch)
+                && left_since.get_or_insert_with(Instant::now).elapsed() > UNDER_WAY
+            {
+                return Err(Stop::Left(rank).into());
+            }
             let (senders, receivers) = self.awaited(slots);
             self.streams.wait(watch, begin, &senders, &receivers)?;
         }
@@ -303,24 +311,18 @@ impl<C: Carrier> PostOffice<C> {
         (senders, receivers)
     }
 
-    /// An error if all that could end a wait has left.
-    fn check_absent(&self, slots: &[Slot<'_>], watch: &Watch<'_>) -> Result<(), Halt> {
+    /// A rank whose leaving means that some message will never move, if there is one. What it sent before may still be
+    /// under way.
+    fn absent(&self, slots: &[Slot<'_>], watch: &Watch<'_>) -> Option<usize> {
         let left = |rank: usize| watch.left[rank].load(std::sync::atomic::Ordering::Acquire);
-        for slot in slots.iter().filter(|slot| slot.done.is_none()) {
-            let gone = match slot.message.way {
-                Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
-                    left(rank).then_some(rank)
-                }
-                Way::Receive { from: Source::Any, .. } => {
-                    let mut others = (0..watch.left.len()).filter(|&rank| rank != self.me);
-                    others.all(left).then_some(usize::from(self.me == 0).min(watch.left.len() - 1))
-                }
-            };
-            if let Some(rank) = gone.filter(|&rank| !self.streams.has_data(rank)) {
-                return Err(Stop::Left(rank).into());
+        let silent = |rank: usize| left(rank) && !self.streams.has_data(rank);
+        let others = || (0..watch.left.len()).filter(|&rank| rank != self.me);
+        slots.iter().filter(|slot| slot.done.is_none()).find_map(|slot| match slot.message.way {
+            Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
+                silent(rank).then_some(rank)
             }
-        }
-        Ok(())
+            Way::Receive { from: Source::Any, .. } => others().next().filter(|_| others().all(silent)),
+        })
     }
 }
 

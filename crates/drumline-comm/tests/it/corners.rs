@@ -1,0 +1,124 @@
+//! Corners in which groups once went wrong: each keeps a promise that the grids do not reach.
+
+use std::time::Duration;
+
+use drumline_comm::{CommError, ProcessGroup, ReduceOp, Transport, f16};
+use rank_test::ranks_test;
+
+use crate::threads::{BOTH, outcomes, run};
+
+/// Two NaNs with different payloads must not leave ranks with different bits.
+#[test]
+fn all_ranks_hold_the_same_nan() {
+    for transport in BOTH {
+        for len in [1, 64, 5_000] {
+            let bits = run(2, transport, move |group| {
+                let nan = f32::from_bits(if group.rank() == 0 { 0x7fc0_0001 } else { 0xffc0_0002 });
+                let mut data = vec![nan; len];
+                group.all_reduce(&mut data, ReduceOp::Sum)?;
+                Ok(data.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+            });
+            assert!(bits[0] == bits[1], "{len} over {transport:?}");
+        }
+    }
+}
+
+/// The sum of an average does not fit the type, the average does.
+#[test]
+fn halves_are_averaged_before_they_are_rounded() {
+    for transport in BOTH {
+        let means = run(4, transport, |group| {
+            let mut data = vec![f16::from_f32(30_000.0); 20_000];
+            group.all_reduce(&mut data, ReduceOp::Avg)?;
+            Ok(data[19_999].to_f32())
+        });
+        assert_eq!(means, [30_000.0; 4], "{transport:?}");
+    }
+}
+
+/// What a rank sent before it left in good order still counts.
+#[test]
+fn the_last_words_of_a_rank_are_heard() {
+    for _ in 0..40 {
+        let sums = run(2, Transport::Tcp, |group| {
+            let mut all = [0u32; 2];
+            let mine = [group.rank() as u32 + 1];
+            group.gather(&mine, (group.rank() == 0).then_some(&mut all[..]), 0)?;
+            Ok(all.iter().sum::<u32>())
+        });
+        assert_eq!(sums[0], 3);
+    }
+}
+
+/// Bytes of another type must not stay in a buffer of truths.
+#[test]
+fn a_mismatch_leaves_only_truths_in_a_buffer_of_truths() {
+    let truths = outcomes(2, Transport::Tcp, Duration::from_secs(5), |group| {
+        let mut truths = vec![true; 1000];
+        let outcome = match group.rank() {
+            0 => group.all_gather(&[0xabu8; 500], &mut [0; 1000]),
+            _ => group.all_gather(&[true; 500], &mut truths),
+        };
+        assert!(outcome.is_err());
+        // Looked at as numbers: a `bool` that is neither would be undefined behaviour.
+        Ok(truths.iter().map(|&truth| u8::from(truth)).all(|number| number < 2))
+    });
+    assert!(truths.into_iter().all(|truth| matches!(truth, Ok(true))));
+}
+
+/// Two ranks that both only send never read each other's header.
+#[test]
+fn ranks_that_both_only_send_learn_that_they_differ() {
+    let errors = outcomes(2, Transport::Tcp, Duration::from_secs(20), |group| {
+        let mut data = vec![1u8; 16 << 20];
+        match group.rank() {
+            0 => group.broadcast(&mut data, 0),
+            _ => group.gather(&data, None, 0),
+        }
+    });
+    for error in errors {
+        assert!(matches!(error, Err(CommError::Mismatch { .. } | CommError::CalledOff { .. })), "{error:?}");
+    }
+}
+
+/// That two ranks disagree matters more than that a third is late.
+#[test]
+fn a_latecomer_does_not_hide_a_mismatch() {
+    let errors = outcomes(3, Transport::Shm, Duration::from_secs(2), |group| match group.rank() {
+        0 => group.barrier(),
+        1 => group.all_reduce(&mut [1u8], ReduceOp::Sum),
+        _ => {
+            std::thread::sleep(Duration::from_secs(4));
+            group.barrier()
+        }
+    });
+    for error in &errors[..2] {
+        assert!(matches!(error, Err(CommError::Mismatch { .. } | CommError::CalledOff { .. })), "{error:?}");
+    }
+}
+
+/// An error that nobody waited for comes out at the end of the scope.
+#[test]
+fn an_error_nobody_waited_for_is_not_lost() {
+    run(2, Transport::Shm, |group| {
+        let outcome = group.scope(|scope| {
+            let _ = scope.start(|group| group.broadcast(&mut [0u8], 7));
+            Ok(())
+        });
+        assert!(matches!(outcome, Err(CommError::Invalid { .. })), "{outcome:?}");
+        Ok(())
+    });
+}
+
+ranks_test!(ranks_meet_again_after_a_failed_group, 2, {
+    for meeting in 0..3 {
+        let group = ProcessGroup::from_env()?;
+        let mut data = vec![group.rank() as f32; 100];
+        group.all_reduce(&mut data, ReduceOp::Sum)?;
+        assert_eq!(data, [1.0; 100], "meeting {meeting}");
+        // Ranks part in anger, and meet again.
+        let outcome =
+            if group.rank() == 0 { group.barrier() } else { group.all_reduce(&mut data, ReduceOp::Sum) };
+        assert!(outcome.is_err());
+    }
+});
