@@ -6,6 +6,7 @@
 //! A *unit* is one contender at one size of one operation; a *block* is every unit once. Blocks repeat in rotated
 //! order, so that slow changes of the machine meet all contenders alike.
 
+mod checks;
 mod child;
 mod collectives;
 mod contender;
@@ -32,11 +33,24 @@ pub(crate) struct BenchArgs {
 enum Subject {
     /// All-reduce and the other collectives against Open MPI, MPICH, gloo and the hardware's floor
     Collectives(collectives::CollectivesArgs),
+    /// What fingerprints, deadlines and death checks cost a call
+    Checks(checks::ChecksArgs),
+    /// 10,000 ranks meeting in the store, against PyTorch's TCPStore (needs PEER_PYTHON with torch 2.11)
+    Rendezvous,
 }
 
 /// Run the comparison that was asked for.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.subject {
         Subject::Collectives(args) => collectives::run(&args),
+        Subject::Checks(args) => checks::run(&args),
+        Subject::Rendezvous => rendezvous(),
     }
+}
+
+fn rendezvous() -> anyhow::Result<()> {
+    let script = crate::workspace::root().join("bench/rendezvous/run.py");
+    let status = std::process::Command::new("python3").arg(script).status()?;
+    anyhow::ensure!(status.success(), "the comparison failed: {status}");
+    Ok(())
 }
