@@ -23,6 +23,9 @@ use crate::shm::{Context, Stop};
 /// Longest wait before looking at death and deadline again.
 const NAP: Duration = Duration::from_millis(20);
 
+/// How long data may be on its way after the group was given up.
+const UNDER_WAY: Duration = Duration::from_millis(300);
+
 /// How long the link of a rank that has left may take to come in.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -169,8 +172,7 @@ impl Drive<'_, '_> {
                 got: if self.opened.contains(&piece.peer) { HEADER } else { 0 },
             });
         }
-        let begin = Instant::now();
-        let mut idle = Idle { begin, tries: 0 };
+        let mut idle = Idle::new();
         loop {
             let mut moved = self.send_some()?;
             let mut done = true;
@@ -182,7 +184,7 @@ impl Drive<'_, '_> {
                 return Ok(());
             }
             if moved {
-                idle = Idle { begin: Instant::now(), tries: 0 };
+                idle = Idle::new();
                 continue;
             }
             let awaited: Vec<usize> = pieces
@@ -197,10 +199,10 @@ impl Drive<'_, '_> {
 
     /// Sends what is left.
     pub(crate) fn finish(mut self) -> Result<(), Stop> {
-        let mut idle = Idle { begin: Instant::now(), tries: 0 };
+        let mut idle = Idle::new();
         while !self.sends.iter().all(Sending::done) {
             if self.send_some()? {
-                idle = Idle { begin: Instant::now(), tries: 0 };
+                idle = Idle::new();
             } else {
                 self.wait(&mut idle, &[])?;
             }
@@ -294,14 +296,28 @@ impl Drive<'_, '_> {
         // A peer that has left in good order may have data under way; its end of the link tells when that is all.
         match self.cx.watch.check(idle.begin, None, &|| false) {
             Err(Stop::TimedOut) => Err(Stop::Silent(interest.into_keys().collect())),
+            // A rank may die when it has done its part, and what it and the others sent is on its way.
+            Err(Stop::GivenUp)
+                if idle.given_up_since.get_or_insert_with(Instant::now).elapsed() < UNDER_WAY =>
+            {
+                Ok(())
+            }
             other => other,
         }
     }
 }
 
+/// How long nothing has moved.
 struct Idle {
     begin: Instant,
     tries: u32,
+    given_up_since: Option<Instant>,
+}
+
+impl Idle {
+    fn new() -> Self {
+        Self { begin: Instant::now(), tries: 0, given_up_since: None }
+    }
 }
 
 struct Receiving {
