@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::mesh::{Mesh, Piece};
 use crate::element::Element;
-use crate::reduce::{ReduceOp, reduce_into};
+use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
 use crate::slices::{chunks, offsets, part};
@@ -172,13 +172,18 @@ impl<'t> Team<'t> {
             let mut pieces = Vec::with_capacity(ranks.len());
             for (place, into) in scratch.chunks_mut(window).enumerate() {
                 let into = &mut into[..range.len()];
-                if place == me {
-                    into.copy_from_slice(&mine[range.clone()]);
-                } else {
+                if place != me {
                     pieces.push(Piece { peer: ranks[place], total, into: bytes::of_mut(into) });
+                } else if ranks.len() > 2 {
+                    into.copy_from_slice(&mine[range.clone()]);
                 }
             }
             drive.receive(&mut pieces)?;
+            if ranks.len() == 2 {
+                let order = if me == 0 { Order::MineFirst } else { Order::TheirsFirst };
+                reduce_with(&mut mine[range.clone()], &scratch[(1 - me) * window..][..range.len()], order, op);
+                continue;
+            }
             let inputs: Vec<&[T]> = scratch.chunks(window).map(|input| &input[..range.len()]).collect();
             reduce_into(&mut mine[range], &inputs, op);
         }

@@ -29,6 +29,9 @@ const UNDER_WAY: Duration = Duration::from_millis(300);
 /// How long the link of a rank that has left may take to come in.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Bytes that may be under way on a link in each direction.
+const SOCKET_BUFFER: usize = 4 << 20;
+
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
 pub(crate) struct Mesh {
@@ -122,6 +125,9 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
+    // Enough to keep both sides busy while one of them reduces; the kernel may grant less.
+    let _ = sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
+    let _ = sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(3))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
