@@ -174,14 +174,19 @@ impl<'t> Team<'t> {
                 let into = &mut into[..range.len()];
                 if place != me {
                     pieces.push(Piece { peer: ranks[place], total, into: bytes::of_mut(into) });
-                } else if ranks.len() > 2 {
+                } else if ranks.len() != 2 {
                     into.copy_from_slice(&mine[range.clone()]);
                 }
             }
             drive.receive(&mut pieces)?;
             if ranks.len() == 2 {
                 let order = if me == 0 { Order::MineFirst } else { Order::TheirsFirst };
-                reduce_with(&mut mine[range.clone()], &scratch[(1 - me) * window..][..range.len()], order, op);
+                reduce_with(
+                    &mut mine[range.clone()],
+                    &scratch[(1 - me) * window..][..range.len()],
+                    order,
+                    op,
+                );
                 continue;
             }
             let inputs: Vec<&[T]> = scratch.chunks(window).map(|input| &input[..range.len()]).collect();

@@ -58,7 +58,7 @@ fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
         "mail" => write_round(group),
         "idle" => idle(group),
         "forming" => form_many(group),
-        "exit" => group.barrier().map_err(Into::into).map(|()| fault::point(AT_WORK)),
+        "exit" => linger(group),
         _ => bail!("no phase `{phase}`"),
     }
 }
@@ -116,6 +116,15 @@ fn idle(group: &ProcessGroup) -> Result<()> {
     fault::point(AT_WORK);
     std::thread::sleep(Duration::from_millis(700));
     Ok(group.barrier()?)
+}
+
+/// A last call, and a while later the end: the victim's comes first.
+fn linger(group: &ProcessGroup) -> Result<()> {
+    group.barrier()?;
+    std::thread::sleep(Duration::from_millis(200));
+    fault::point(AT_WORK);
+    std::thread::sleep(Duration::from_millis(200));
+    Ok(())
 }
 
 fn form_many(group: &ProcessGroup) -> Result<()> {

@@ -47,13 +47,15 @@ impl TcpStore {
     ) -> Result<TcpStore, StoreError> {
         let mut number = [0; 16];
         random_bytes(&mut number);
-        let dial = Dial {
+        let mut dial = Dial {
             addr: addr.into(),
             prover: Prover::from(key),
             is_secret: key.is_secret(),
             hello: hello.note(&number),
+            was_there: false,
         };
         let life_line = dial.open(deadline)?.into_life_line();
+        dial.was_there = true;
         let (local, server) = life_line.ends().map_err(StoreError::io("the connection has no address"))?;
         let (idle, left) = (Mutex::new(vec![life_line]), AtomicBool::new(false));
         Ok(TcpStore { dial, local, server, idle, left })

@@ -159,3 +159,21 @@ fn lingering_waits_for_members_of_other_processes_only() {
     assert!(began.elapsed() < Duration::from_secs(1));
     child.wait().unwrap();
 }
+
+#[test]
+fn a_store_that_is_gone_is_not_waited_for() {
+    let job = Job::start();
+    let (addr, key) = (job.addr(), job.key.clone());
+    let store = job.guest();
+    drop(job);
+    // The first call finds its connection broken, the second must open another.
+    for _ in 0..2 {
+        let began = Instant::now();
+        assert!(store.wait(&["never"], after(30_000)).is_err());
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
+    // The control: one that has not been there yet is waited for.
+    let began = Instant::now();
+    assert!(TcpStore::connect(&addr, &key, Hello::new(Role::Store), after(300)).is_err());
+    assert!(began.elapsed() >= Duration::from_millis(300));
+}

@@ -27,6 +27,8 @@ pub(super) struct Dial {
     pub(super) prover: Prover,
     pub(super) is_secret: bool,
     pub(super) hello: Hello,
+    /// The server was there before: if nobody listens now, it is gone and not late.
+    pub(super) was_there: bool,
 }
 
 /// How one try ended.
@@ -116,8 +118,15 @@ impl Dial {
         let now = Instant::now();
         // A deadline that has passed still gets one honest try.
         let deadline = deadline.clamp(now + PAUSES[1], now + TRY);
-        let mut stream = TcpStream::connect_timeout(&addr, deadline - now)
-            .map_err(|error| Missed::Retry(describe(&error, deadline - now)))?;
+        let mut stream =
+            TcpStream::connect_timeout(&addr, deadline - now).map_err(|source| match source.kind() {
+                ErrorKind::ConnectionRefused if self.was_there => Missed::Final(StoreError::Gone {
+                    addr: addr.to_string(),
+                    what: "connecting once more".into(),
+                    source,
+                }),
+                _ => Missed::Retry(describe(&source, deadline - now)),
+            })?;
         if is_own_echo(&stream) {
             return Err(Missed::Retry(NOBODY.into()));
         }
