@@ -1,12 +1,12 @@
 //! Where links begin: one listener a process, and the links that have come in, waiting to be claimed.
 //!
 //! It listens on one address only, the one this process is known by. Who comes in must prove the job's key within two
-//! seconds; until then it costs one small thread, of which there are few. Strangers are turned away and counted.
+//! seconds; until then it costs one small thread, of which there are few.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl LinkName {
     }
 }
 
-/// Handshakes under way at once; more are turned away and try again.
+/// Handshakes under way at once; when one more comes, the oldest is turned away.
 const MAX_UNPROVED: usize = 64;
 
 /// How long one handshake may take.
@@ -74,7 +74,8 @@ struct Shared {
     arrived: Mutex<HashMap<LinkName, TcpStream>>,
     news: Condvar,
     stopping: AtomicBool,
-    unproved: AtomicUsize,
+    /// Who is proving itself, the one that came first in front.
+    unproved: Mutex<VecDeque<(SocketAddr, TcpStream)>>,
 }
 
 impl Hub {
@@ -88,7 +89,7 @@ impl Hub {
             arrived: Mutex::default(),
             news: Condvar::new(),
             stopping: AtomicBool::new(false),
-            unproved: AtomicUsize::new(0),
+            unproved: Mutex::default(),
         });
         let (acceptor, socket) = (shared.clone(), listener.clone());
         let thread =
@@ -154,22 +155,34 @@ impl Shared {
         }
     }
 
+    /// Lets one more prove itself. Where too many are at it, the one that has taken longest is turned away.
     fn receive(this: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        if this.unproved.fetch_add(1, Ordering::AcqRel) >= MAX_UNPROVED {
-            this.unproved.fetch_sub(1, Ordering::AcqRel);
-            return;
+        let Ok(handle) = stream.try_clone() else { return };
+        let mut unproved = this.unproved.lock().unwrap_or_else(PoisonError::into_inner);
+        if unproved.len() >= MAX_UNPROVED
+            && let Some((_, oldest)) = unproved.pop_front()
+        {
+            // Ends its thread's wait.
+            let _ = oldest.shutdown(std::net::Shutdown::Both);
         }
+        unproved.push_back((from, handle));
+        drop(unproved);
         let shared = this.clone();
+        let prove = move || {
+            if let Err(error) = shared.admit(stream) {
+                tracing::debug!(%from, error, "turned a stranger away");
+            }
+            shared.forget(from);
+        };
         let thread =
-            std::thread::Builder::new().name("drumline-proof".into()).stack_size(64 << 10).spawn(move || {
-                if let Err(error) = shared.admit(stream) {
-                    tracing::debug!(%from, error, "turned a stranger away");
-                }
-                shared.unproved.fetch_sub(1, Ordering::AcqRel);
-            });
+            std::thread::Builder::new().name("drumline-proof".into()).stack_size(64 << 10).spawn(prove);
         if thread.is_err() {
-            this.unproved.fetch_sub(1, Ordering::AcqRel);
+            this.forget(from);
         }
+    }
+
+    fn forget(&self, from: SocketAddr) {
+        self.unproved.lock().unwrap_or_else(PoisonError::into_inner).retain(|(address, _)| *address != from);
     }
 
     fn admit(&self, mut stream: TcpStream) -> Result<(), String> {
@@ -248,7 +261,7 @@ mod tests {
         let key = JobKey::random();
         let (a, b) = (hub(&key), hub(&key));
         let strangers: Vec<_> =
-            (0..MAX_UNPROVED / 2).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
+            (0..2 * MAX_UNPROVED).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
         assert!(a.connect(b.address(), &name(), soon()).is_ok());
         drop(strangers);
     }
