@@ -14,7 +14,7 @@ use super::copy::copy;
 use super::heap::Symmetric;
 use super::layout::Area;
 use super::line::INLINE;
-use super::node::{Context, Node};
+use super::node::{Context, Node, blocks};
 use super::wait::Stop;
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_everywhere, reduce_into, reduce_with};
@@ -139,9 +139,10 @@ impl Node {
             return reduce_into(out, &inputs, op);
         }
         let peer = 1 - self.me();
-        reduce_with(out, stage(peer), self.order(), op);
+        let len = out.len();
+        let reduce = |block, given: &[T]| reduce_with(&mut out[block], given, self.order(), op);
         // SAFETY: as above, and of two ranks only this one reads the other's place.
-        unsafe { self.take_over::<T>(peer, Area::Stage, 0..out.len()) };
+        unsafe { self.consume(peer, Area::Stage, 0..len, reduce) };
     }
 
     fn reduce_two_phase<T: Element>(
@@ -173,17 +174,20 @@ impl Node {
     /// Reduces this rank's part of the chunk of `len` elements staged in the current round, for the coming round.
     fn reduce_my_part<T: Element>(&self, len: usize, op: ReduceOp) {
         let mine = part(len, self.ranks(), self.me(), size_of::<T>());
-        // SAFETY: all ranks were awaited in the current round; the result place belongs to the coming round and its last
-        // readers published the current round.
-        let (out, inputs) = unsafe {
-            let out = self.fill::<T>(Area::Result, mine.start, mine.len());
-            let stage = |rank| self.filled::<T>(rank, Area::Stage, mine.clone());
-            (out, (0..self.ranks()).map(stage).collect::<Vec<_>>())
-        };
-        reduce_into(out, &inputs, op);
-        for peer in self.peers() {
-            // SAFETY: only this rank reads its part of the peers' chunks.
-            unsafe { self.take_over::<T>(peer, Area::Stage, mine.clone()) };
+        for block in blocks::<T>(mine.len()) {
+            let block = mine.start + block.start..mine.start + block.end;
+            // SAFETY: all ranks were awaited in the current round; the result place belongs to the coming round and its
+            // last readers published the current round.
+            let (out, inputs) = unsafe {
+                let out = self.fill::<T>(Area::Result, block.start, block.len());
+                let stage = |rank| self.filled::<T>(rank, Area::Stage, block.clone());
+                (out, (0..self.ranks()).map(stage).collect::<Vec<_>>())
+            };
+            reduce_into(out, &inputs, op);
+            for peer in self.peers() {
+                // SAFETY: only this rank reads its part of the peers' chunks.
+                unsafe { self.take_over::<T>(peer, Area::Stage, block.clone()) };
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::copy::copy;
 use super::heap::Symmetric;
 use super::layout::Area;
-use super::node::{Context, Node};
+use super::node::{Context, Node, blocks};
 use super::wait::Stop;
 use crate::element::Element;
 use crate::reduce::{ReduceOp, reduce_into};
@@ -37,7 +37,8 @@ impl Readers {
 
 impl Node {
     /// Row exchange: `rows[i]` is the length of rank `i`'s row. This rank stages `mine` (empty if it has nothing to give);
-    /// if it reads, `take` is called with each peer, the range of its row, and the data.
+    /// `take` is called with a rank, a range of its row and the data there: for this rank's own row, and if this rank
+    /// reads, for those of its peers.
     fn rows<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -51,15 +52,22 @@ impl Node {
         for window in chunks(longest, node_chunk(longest * size_of::<T>(), self.pace()) / size_of::<T>()) {
             let given = clip(mine.len(), &window);
             // SAFETY: the round before was awaited from all, and nothing is published until the copy is done.
-            copy(unsafe { self.fill(Area::Stage, 0, given.len()) }, &mine[given]);
+            let place = unsafe { self.fill(Area::Stage, 0, given.len()) };
+            for block in blocks::<T>(given.len()) {
+                let range = shifted(&block, given.start);
+                copy(&mut place[block], &mine[range.clone()]);
+                take(self.me(), range.clone(), &mine[range]);
+            }
             self.data_round(cx)?;
             for peer in self.peers().filter(|_| readers.include(self.me())) {
                 let range = clip(rows[peer], &window);
-                // SAFETY: all were awaited in this round.
-                take(peer, range.clone(), unsafe { self.filled(peer, Area::Stage, 0..range.len()) });
                 if alone {
-                    // SAFETY: nobody else reads this place.
-                    unsafe { self.take_over::<T>(peer, Area::Stage, 0..range.len()) };
+                    let take = |block, given: &[T]| take(peer, shifted(&block, range.start), given);
+                    // SAFETY: all were awaited in this round, and nobody else reads this place.
+                    unsafe { self.consume(peer, Area::Stage, 0..range.len(), take) };
+                } else {
+                    // SAFETY: all were awaited in this round.
+                    take(peer, range.clone(), unsafe { self.filled(peer, Area::Stage, 0..range.len()) });
                 }
             }
         }
@@ -89,18 +97,16 @@ impl Node {
         self.data_round(cx)
     }
 
-    /// This rank's cell of `peer`, after `pass_cells`.
-    fn cell<T: Element>(&self, peer: usize, len: usize) -> &[T] {
-        let start = self.me() * self.cell_capacity::<T>();
-        // SAFETY: `pass_cells` awaited all.
-        unsafe { self.filled(peer, Area::Stage, start..start + len) }
+    /// Where this rank's cell lies in every peer's place.
+    fn cell<T>(&self, range: &Range<usize>) -> Range<usize> {
+        shifted(range, self.me() * self.cell_capacity::<T>())
     }
 
-    /// Done with the cell of `peer`.
-    fn take_over_cell<T: Element>(&self, peer: usize, len: usize) {
-        let start = self.me() * self.cell_capacity::<T>();
-        // SAFETY: as above, and a cell has one reader.
-        unsafe { self.take_over::<T>(peer, Area::Stage, start..start + len) };
+    /// Copies this rank's cell of `peer`, after `pass_cells`.
+    fn take_cell<T: Element>(&self, peer: usize, output: &mut [T]) {
+        let cell = self.cell::<T>(&(0..output.len()));
+        // SAFETY: `pass_cells` awaited all, and a cell has one reader.
+        unsafe { self.consume(peer, Area::Stage, cell, |block, given| copy(&mut output[block], given)) };
     }
 
     /// `data` of the root is copied to all.
@@ -138,9 +144,6 @@ impl Node {
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
         let readers = root.map_or(Readers::All, Readers::Only);
-        if let Some(output) = &mut output {
-            copy(&mut output[starts[self.me()]..][..input.len()], input);
-        }
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
             if let Some(output) = &mut output {
                 copy(&mut output[starts[peer]..][range], given);
@@ -148,9 +151,9 @@ impl Node {
         };
         let longest = counts.iter().copied().max().unwrap_or(0);
         if let Some(heap) = self.agree_on_heap(cx, longest * size_of::<T>(), heap)? {
-            for peer in self.peers() {
+            for (rank, &count) in counts.iter().enumerate() {
                 // SAFETY: all ranks are inside this call and write no input.
-                place(peer, 0..counts[peer], unsafe { heap.slice(peer, 0..counts[peer]) });
+                place(rank, 0..count, unsafe { heap.slice(rank, 0..count) });
             }
             return self.round(cx, &[]);
         }
@@ -175,8 +178,7 @@ impl Node {
                 }
                 None => {
                     self.pass_cells::<T>(cx, &[], |_| 0..0)?;
-                    copy(&mut output[window.clone()], self.cell(root, window.len()));
-                    self.take_over_cell::<T>(root, window.len());
+                    self.take_cell(root, &mut output[window]);
                 }
             }
         }
@@ -194,11 +196,10 @@ impl Node {
         let (from, to, me) = (offsets(sends), offsets(receives), self.me());
         copy(&mut output[to[me]..][..receives[me]], &input[from[me]..][..sends[me]]);
         for window in self.cell_windows::<T>(longest) {
-            self.pass_cells(cx, input, |peer| shifted(clip(sends[peer], &window), from[peer]))?;
+            self.pass_cells(cx, input, |peer| shifted(&clip(sends[peer], &window), from[peer]))?;
             for peer in self.peers() {
                 let range = clip(receives[peer], &window);
-                copy(&mut output[to[peer]..][range.clone()], self.cell(peer, range.len()));
-                self.take_over_cell::<T>(peer, range.len());
+                self.take_cell(peer, &mut output[to[peer]..][range]);
             }
         }
         Ok(())
@@ -216,7 +217,7 @@ impl Node {
     ) -> Result<(), Stop> {
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(input), heap)? {
-            let range = shifted(0..counts[me], starts[me]);
+            let range = shifted(&(0..counts[me]), starts[me]);
             // SAFETY: all ranks are inside this call and write no input.
             let inputs: Vec<&[T]> =
                 (0..ranks).map(|rank| unsafe { heap.slice(rank, range.clone()) }).collect();
@@ -237,17 +238,24 @@ impl Node {
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
         let longest = counts.iter().copied().max().unwrap_or(0);
         for window in self.cell_windows::<T>(longest) {
-            self.pass_cells(cx, input, |peer| shifted(clip(counts[peer], &window), starts[peer]))?;
-            let range = clip(counts[me], &window);
-            let mine = &input[shifted(range.clone(), starts[me])];
-            let given = |rank| if rank == me { mine } else { self.cell(rank, range.len()) };
-            if ranks == 2 {
-                reduce_into(&mut output[range.clone()], &[given(0), given(1)], op);
-            } else {
-                let inputs: Vec<&[T]> = (0..ranks).map(given).collect();
-                reduce_into(&mut output[range.clone()], &inputs, op);
+            self.pass_cells(cx, input, |peer| shifted(&clip(counts[peer], &window), starts[peer]))?;
+            for block in blocks::<T>(clip(counts[me], &window).len()) {
+                let range = shifted(&block, window.start);
+                let (mine, cell) = (&input[shifted(&range, starts[me])], self.cell::<T>(&block));
+                // SAFETY: `pass_cells` awaited all.
+                let given = |rank| unsafe { self.filled(rank, Area::Stage, cell.clone()) };
+                let given = |rank| if rank == me { mine } else { given(rank) };
+                if ranks == 2 {
+                    reduce_into(&mut output[range], &[given(0), given(1)], op);
+                } else {
+                    let inputs: Vec<&[T]> = (0..ranks).map(given).collect();
+                    reduce_into(&mut output[range], &inputs, op);
+                }
+                for peer in self.peers() {
+                    // SAFETY: a cell has one reader.
+                    unsafe { self.take_over::<T>(peer, Area::Stage, cell.clone()) };
+                }
             }
-            self.peers().for_each(|peer| self.take_over_cell::<T>(peer, range.len()));
         }
         Ok(())
     }
@@ -289,6 +297,6 @@ impl Node {
     }
 }
 
-fn shifted(range: Range<usize>, by: usize) -> Range<usize> {
+fn shifted(range: &Range<usize>, by: usize) -> Range<usize> {
     range.start + by..range.end + by
 }

@@ -18,6 +18,7 @@ use super::wait::{Pace, Patience, Stop, Watch, wake};
 use crate::call::{Call, Trace};
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
+use crate::slices::chunks;
 
 /// How long ranks that have not arrived are waited for once it is known that others disagree.
 const LATECOMERS: Duration = Duration::from_millis(500);
@@ -245,6 +246,27 @@ impl Node {
         unsafe { std::slice::from_raw_parts(start, range.len()) }
     }
 
+    /// Hands what `rank` filled to `read`, block by block, and takes over the cache lines of each block after it.
+    ///
+    /// # Safety
+    /// As for [`take_over`](Self::take_over).
+    pub(super) unsafe fn consume<T: Element>(
+        &self,
+        rank: usize,
+        area: Area,
+        range: Range<usize>,
+        mut read: impl FnMut(Range<usize>, &[T]),
+    ) {
+        for block in blocks::<T>(range.len()) {
+            let place = range.start + block.start..range.start + block.end;
+            // SAFETY: passed on to the caller.
+            unsafe {
+                read(block, self.filled(rank, area, place.clone()));
+                self.take_over::<T>(rank, area, place);
+            }
+        }
+    }
+
     /// Takes over the cache lines of what was read, by writing to each; call when this rank is done with them.
     ///
     /// Their owner will fill them again. Lines that its core and ours both hold for reading cost it dearly then, several
@@ -271,4 +293,11 @@ impl Node {
     pub(crate) fn mail(&self) -> super::mail::Mail {
         super::mail::Mail::new(self.segment.clone(), self.layout, self.me, self.ranks(), self.patience)
     }
+}
+
+/// The blocks in which `len` elements are used more than once in turn: small enough that the nearest cache still holds
+/// one for its second use.
+pub(super) fn blocks<T>(len: usize) -> impl Iterator<Item = Range<usize>> {
+    const BLOCK: usize = 8 << 10;
+    chunks(len, BLOCK / size_of::<T>())
 }
