@@ -1,15 +1,14 @@
-//! Reductions: the operators, and the loops that apply them to slices.
+//! Reductions: the operators, and the ways to apply them to slices.
 //!
 //! Promise: the inputs are always combined in rank order, `((x0 + x1) + x2) + …`, whoever does it, so all ranks hold the
-//! same bits. `f16` and `bf16` are summed in `f32` and rounded once, after the last input.
-//!
-//! The loops work on blocks small enough for the first-level cache and are compiled for several instruction sets; the
-//! best one the processor has is picked at run time.
+//! same bits. `f16` and `bf16` are summed in `f32` and rounded once, after the last input. Not here: the loops (`loops`).
 
-use multiversion::multiversion;
+mod loops;
+
 use serde::{Deserialize, Serialize};
 
-use crate::element::{DType, Element, sealed::Sealed};
+use crate::element::{DType, Element};
+use loops::{Everywhere, InPlace, IntoOut, with_operator};
 
 /// How the values of the ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -92,9 +91,6 @@ impl std::fmt::Display for ReduceOp {
     }
 }
 
-/// Elements handled at a time: three blocks of the widest type stay in a 32 KiB cache.
-const BLOCK: usize = 1024;
-
 /// `out = inputs[0] ∘ inputs[1] ∘ …`, in that order. All slices are equally long; at least one input.
 pub(crate) fn reduce_into<T: Element>(out: &mut [T], inputs: &[&[T]], op: ReduceOp) {
     debug_assert!(inputs.iter().all(|input| input.len() == out.len()));
@@ -132,243 +128,9 @@ pub(crate) fn divide<T: Element>(data: &mut [T], ranks: usize) {
     data.iter_mut().for_each(|x| *x = T::narrow(T::mean(x.widen(), ranks)));
 }
 
-/// An operator taken apart: what happens to each value first, between two values, and to the result.
-#[derive(Clone, Copy)]
-struct Steps<First, Combine, Last> {
-    first: First,
-    combine: Combine,
-    last: Last,
-    /// `first` and `last` do nothing, so a pair can be combined in one pass.
-    plain: bool,
-}
-
-trait Loop<T: Element> {
-    fn run<F, C, L>(self, steps: Steps<F, C, L>)
-    where
-        F: Fn(T::Wide) -> T::Wide + Copy,
-        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
-        L: Fn(T::Wide) -> T::Wide + Copy;
-    fn inputs(&self) -> usize;
-}
-
-fn with_operator<T: Element, B: Loop<T>>(op: ReduceOp, body: B) {
-    let same = |x: T::Wide| x;
-    let ranks = body.inputs();
-    macro_rules! plain {
-        ($name:ident) => {
-            body.run(Steps { first: same, combine: |a, b| T::$name(a, b), last: same, plain: true })
-        };
-    }
-    match op {
-        ReduceOp::Sum => plain!(add),
-        ReduceOp::Prod => plain!(mul),
-        ReduceOp::Min => plain!(min),
-        ReduceOp::Max => plain!(max),
-        ReduceOp::BitAnd => plain!(and),
-        ReduceOp::BitOr => plain!(or),
-        ReduceOp::BitXor => plain!(xor),
-        ReduceOp::Avg => {
-            let last = |sum| T::mean(sum, ranks);
-            body.run(Steps { first: same, combine: |a, b| T::add(a, b), last, plain: false });
-        }
-        ReduceOp::PreMulSum(factor) => {
-            let first = |x| T::scale(x, factor);
-            body.run(Steps { first, combine: |a, b| T::add(a, b), last: same, plain: false });
-        }
-    }
-}
-
-struct IntoOut<'a, T> {
-    out: &'a mut [T],
-    inputs: &'a [&'a [T]],
-}
-
-impl<T: Element> Loop<T> for IntoOut<'_, T> {
-    fn run<F, C, L>(self, steps: Steps<F, C, L>)
-    where
-        F: Fn(T::Wide) -> T::Wide + Copy,
-        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
-        L: Fn(T::Wide) -> T::Wide + Copy,
-    {
-        if steps.plain && self.inputs.len() == 2 {
-            return pair_into(self.out, self.inputs[0], self.inputs[1], steps.combine);
-        }
-        let mut sum = [T::zeroed().widen(); BLOCK];
-        for start in (0..self.out.len()).step_by(BLOCK) {
-            let end = self.out.len().min(start + BLOCK);
-            let sum = &mut sum[..end - start];
-            begin(sum, &self.inputs[0][start..end], steps.first);
-            for input in &self.inputs[1..] {
-                fold(sum, &input[start..end], steps.first, steps.combine);
-            }
-            finish(&mut self.out[start..end], sum, steps.last);
-        }
-    }
-
-    fn inputs(&self) -> usize {
-        self.inputs.len()
-    }
-}
-
-struct InPlace<'a, T> {
-    data: &'a mut [T],
-    theirs: &'a [T],
-    order: Order,
-}
-
-impl<T: Element> Loop<T> for InPlace<'_, T> {
-    fn run<F, C, L>(self, Steps { first, combine, last, .. }: Steps<F, C, L>)
-    where
-        F: Fn(T::Wide) -> T::Wide + Copy,
-        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
-        L: Fn(T::Wide) -> T::Wide + Copy,
-    {
-        let forward = |a, b| T::plain_nan(last(combine(first(a), first(b))));
-        let backward = |a, b| T::plain_nan(last(combine(first(b), first(a))));
-        // A handful of elements is reduced sooner than the best instruction set is looked up.
-        match (self.order, self.data.len() <= 16) {
-            (Order::MineFirst, true) => in_place(self.data, self.theirs, forward),
-            (Order::TheirsFirst, true) => in_place(self.data, self.theirs, backward),
-            (Order::MineFirst, false) => pair_in_place(self.data, self.theirs, forward),
-            (Order::TheirsFirst, false) => pair_in_place(self.data, self.theirs, backward),
-        }
-    }
-
-    fn inputs(&self) -> usize {
-        2
-    }
-}
-
-struct Everywhere<'a, 'b, T> {
-    buffers: &'a mut [&'b mut [T]],
-}
-
-impl<T: Element> Loop<T> for Everywhere<'_, '_, T> {
-    fn run<F, C, L>(self, steps: Steps<F, C, L>)
-    where
-        F: Fn(T::Wide) -> T::Wide + Copy,
-        C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
-        L: Fn(T::Wide) -> T::Wide + Copy,
-    {
-        if let [a, b] = self.buffers {
-            return pair_everywhere(a, b, steps.first, steps.combine, steps.last);
-        }
-        let len = self.buffers[0].len();
-        let mut sum = [T::zeroed().widen(); BLOCK];
-        for start in (0..len).step_by(BLOCK) {
-            let end = len.min(start + BLOCK);
-            let sum = &mut sum[..end - start];
-            begin(sum, &self.buffers[0][start..end], steps.first);
-            for buffer in &self.buffers[1..] {
-                fold(sum, &buffer[start..end], steps.first, steps.combine);
-            }
-            for buffer in self.buffers.iter_mut() {
-                finish(&mut buffer[start..end], sum, steps.last);
-            }
-        }
-    }
-
-    fn inputs(&self) -> usize {
-        self.buffers.len()
-    }
-}
-
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
-    "x86_64+avx2+f16c",
-    "aarch64+neon"
-))]
-fn pair_into<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(
-    out: &mut [T],
-    a: &[T],
-    b: &[T],
-    combine: C,
-) {
-    for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
-        *out = T::narrow(combine(a.widen(), b.widen()));
-    }
-}
-
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
-    "x86_64+avx2+f16c",
-    "aarch64+neon"
-))]
-fn pair_in_place<T: Element, C: Fn(T::Wide, T::Wide) -> T::Wide + Copy>(
-    data: &mut [T],
-    theirs: &[T],
-    combine: C,
-) {
-    in_place(data, theirs, combine);
-}
-
-#[inline(always)]
-fn in_place<T: Element>(data: &mut [T], theirs: &[T], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
-    for (mine, &theirs) in data.iter_mut().zip(theirs) {
-        *mine = T::narrow(combine(mine.widen(), theirs.widen()));
-    }
-}
-
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
-    "x86_64+avx2+f16c",
-    "aarch64+neon"
-))]
-fn pair_everywhere<T, F, C, L>(a: &mut [T], b: &mut [T], first: F, combine: C, last: L)
-where
-    T: Element,
-    F: Fn(T::Wide) -> T::Wide + Copy,
-    C: Fn(T::Wide, T::Wide) -> T::Wide + Copy,
-    L: Fn(T::Wide) -> T::Wide + Copy,
-{
-    for (a, b) in a.iter_mut().zip(b) {
-        let value = T::narrow(last(combine(first(a.widen()), first(b.widen()))));
-        *a = value;
-        *b = value;
-    }
-}
-
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
-    "x86_64+avx2+f16c",
-    "aarch64+neon"
-))]
-fn begin<W: Copy, T: Sealed<Wide = W>, F: Fn(W) -> W + Copy>(sum: &mut [W], input: &[T], first: F) {
-    for (sum, &x) in sum.iter_mut().zip(input) {
-        *sum = first(x.widen());
-    }
-}
-
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
-    "x86_64+avx2+f16c",
-    "aarch64+neon"
-))]
-fn fold<W, T, F, C>(sum: &mut [W], input: &[T], first: F, combine: C)
-where
-    W: Copy,
-    T: Sealed<Wide = W>,
-    F: Fn(W) -> W + Copy,
-    C: Fn(W, W) -> W + Copy,
-{
-    for (sum, &x) in sum.iter_mut().zip(input) {
-        *sum = combine(*sum, first(x.widen()));
-    }
-}
-
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+f16c",
-    "x86_64+avx2+f16c",
-    "aarch64+neon"
-))]
-fn finish<W: Copy, T: Sealed<Wide = W>, L: Fn(W) -> W + Copy>(out: &mut [T], sum: &[W], last: L) {
-    for (out, &sum) in out.iter_mut().zip(sum) {
-        *out = T::narrow(last(sum));
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::loops::BLOCK;
     use super::*;
     use half::{bf16, f16};
 

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::bytes;
 use super::copy::copy;
 use super::heap::Symmetric;
 use super::layout::Area;
@@ -91,18 +92,18 @@ impl Node {
         let bytes = size_of_val(data);
         let words = bytes.div_ceil(8);
         let mut mine = [0u64; WORDS];
-        bytemuck::bytes_of_mut(&mut mine)[..bytes].copy_from_slice(super::bytes::of(data));
+        bytemuck::bytes_of_mut(&mut mine)[..bytes].copy_from_slice(bytes::of(data));
         self.round(cx, &mine[..words])?;
         if !keep.kept_by(self.me()) || data.is_empty() {
             return Ok(());
         }
         if self.ranks() == 2 {
             let theirs = self.words::<WORDS>(1 - self.me());
-            reduce_with(data, view(&theirs, data.len()), self.order(), op);
+            reduce_with(data, bytes::view(&theirs, data.len()), self.order(), op);
             return Ok(());
         }
         let all: Vec<[u64; WORDS]> = (0..self.ranks()).map(|rank| self.words(rank)).collect();
-        let inputs: Vec<&[T]> = all.iter().map(|words| view(words, data.len())).collect();
+        let inputs: Vec<&[T]> = all.iter().map(|words| bytes::view(words, data.len())).collect();
         reduce_into(data, &inputs, op);
         Ok(())
     }
@@ -211,10 +212,4 @@ impl Node {
         let mut buffers: Vec<&mut [T]> = (0..self.ranks()).map(slice).collect();
         reduce_everywhere(&mut buffers, op);
     }
-}
-
-fn view<T: Element>(words: &[u64; INLINE / 8], len: usize) -> &[T] {
-    let bytes = &bytemuck::bytes_of(words)[..len * size_of::<T>()];
-    // SAFETY: the words are 8-byte aligned and these bytes were a `[T]` on the rank that published them.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) }
 }

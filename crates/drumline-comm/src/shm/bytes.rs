@@ -15,3 +15,10 @@ pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> &mut [u8] {
     // SAFETY: same address and extent; u8 has no alignment; what is written comes from a `[T]` (see above).
     unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), size_of_val(slice)) }
 }
+
+/// The first `len` elements that lie in `words`, which hold the bytes of a slice of the same type.
+pub(crate) fn view<T: Element>(words: &[u64], len: usize) -> &[T] {
+    assert!(len * size_of::<T>() <= size_of_val(words), "{len} elements do not fit");
+    // SAFETY: inside the words, which are 8-byte aligned, as no element needs more; their bytes were a `[T]` (see above).
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
+}
