@@ -30,7 +30,7 @@ pub(crate) enum Keep {
 }
 
 impl Keep {
-    fn kept_by(self, rank: usize) -> bool {
+    pub(super) fn kept_by(self, rank: usize) -> bool {
         self == Keep::All || self == Keep::Only(rank)
     }
 }

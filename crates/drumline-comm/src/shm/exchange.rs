@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use super::all_reduce::Keep;
 use super::copy::copy;
 use super::heap::Symmetric;
 use super::layout::Area;
@@ -22,19 +23,6 @@ use crate::reduce::{ReduceOp, reduce_into};
 use crate::select::node_chunk;
 use crate::slices::{chunks, clip, offsets, part};
 
-/// Who reads the rows.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Readers {
-    All,
-    Only(usize),
-}
-
-impl Readers {
-    fn include(self, rank: usize) -> bool {
-        self == Readers::All || self == Readers::Only(rank)
-    }
-}
-
 impl Node {
     /// Row exchange: `rows[i]` is the length of rank `i`'s row. This rank stages `mine` (empty if it has nothing to give);
     /// `take` is called with a rank, a range of its row and the data there: for this rank's own row, and if this rank
@@ -44,10 +32,10 @@ impl Node {
         cx: &Context<'_>,
         mine: &[T],
         rows: &[usize],
-        readers: Readers,
+        keep: Keep,
         mut take: impl FnMut(usize, Range<usize>, &[T]),
     ) -> Result<(), Stop> {
-        let alone = self.ranks() == 2 || readers == Readers::Only(self.me());
+        let alone = self.ranks() == 2 || keep == Keep::Only(self.me());
         let longest = rows.iter().copied().max().unwrap_or(0);
         for window in chunks(longest, node_chunk(longest * size_of::<T>(), self.pace()) / size_of::<T>()) {
             let given = clip(mine.len(), &window);
@@ -59,7 +47,7 @@ impl Node {
                 take(self.me(), range.clone(), &mine[range]);
             }
             self.data_round(cx)?;
-            for peer in self.peers().filter(|_| readers.include(self.me())) {
+            for peer in self.peers().filter(|_| keep.kept_by(self.me())) {
                 let range = clip(rows[peer], &window);
                 if alone {
                     let take = |block, given: &[T]| take(peer, shifted(&block, range.start), given);
@@ -127,8 +115,8 @@ impl Node {
         let mut rows = vec![0; self.ranks()];
         rows[root] = data.len();
         self.staged(|node| match node.me() == root {
-            true => node.rows(cx, data, &rows, Readers::All, |_, _, _: &[T]| {}),
-            false => node.rows(cx, &[], &rows, Readers::All, |_, range, given| copy(&mut data[range], given)),
+            true => node.rows(cx, data, &rows, Keep::All, |_, _, _: &[T]| {}),
+            false => node.rows(cx, &[], &rows, Keep::All, |_, range, given| copy(&mut data[range], given)),
         })
     }
 
@@ -143,7 +131,7 @@ impl Node {
         heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
-        let readers = root.map_or(Readers::All, Readers::Only);
+        let keep = root.map_or(Keep::All, Keep::Only);
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
             if let Some(output) = &mut output {
                 copy(&mut output[starts[peer]..][range], given);
@@ -157,7 +145,7 @@ impl Node {
             }
             return self.round(cx, &[]);
         }
-        self.staged(|node| node.rows(cx, input, counts, readers, &mut place))
+        self.staged(|node| node.rows(cx, input, counts, keep, &mut place))
     }
 
     /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
