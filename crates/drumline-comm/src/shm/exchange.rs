@@ -227,8 +227,9 @@ impl Node {
         let longest = counts.iter().copied().max().unwrap_or(0);
         for window in self.cell_windows::<T>(longest) {
             self.pass_cells(cx, input, |peer| shifted(&clip(counts[peer], &window), starts[peer]))?;
-            for block in blocks::<T>(clip(counts[me], &window).len()) {
-                let range = shifted(&block, window.start);
+            let now = clip(counts[me], &window);
+            for block in blocks::<T>(now.len()) {
+                let range = shifted(&block, now.start);
                 let (mine, cell) = (&input[shifted(&range, starts[me])], self.cell::<T>(&block));
                 // SAFETY: `pass_cells` awaited all.
                 let given = |rank| unsafe { self.filled(rank, Area::Stage, cell.clone()) };

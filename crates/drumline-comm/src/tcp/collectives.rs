@@ -6,15 +6,12 @@
 
 use std::ops::Range;
 
-use super::mesh::{Mesh, Piece};
+use super::mesh::{BURST, Mesh, Piece};
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
 use crate::slices::{chunks, offsets, part};
-
-/// Bytes received from each peer before they are reduced.
-const WINDOW: usize = 256 << 10;
 
 /// A collective over links: who takes part, and the number of its next step.
 pub(crate) struct Team<'t> {
@@ -162,37 +159,35 @@ impl<'t> Team<'t> {
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let (me, ranks) = (self.me(), self.ranks);
+        let mut scratch = self.mesh.take_scratch();
         let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
         let total = size_of_val(mine);
-        let window = (WINDOW / size_of::<T>()).min(mine.len().max(1));
-        let mut scratch = vec![T::zeroed(); window * ranks.len()];
-        for range in chunks(mine.len(), window) {
+        let window = total.next_multiple_of(8).clamp(8, BURST);
+        scratch.resize(window * ranks.len() / 8, 0);
+        for range in chunks(mine.len(), window / size_of::<T>()) {
+            let mine = &mut mine[range];
             let mut pieces = Vec::with_capacity(ranks.len());
-            for (place, into) in scratch.chunks_mut(window).enumerate() {
-                let into = &mut into[..range.len()];
+            for (place, row) in bytemuck::cast_slice_mut(&mut scratch).chunks_mut(window).enumerate() {
+                let into = &mut row[..size_of_val(mine)];
                 if place != me {
-                    pieces.push(Piece { peer: ranks[place], total, into: bytes::of_mut(into) });
+                    pieces.push(Piece { peer: ranks[place], total, into });
                 } else if ranks.len() != 2 {
-                    into.copy_from_slice(&mine[range.clone()]);
+                    into.copy_from_slice(bytes::of(mine));
                 }
             }
             drive.receive(&mut pieces)?;
-            if ranks.len() == 2 {
-                let order = if me == 0 { Order::MineFirst } else { Order::TheirsFirst };
-                reduce_with(
-                    &mut mine[range.clone()],
-                    &scratch[(1 - me) * window..][..range.len()],
-                    order,
-                    op,
-                );
-                continue;
+            let row = |place: usize| bytes::view::<T>(&scratch[place * window / 8..], mine.len());
+            match (me, ranks.len()) {
+                (0, 2) => reduce_with(mine, row(1), Order::MineFirst, op),
+                (1, 2) => reduce_with(mine, row(0), Order::TheirsFirst, op),
+                _ => reduce_into(mine, &(0..ranks.len()).map(row).collect::<Vec<_>>(), op),
             }
-            let inputs: Vec<&[T]> = scratch.chunks(window).map(|input| &input[..range.len()]).collect();
-            reduce_into(&mut mine[range], &inputs, op);
         }
-        drive.finish()
+        drive.finish()?;
+        self.mesh.keep_scratch(scratch);
+        Ok(())
     }
 
     /// Everybody's `input` laid end to end in everybody's `output`.

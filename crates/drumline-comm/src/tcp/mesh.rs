@@ -32,6 +32,10 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Bytes that may be under way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;
 
+/// Bytes moved in one direction of a link before the other has its turn. So little is under way at a time that the kernel's
+/// copy of it is still in the caches when the peer reads it.
+pub(super) const BURST: usize = 256 << 10;
+
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
 pub(crate) struct Mesh {
@@ -42,6 +46,8 @@ pub(crate) struct Mesh {
     links: HashMap<usize, TcpStream>,
     /// Tries before sleeping; none when ranks outnumber cores.
     spins: u32,
+    /// Room for what is received only to be reduced, kept from call to call: new memory costs a page fault each 4 KiB.
+    scratch: Vec<u64>,
 }
 
 impl Mesh {
@@ -52,11 +58,19 @@ impl Mesh {
         me: usize,
         spins: u32,
     ) -> Self {
-        Self { group, process, members, me, links: HashMap::new(), spins }
+        Self { group, process, members, me, links: HashMap::new(), spins, scratch: Vec::new() }
     }
 
     pub(crate) fn me(&self) -> usize {
         self.me
+    }
+
+    pub(super) fn take_scratch(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.scratch)
+    }
+
+    pub(super) fn keep_scratch(&mut self, scratch: Vec<u64>) {
+        self.scratch = scratch;
     }
 
     fn ensure(&mut self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
@@ -228,7 +242,7 @@ impl Drive<'_, '_> {
     fn receive_some(&mut self, piece: &mut Piece<'_>, state: &mut Receiving) -> Result<bool, Stop> {
         let stream = &self.mesh.links[&piece.peer];
         let before = state.got;
-        while state.got < HEADER + piece.into.len() {
+        while state.got < HEADER + piece.into.len() && state.got < before + BURST {
             let in_header = state.got < HEADER;
             match state.pull(stream, piece.into) {
                 Ok(0) => return Err(link_error(piece.peer, &ErrorKind::UnexpectedEof.into())),
@@ -338,7 +352,8 @@ impl Receiving {
         let header = self.got.min(HEADER);
         let data = self.got.saturating_sub(HEADER);
         let read = if header == HEADER {
-            stream.read(&mut into[data..])?
+            let end = into.len().min(data + BURST);
+            stream.read(&mut into[data..end])?
         } else {
             stream.read_vectored(&mut [IoSliceMut::new(&mut self.header[header..]), IoSliceMut::new(into)])?
         };
@@ -352,14 +367,14 @@ impl Sending<'_> {
         self.sent == HEADER + self.data.len()
     }
 
-    /// Writes as much as the link takes; says whether that was anything.
+    /// Writes a burst, or as much as the link takes; says whether that was anything.
     fn push(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
         let before = self.sent;
-        while !self.done() {
+        while !self.done() && self.sent < before + BURST {
             let header = self.sent.min(HEADER);
             let data = self.sent.saturating_sub(HEADER);
-            let written = stream
-                .write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(&self.data[data..])]);
+            let burst = &self.data[data..self.data.len().min(data + BURST)];
+            let written = stream.write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(burst)]);
             match written {
                 Ok(written) => self.sent += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
