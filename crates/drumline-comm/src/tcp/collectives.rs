@@ -3,6 +3,12 @@
 //! Every rank has a link to every other, so a part goes straight to its owner: an all-reduce moves `2 (n-1)/n` of the data
 //! out of each rank, in two steps however many ranks there are, and its owner reduces a part in team order, so all
 //! ranks hold the same bits. What arrives is reduced in small windows while it is still in the cache.
+//!
+//! That is n-1 flows at once from each rank, on purpose. A ring or recursive halving moves no less, but in `2 (n-1)` or
+//! `2 log n` steps that wait for each other; and a ring begins each part at another rank. What they would spare is
+//! links: a rank of a thousand holds a thousand sockets, which the kernel carries, and a switch with
+//! small buffers may drop packets where all send to one. Ranks of one node share memory and a rail has one of each node, so n is
+//! the number of nodes.
 
 use std::ops::Range;
 
@@ -11,7 +17,7 @@ use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
-use crate::slices::{chunks, offsets, part};
+use crate::slices::{cells, chunks, offsets, part};
 
 /// Bytes received from each peer before they are reduced.
 const WINDOW: usize = 256 << 10;
@@ -44,20 +50,24 @@ impl<'t> Team<'t> {
         (0..self.len()).filter(move |&place| place != me)
     }
 
-    /// One step: `give(p)` goes to the team's `p`-th rank, what comes from it fills `take(p)`.
-    fn exchange<'d>(
+    /// One step: what is given to place `p` goes to the team's `p`-th rank, what comes from it fills what is taken there.
+    pub(crate) fn exchange<'d, T: Element>(
         &mut self,
         cx: &Context<'_>,
-        give: impl IntoIterator<Item = (usize, &'d [u8])>,
-        take: Vec<(usize, &mut [u8])>,
+        gives: impl IntoIterator<Item = (usize, &'d [T])>,
+        takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
     ) -> Result<(), Stop> {
         let ranks = self.ranks;
-        let sends = give.into_iter().map(|(place, data)| (ranks[place], data));
+        let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
-        let mut pieces: Vec<Piece<'_>> = take
+        let mut pieces: Vec<Piece<'_>> = takes
             .into_iter()
-            .map(|(place, into)| Piece { peer: ranks[place], total: into.len(), into })
+            .map(|(place, into)| Piece {
+                peer: ranks[place],
+                total: size_of_val(into),
+                into: bytes::of_mut(into),
+            })
             .collect();
         drive.receive(&mut pieces)?;
         drive.finish()
@@ -69,7 +79,7 @@ impl<'t> Team<'t> {
         let mut distance = 1;
         while distance < n {
             let (to, from) = ((me + distance) % n, (me + n - distance) % n);
-            self.exchange(cx, [(to, &[][..])], vec![(from, &mut [])])?;
+            self.exchange::<u8>(cx, [(to, &[][..])], [(from, &mut [][..])])?;
             distance *= 2;
         }
         Ok(())
@@ -123,7 +133,7 @@ impl<'t> Team<'t> {
         let me = self.me();
         let mut gives = Vec::new();
         let mut mine: &mut [T] = &mut [];
-        for (place, cell) in cells(data, &lengths(parts)).into_iter().enumerate() {
+        for (place, cell) in cells(data, parts.iter().map(Range::len)).enumerate() {
             if place == me {
                 mine = cell;
             } else {
@@ -143,14 +153,14 @@ impl<'t> Team<'t> {
         let me = self.me();
         let mut others = Vec::new();
         let mut own: &[T] = &[];
-        for (place, cell) in cells(data, &lengths(parts)).into_iter().enumerate() {
+        for (place, cell) in cells(data, parts.iter().map(Range::len)).enumerate() {
             if place == me {
                 own = cell;
             } else {
-                others.push((place, bytes::of_mut(cell)));
+                others.push((place, cell));
             }
         }
-        self.exchange(cx, self.peers().map(|place| (place, bytes::of(own))).collect::<Vec<_>>(), others)
+        self.exchange(cx, self.peers().map(|place| (place, own)), others)
     }
 
     /// Gives each peer what is meant for it; `mine` becomes its reduction with what comes from all of them, in team order.
@@ -204,16 +214,15 @@ impl<'t> Team<'t> {
         counts: &[usize],
     ) -> Result<(), Stop> {
         let me = self.me();
-        let mut take = Vec::new();
-        for (place, cell) in cells(output, counts).into_iter().enumerate() {
+        let mut takes = Vec::new();
+        for (place, cell) in cells(output, counts.iter().copied()).enumerate() {
             if place == me {
                 cell.copy_from_slice(input);
             } else {
-                take.push((place, bytes::of_mut(cell)));
+                takes.push((place, cell));
             }
         }
-        let give: Vec<_> = self.peers().map(|place| (place, bytes::of(input))).collect();
-        self.exchange(cx, give, take)
+        self.exchange(cx, self.peers().map(|place| (place, input)), takes)
     }
 
     /// Everybody's `input` laid end to end in the root's `output`.
@@ -227,35 +236,17 @@ impl<'t> Team<'t> {
     ) -> Result<(), Stop> {
         let me = self.me();
         let Some(output) = output.filter(|_| me == root) else {
-            return self.exchange(cx, [(root, bytes::of(input))], Vec::new());
+            return self.exchange(cx, [(root, input)], []);
         };
-        let mut take = Vec::new();
-        for (place, cell) in cells(output, counts).into_iter().enumerate() {
+        let mut takes = Vec::new();
+        for (place, cell) in cells(output, counts.iter().copied()).enumerate() {
             if place == me {
                 cell.copy_from_slice(input);
             } else {
-                take.push((place, bytes::of_mut(cell)));
+                takes.push((place, cell));
             }
         }
-        self.exchange(cx, [], take)
-    }
-
-    /// Cell `p` of the root's `input` becomes rank `p`'s `output`.
-    pub(crate) fn scatter<T: Element>(
-        &mut self,
-        cx: &Context<'_>,
-        input: Option<&[T]>,
-        output: &mut [T],
-        root: usize,
-    ) -> Result<(), Stop> {
-        let (me, count) = (self.me(), output.len());
-        let Some(input) = input.filter(|_| me == root) else {
-            return self.exchange(cx, [], vec![(root, bytes::of_mut(output))]);
-        };
-        output.copy_from_slice(&input[me * count..][..count]);
-        let give: Vec<_> =
-            self.peers().map(|place| (place, bytes::of(&input[place * count..][..count]))).collect();
-        self.exchange(cx, give, Vec::new())
+        self.exchange(cx, [], takes)
     }
 
     /// The root's `data` is copied to all: straight, or if it is large and goes to several, in parts that all pass on.
@@ -268,19 +259,18 @@ impl<'t> Team<'t> {
         let me = self.me();
         if link_reduce(size_of_val(data), self.len()) != LinkReduce::Parts || self.len() == 2 {
             return if me == root {
-                let give: Vec<_> = self.peers().map(|place| (place, bytes::of(data))).collect();
-                self.exchange(cx, give, Vec::new())
+                let data = &*data;
+                self.exchange(cx, self.peers().map(|place| (place, data)), [])
             } else {
-                self.exchange(cx, [], vec![(root, bytes::of_mut(data))])
+                self.exchange(cx, [], [(root, data)])
             };
         }
         let parts = self.parts(data);
         if me == root {
-            let give: Vec<_> =
-                self.peers().map(|place| (place, bytes::of(&data[parts[place].clone()]))).collect();
-            self.exchange(cx, give, Vec::new())?;
+            let gives = self.peers().map(|place| (place, &data[parts[place].clone()]));
+            self.exchange(cx, gives, [])?;
         } else {
-            self.exchange(cx, [], vec![(root, bytes::of_mut(&mut data[parts[me].clone()]))])?;
+            self.exchange(cx, [], [(root, &mut data[parts[me].clone()])])?;
         }
         self.share_parts(cx, data, &parts)
     }
@@ -293,7 +283,7 @@ impl<'t> Team<'t> {
         op: ReduceOp,
         root: usize,
     ) -> Result<(), Stop> {
-        let counts = lengths(&self.parts(data));
+        let counts: Vec<usize> = self.parts(data).iter().map(Range::len).collect();
         let mut reduced = vec![T::zeroed(); counts[self.me()]];
         self.reduce_scatter(cx, data, &mut reduced, &counts, op)?;
         self.gather(cx, &reduced, Some(data), &counts, root)
@@ -313,39 +303,4 @@ impl<'t> Team<'t> {
         let gives = self.peers().map(|place| (place, cell(place))).collect();
         self.reduce_in_place(cx, output, gives, op)
     }
-
-    pub(crate) fn all_to_all<T: Element>(
-        &mut self,
-        cx: &Context<'_>,
-        (input, sends): (&[T], &[usize]),
-        (output, receives): (&mut [T], &[usize]),
-    ) -> Result<(), Stop> {
-        let (me, from) = (self.me(), offsets(sends));
-        let mut take = Vec::new();
-        for (place, cell) in cells(output, receives).into_iter().enumerate() {
-            if place == me {
-                cell.copy_from_slice(&input[from[me]..][..sends[me]]);
-            } else {
-                take.push((place, bytes::of_mut(cell)));
-            }
-        }
-        let give: Vec<_> =
-            self.peers().map(|place| (place, bytes::of(&input[from[place]..][..sends[place]]))).collect();
-        self.exchange(cx, give, take)
-    }
-}
-
-fn lengths(parts: &[Range<usize>]) -> Vec<usize> {
-    parts.iter().map(Range::len).collect()
-}
-
-/// `slice` cut into consecutive cells of these lengths.
-fn cells<'s, T>(mut slice: &'s mut [T], counts: &[usize]) -> Vec<&'s mut [T]> {
-    let mut cells = Vec::with_capacity(counts.len());
-    for &count in counts {
-        let (cell, rest) = slice.split_at_mut(count);
-        cells.push(cell);
-        slice = rest;
-    }
-    cells
 }
