@@ -51,10 +51,10 @@ pub(crate) fn total(counts: impl IntoIterator<Item = usize>, size: usize) -> Opt
 }
 
 /// `slice` cut into consecutive cells of these lengths.
-pub(crate) fn cells<'s, T>(
-    mut slice: &'s mut [T],
+pub(crate) fn cells<T>(
+    mut slice: &mut [T],
     counts: impl IntoIterator<Item = usize>,
-) -> impl Iterator<Item = &'s mut [T]> {
+) -> impl Iterator<Item = &mut [T]> {
     counts.into_iter().map(move |count| {
         let (cell, rest) = std::mem::take(&mut slice).split_at_mut(count);
         slice = rest;

@@ -4,11 +4,11 @@
 //! out of each rank, in two steps however many ranks there are, and its owner reduces a part in team order, so all
 //! ranks hold the same bits. What arrives is reduced in small windows while it is still in the cache.
 //!
-//! That is n-1 flows at once from each rank, on purpose. A ring or recursive halving moves no less, but in `2 (n-1)` or
-//! `2 log n` steps that wait for each other; and a ring begins each part at another rank. What they would spare is
-//! links: a rank of a thousand holds a thousand sockets, which the kernel carries, and a switch with
-//! small buffers may drop packets where all send to one. Ranks of one node share memory and a rail has one of each node, so n is
-//! the number of nodes.
+//! So each rank has n-1 flows in each direction at once, however large n and the data are, and on purpose. A ring or
+//! recursive halving moves as many bytes, but in `2 (n-1)` or `2 log n` steps, each of which waits for the slowest, and
+//! combines the inputs in another order than that of the ranks. What they would spare is sockets, and packets lost where
+//! a switch has small buffers and many send to one. Ranks of one node share memory, and a rail has one rank of each node,
+//! so n is the number of nodes, and parts get smaller as it grows.
 
 use std::ops::Range;
 

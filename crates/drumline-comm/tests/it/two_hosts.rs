@@ -216,7 +216,8 @@ fn count_what_leaves() -> Result<()> {
     let inside =
         traffic(&group, "lo", || every_collective::<u8>(&group, cell / 4).and_then(|()| group.barrier()))?;
     if std::env::var("DRUMLINE_TRANSPORT").is_ok() {
-        return Ok(ensure!(inside > cell, "the control sends all over TCP, but only {inside} bytes"));
+        ensure!(inside > cell, "the control sends all over TCP, but only {inside} bytes");
+        return Ok(());
     }
     ensure!(inside < 200_000, "ranks of one host sent each other {inside} bytes over TCP");
     let about = |what: &str, cells: usize, sent: usize| {
