@@ -12,15 +12,18 @@
 
 use std::ops::Range;
 
-use super::mesh::{Mesh, Piece};
+use super::mesh::{Drive, Mesh, Piece};
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
 use crate::slices::{cells, chunks, offsets, part};
 
-/// Bytes received from each peer before they are reduced.
+/// Bytes received from each peer before they are reduced, at most.
 const WINDOW: usize = 256 << 10;
+
+/// Bytes received from all peers together before they are reduced: many ranks have smaller windows.
+const SCRATCH: usize = 8 << 20;
 
 /// A collective over links: who takes part, and the number of its next step.
 pub(crate) struct Team<'t> {
@@ -28,6 +31,29 @@ pub(crate) struct Team<'t> {
     /// Ranks of the group.
     pub(crate) ranks: &'t [usize],
     step: u32,
+}
+
+/// An exchange under way.
+pub(crate) struct Step<'s, 'd> {
+    drive: Drive<'s, 'd>,
+    ranks: &'s [usize],
+}
+
+impl Step<'_, '_> {
+    /// The second half: takes what comes, and sends what is left.
+    pub(crate) fn finish<'d, T: Element>(
+        mut self,
+        takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
+    ) -> Result<(), Stop> {
+        let piece = |(place, into): (usize, &'d mut [T])| Piece {
+            peer: self.ranks[place],
+            total: size_of_val(into),
+            into: bytes::of_mut(into),
+        };
+        let mut pieces: Vec<Piece<'_>> = takes.into_iter().map(piece).collect();
+        self.drive.receive(&mut pieces)?;
+        self.drive.finish()
+    }
 }
 
 impl<'t> Team<'t> {
@@ -57,20 +83,20 @@ impl<'t> Team<'t> {
         gives: impl IntoIterator<Item = (usize, &'d [T])>,
         takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
     ) -> Result<(), Stop> {
+        self.begin(cx, gives)?.finish(takes)
+    }
+
+    /// The first half of an exchange: what is given is on its way while the caller does something else.
+    pub(crate) fn begin<'s, 'd, T: Element>(
+        &'s mut self,
+        cx: &'s Context<'s>,
+        gives: impl IntoIterator<Item = (usize, &'d [T])>,
+    ) -> Result<Step<'s, 'd>, Stop> {
         let ranks = self.ranks;
         let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
-        let mut drive = self.mesh.drive(cx, self.step, sends)?;
+        let drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
-        let mut pieces: Vec<Piece<'_>> = takes
-            .into_iter()
-            .map(|(place, into)| Piece {
-                peer: ranks[place],
-                total: size_of_val(into),
-                into: bytes::of_mut(into),
-            })
-            .collect();
-        drive.receive(&mut pieces)?;
-        drive.finish()
+        Ok(Step { drive, ranks })
     }
 
     /// Nobody returns before all have called.
@@ -176,7 +202,8 @@ impl<'t> Team<'t> {
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
         let total = size_of_val(mine);
-        let window = (WINDOW / size_of::<T>()).min(mine.len().max(1));
+        let window = WINDOW.min(SCRATCH / ranks.len()) / size_of::<T>();
+        let window = window.min(mine.len()).max(1);
         let mut scratch = vec![T::zeroed(); window * ranks.len()];
         for range in chunks(mine.len(), window) {
             let mut pieces = Vec::with_capacity(ranks.len());

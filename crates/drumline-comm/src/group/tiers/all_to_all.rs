@@ -1,4 +1,4 @@
-//! All-to-all: pairs of one node pass their cells through shared memory, all other pairs over their links.
+//! All-to-all: pairs of one node pass their cells through shared memory, all other pairs over their links, at the same time.
 
 use super::Tiers;
 use crate::element::Element;
@@ -18,26 +18,27 @@ impl Tiers {
         if let Some(node) = self.one_node() {
             return turn_inside(node, cx, (input, sends), (output, receives), evenness);
         }
-        let here = self.topology.here();
-        let (given, taken) =
-            (Selection::new(sends, here.iter().copied()), Selection::new(receives, here.iter().copied()));
+        let (here, everybody) = (self.topology.here(), self.topology.everybody());
+        let is_away = |rank: &usize| !here.contains(rank);
+        let starts = offsets(sends);
+        let gives = everybody.iter().copied().filter(is_away);
+        let gives = gives.map(|rank| (rank, &input[starts[rank]..][..sends[rank]]));
+        let mut team = Team::new(&mut self.mesh, &everybody);
+        let step = team.begin(cx, gives)?;
         let of_here = |counts: &[usize]| here.iter().map(|&rank| counts[rank]).collect::<Vec<_>>();
-        let (local_sends, local_receives) = (of_here(sends), of_here(receives));
-        taken.fill(output, |output| match &mut self.node {
+        let input = Selection::new(sends, here.iter().copied()).pick(input);
+        Selection::new(receives, here.iter().copied()).fill(output, |output| match &mut self.node {
             Some(node) => {
-                turn_inside(node, cx, (&given.pick(input), &local_sends), (output, &local_receives), evenness)
+                let (input, output) = ((&*input, &*of_here(sends)), (output, &*of_here(receives)));
+                turn_inside(node, cx, input, output, evenness)
             }
             None => {
-                output.copy_from_slice(&given.pick(input));
+                output.copy_from_slice(&input);
                 Ok(())
             }
         })?;
-        let (starts, everybody) = (offsets(sends), self.topology.everybody());
-        let is_away = |rank: &usize| !here.contains(rank);
-        let gives = everybody.iter().copied().filter(is_away);
-        let gives = gives.map(|rank| (rank, &input[starts[rank]..][..sends[rank]]));
-        let takes = cells(output, receives.iter().copied()).enumerate().filter(|(rank, _)| is_away(rank));
-        Team::new(&mut self.mesh, &everybody).exchange(cx, gives, takes)
+        let takes = cells(output, receives.iter().copied()).enumerate();
+        step.finish(takes.filter(|(rank, _)| is_away(rank)))
     }
 }
 

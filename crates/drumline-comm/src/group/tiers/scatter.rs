@@ -18,27 +18,24 @@ impl Tiers {
         if let Some(node) = self.one_node() {
             return node.scatter(cx, input, output, root);
         }
-        let everybody = self.topology.everybody();
+        let (here, everybody) = (self.topology.here(), self.topology.everybody());
         let (home, place) = self.topology.locate(root);
-        let input = input.filter(|_| self.mesh.me() == root);
+        let mut team = Team::new(&mut self.mesh, &everybody);
         if self.topology.node != home {
-            return Team::new(&mut self.mesh, &everybody).exchange(cx, [], [(root, output)]);
+            return team.exchange(cx, [], [(root, output)]);
         }
-        let (here, count) = (self.topology.here(), output.len());
-        if let Some(input) = input {
-            let away = everybody.iter().copied().filter(|rank| !here.contains(rank));
-            let gives = away.map(|rank| (rank, &input[rank * count..][..count]));
-            Team::new(&mut self.mesh, &everybody).exchange(cx, gives, [])?;
+        let Some(input) = input.filter(|_| here[self.topology.place] == root) else {
+            let node = self.node.as_mut().expect("a rank alone on the root's node is the root");
+            return node.scatter(cx, None, output, place);
+        };
+        let count = output.len();
+        let away = everybody.iter().copied().filter(|rank| !here.contains(rank));
+        let step = team.begin(cx, away.map(|rank| (rank, &input[rank * count..][..count])))?;
+        let local = Selection::new(&vec![count; everybody.len()], here.iter().copied()).pick(input);
+        match &mut self.node {
+            Some(node) => node.scatter(cx, Some(&local), output, place)?,
+            None => output.copy_from_slice(&local),
         }
-        let counts = vec![count; everybody.len()];
-        let local = input.map(|input| Selection::new(&counts, here.iter().copied()).pick(input));
-        match (&mut self.node, local) {
-            (Some(node), local) => node.scatter(cx, local.as_deref(), output, place),
-            (None, Some(local)) => {
-                output.copy_from_slice(&local);
-                Ok(())
-            }
-            (None, None) => unreachable!("a rank alone on the root's node is the root"),
-        }
+        step.finish::<T>([])
     }
 }
