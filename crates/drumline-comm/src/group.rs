@@ -4,9 +4,10 @@
 //!   all_reduce(..) ─▶ Call ─▶ run: number it, note it, take the lock ─▶ tiers ─▶ node (shared memory) and team (links)
 //!                                        └─ on failure: find out who and why, tell the others, give the group up
 //! ```
-//! Not here: the calls themselves (`collectives`, `p2p`, `objects`), how groups come to be (`form`).
+//! Not here: the calls themselves (`collectives`, `coalesced`, `p2p`, `objects`), how groups come to be (`form`).
 
 mod async_calls;
+mod coalesced;
 mod collectives;
 mod failure;
 mod form;

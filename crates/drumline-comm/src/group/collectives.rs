@@ -6,6 +6,7 @@ use crate::call::{Call, Op};
 use crate::element::Element;
 use crate::error::CommError;
 use crate::reduce::ReduceOp;
+use crate::slices::total;
 
 type Result<T = ()> = std::result::Result<T, CommError>;
 
@@ -18,16 +19,6 @@ impl ProcessGroup {
         op.check(T::DTYPE).map_err(CommError::invalid)?;
         let call = Call::new(Op::AllReduce).of(T::DTYPE, data.len()).reduce(op);
         self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op))
-    }
-
-    /// Several all-reduces in one: one agreement and one message instead of many small ones.
-    #[track_caller]
-    pub fn all_reduce_coalesced<T: Element>(&self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
-        let lengths = buffers.iter().map(|buffer| buffer.len());
-        let total = lengths.clone().sum();
-        let call = Call::new(Op::AllReduce).of(T::DTYPE, total).reduce(op).extra(lengths);
-        joined(buffers, |data| self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op)))
     }
 
     /// On the root, `data` becomes the reduction of all ranks' `data`; elsewhere it stays as it is.
@@ -47,20 +38,11 @@ impl ProcessGroup {
         self.run(call, |tiers, cx| tiers.broadcast(cx, data, root))
     }
 
-    /// Several broadcasts in one.
-    #[track_caller]
-    pub fn broadcast_coalesced<T: Element>(&self, buffers: &mut [&mut [T]], root: usize) -> Result {
-        self.check_root(root)?;
-        let lengths = buffers.iter().map(|buffer| buffer.len());
-        let call = Call::new(Op::Broadcast).of(T::DTYPE, lengths.clone().sum()).root(root).extra(lengths);
-        joined(buffers, |data| self.run(call, |tiers, cx| tiers.broadcast(cx, data, root)))
-    }
-
     /// All ranks' inputs, laid end to end in rank order, become every rank's `output`.
     #[track_caller]
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result {
         let counts = vec![input.len(); self.size()];
-        check_len("output", output.len(), &counts)?;
+        check_len("output", output, &counts)?;
         let call = Call::new(Op::AllGather).of(T::DTYPE, input.len());
         self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, &counts))
     }
@@ -68,8 +50,8 @@ impl ProcessGroup {
     /// As [`all_gather`](Self::all_gather), with `counts[i]` elements from rank `i`.
     #[track_caller]
     pub fn all_gather_uneven<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result {
-        self.check_counts("counts", counts)?;
-        check_len("output", output.len(), counts)?;
+        self.check_counts::<T>("counts", counts)?;
+        check_len("output", output, counts)?;
         self.check_own("input", input.len(), counts)?;
         let call = Call::new(Op::AllGather).of(T::DTYPE, output.len()).extra(counts.iter().copied());
         self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, counts))
@@ -95,7 +77,7 @@ impl ProcessGroup {
         root: usize,
     ) -> Result {
         self.check_root(root)?;
-        self.check_counts("counts", counts)?;
+        self.check_counts::<T>("counts", counts)?;
         self.check_own("input", input.len(), counts)?;
         self.check_for_root("output", output.as_deref(), root, counts)?;
         let call = Call::new(Op::Gather).of(T::DTYPE, 0).root(root).extra(counts.iter().copied());
@@ -127,7 +109,7 @@ impl ProcessGroup {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result {
-        self.check_counts("counts", counts)?;
+        self.check_counts::<T>("counts", counts)?;
         let call = Call::new(Op::ReduceScatter).extra(counts.iter().copied());
         self.reduce_scatter_uneven_as(call, input, output, counts, op)
     }
@@ -141,7 +123,7 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result {
         op.check(T::DTYPE).map_err(CommError::invalid)?;
-        check_len("input", input.len(), counts)?;
+        check_len("input", input, counts)?;
         self.check_own("output", output.len(), counts)?;
         let call = call.of(T::DTYPE, input.len()).reduce(op);
         self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, output, counts, op))
@@ -174,10 +156,10 @@ impl ProcessGroup {
         output: &mut [T],
         receives: &[usize],
     ) -> Result {
-        self.check_counts("sends", sends)?;
-        self.check_counts("receives", receives)?;
-        check_len("input", input.len(), sends)?;
-        check_len("output", output.len(), receives)?;
+        self.check_counts::<T>("sends", sends)?;
+        self.check_counts::<T>("receives", receives)?;
+        check_len("input", input, sends)?;
+        check_len("output", output, receives)?;
         let call = Call::new(Op::AllToAll).of(T::DTYPE, 0).extra([self.size()]);
         self.run(call, |tiers, cx| tiers.all_to_all(cx, (input, sends), (output, receives), Evenness::Lists))
     }
@@ -194,15 +176,16 @@ impl ProcessGroup {
         self.run_within(timeout, Call::new(Op::MonitoredBarrier), |tiers, cx| tiers.barrier(cx))
     }
 
-    fn check_counts(&self, what: &str, counts: &[usize]) -> Result {
-        if counts.len() == self.size() {
-            return Ok(());
+    /// As many counts as ranks, which add up to something that fits memory.
+    fn check_counts<T: Element>(&self, what: &str, counts: &[usize]) -> Result {
+        if counts.len() != self.size() {
+            return Err(CommError::invalid(format!(
+                "`{what}` has {} entries, the group has {} ranks",
+                counts.len(),
+                self.size()
+            )));
         }
-        Err(CommError::invalid(format!(
-            "`{what}` has {} entries, the group has {} ranks",
-            counts.len(),
-            self.size()
-        )))
+        check_total::<T>(what, counts).map(drop)
     }
 
     fn check_own(&self, what: &str, len: usize, counts: &[usize]) -> Result {
@@ -227,14 +210,25 @@ impl ProcessGroup {
             None if self.rank() == root => Err(CommError::invalid(format!(
                 "rank {root} is the root and must give `{what}`; try Some(..)"
             ))),
-            Some(slice) if self.rank() == root => check_len(what, slice.len(), counts),
+            Some(slice) if self.rank() == root => check_len(what, slice, counts),
             _ => Ok(()),
         }
     }
 }
 
-fn check_len(what: &str, len: usize, counts: &[usize]) -> Result {
-    let expected: usize = counts.iter().sum();
+/// The sum of `counts`, which are numbers of `T`.
+fn check_total<T: Element>(what: &str, counts: &[usize]) -> Result<usize> {
+    total(counts.iter().copied(), size_of::<T>()).ok_or_else(|| {
+        let largest = counts.iter().max().unwrap_or(&0);
+        CommError::invalid(format!(
+            "`{what}` adds up to more {} than memory can hold; the largest is {largest}",
+            T::DTYPE
+        ))
+    })
+}
+
+fn check_len<T: Element>(what: &str, slice: &[T], counts: &[usize]) -> Result {
+    let (len, expected) = (slice.len(), check_total::<T>("counts", counts)?);
     if len == expected {
         return Ok(());
     }
@@ -242,17 +236,4 @@ fn check_len(what: &str, len: usize, counts: &[usize]) -> Result {
         "`{what}` has {len} elements, expected {expected} for {} ranks",
         counts.len()
     )))
-}
-
-/// Lets `act` work on the buffers as if they were one.
-fn joined<T: Element>(buffers: &mut [&mut [T]], act: impl FnOnce(&mut [T]) -> Result) -> Result {
-    let mut joined = buffers.concat();
-    act(&mut joined)?;
-    let mut rest = &joined[..];
-    for buffer in buffers {
-        let (mine, after) = rest.split_at(buffer.len());
-        buffer.copy_from_slice(mine);
-        rest = after;
-    }
-    Ok(())
 }

@@ -1,12 +1,29 @@
-//! Objects of any size: turned into JSON, sent as bytes. No code travels, whatever the bytes are.
+//! Objects of any shape: written as MessagePack, sent as bytes. No code travels, whatever the bytes are.
+//!
+//! ```text
+//!   object ─▶ [ type's name, object with field names ] ─▶ lengths to all ─▶ bytes to those who read them ─▶ object
+//! ```
+//! The bytes describe themselves, so untagged enums, flattened structs and options come back as they were, and NaN and
+//! the infinities too. The name of the type is there for the error that a reader of another type gets. Every rank makes the
+//! same calls whether or not objects can be written and read, so that such an error leaves the group usable.
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::ProcessGroup;
 use crate::error::CommError;
+use crate::slices::total;
 
-/// Objects: anything serde can write. Their length need not be known to the receivers.
+/// Sent in place of a length: the object could not be written.
+const UNWRITTEN: u64 = u64::MAX;
+
+/// Lengths inside of an object are 32 bits wide.
+const LONGEST: usize = u32::MAX as usize;
+
+/// Objects: anything serde can write, up to 4 GiB each. Their length need not be known to the receivers.
+///
+/// An object that cannot be written or read is [`CommError::Object`], after which the group can still be used. Large
+/// arrays travel faster as buffers; bytes are compact with `#[serde(with = "serde_bytes")]`.
 impl ProcessGroup {
     /// The root's object, which only the root gives, on all ranks.
     #[track_caller]
@@ -16,20 +33,21 @@ impl ProcessGroup {
         root: usize,
     ) -> Result<T, CommError> {
         self.check_root(root)?;
-        let mut data = match object {
-            Some(object) if self.rank() == root => encode(object)?,
+        let written = match object {
+            Some(object) if self.rank() == root => encode(object),
             None if self.rank() == root => {
                 return Err(CommError::invalid(format!(
                     "rank {root} is the root and must give the object; try Some(..)"
                 )));
             }
-            _ => Vec::new(),
+            _ => Ok(Vec::new()),
         };
-        let mut len = [data.len() as u64];
+        let mut len = [announced(&written)];
         self.broadcast(&mut len, root)?;
-        data.resize(len[0] as usize, 0);
+        let mut data = written?;
+        self.enlarge(&mut data, self.length_from(root, len[0])?)?;
         self.broadcast(&mut data, root)?;
-        decode(&data)
+        self.decode(root, &data)
     }
 
     /// Every rank's object, in rank order, on all ranks.
@@ -39,9 +57,9 @@ impl ProcessGroup {
         object: &T,
     ) -> Result<Vec<T>, CommError> {
         let (data, counts) = self.encode_all(object)?;
-        let mut all = vec![0u8; counts.iter().sum()];
+        let mut all = self.room_for(&counts)?;
         self.all_gather_uneven(&data, &mut all, &counts)?;
-        split(&all, &counts)
+        self.decode_all(&all, &counts)
     }
 
     /// Every rank's object, in rank order, on the root; `None` elsewhere.
@@ -57,9 +75,9 @@ impl ProcessGroup {
             self.gather_uneven(&data, None, &counts, root)?;
             return Ok(None);
         }
-        let mut all = vec![0u8; counts.iter().sum()];
+        let mut all = self.room_for(&counts)?;
         self.gather_uneven(&data, Some(&mut all), &counts, root)?;
-        split(&all, &counts).map(Some)
+        self.decode_all(&all, &counts).map(Some)
     }
 
     /// The `i`-th of the root's objects, which only the root gives, on rank `i`.
@@ -71,10 +89,8 @@ impl ProcessGroup {
     ) -> Result<T, CommError> {
         self.check_root(root)?;
         let is_root = self.rank() == root;
-        let encoded: Vec<Vec<u8>> = match objects {
-            Some(objects) if is_root && objects.len() == self.size() => {
-                objects.iter().map(encode).collect::<Result<_, _>>()?
-            }
+        let written: Result<Vec<Vec<u8>>, CommError> = match objects {
+            Some(objects) if is_root && objects.len() == self.size() => objects.iter().map(encode).collect(),
             _ if is_root => {
                 let got = objects.map_or(0, <[T]>::len);
                 return Err(CommError::invalid(format!(
@@ -82,49 +98,105 @@ impl ProcessGroup {
                     self.size()
                 )));
             }
-            _ => Vec::new(),
+            _ => Ok(vec![Vec::new(); self.size()]),
         };
-        let lens: Vec<u64> = encoded.iter().map(|data| data.len() as u64).collect();
+        let lens = match &written {
+            Ok(written) => written.iter().map(|data| data.len() as u64).collect(),
+            Err(_) => vec![UNWRITTEN; self.size()],
+        };
         let mut len = [0u64];
         self.scatter(is_root.then_some(&lens[..]), &mut len, root)?;
+        let written = written?;
         // Each rank gets its own length: only the root sends.
+        let sends: Vec<usize> = written.iter().map(Vec::len).collect();
         let mut receives = vec![0; self.size()];
-        receives[root] = len[0] as usize;
-        let sends: Vec<usize> =
-            if is_root { encoded.iter().map(Vec::len).collect() } else { vec![0; self.size()] };
-        let mut mine = vec![0u8; len[0] as usize];
-        self.all_to_all_uneven(&encoded.concat(), &sends, &mut mine, &receives)?;
-        decode(&mine)
+        receives[root] = self.length_from(root, len[0])?;
+        let mut mine = self.room_for(&receives)?;
+        self.all_to_all_uneven(&written.concat(), &sends, &mut mine, &receives)?;
+        self.decode(root, &mine)
     }
 
     /// This rank's object as bytes, and the length of everybody's.
     #[track_caller]
     fn encode_all<T: Serialize>(&self, object: &T) -> Result<(Vec<u8>, Vec<usize>), CommError> {
-        let data = encode(object)?;
+        let written = encode(object);
         let mut lens = vec![0u64; self.size()];
-        self.all_gather(&[data.len() as u64], &mut lens)?;
-        Ok((data, lens.into_iter().map(|len| len as usize).collect()))
+        self.all_gather(&[announced(&written)], &mut lens)?;
+        let lens = lens.into_iter().enumerate().map(|(rank, len)| self.length_from(rank, len));
+        Ok((written?, lens.collect::<Result<_, _>>()?))
+    }
+
+    /// The length that a rank has announced.
+    fn length_from(&self, rank: usize, len: u64) -> Result<usize, CommError> {
+        let rank = self.members()[rank];
+        match usize::try_from(len) {
+            Ok(len) if len <= LONGEST => Ok(len),
+            _ if len == UNWRITTEN => Err(unwritten(format!("rank {rank} could not write its object"))),
+            _ => Err(unreadable(format!("rank {rank} announced {len} bytes, the longest is {LONGEST}"))),
+        }
+    }
+
+    fn room_for(&self, counts: &[usize]) -> Result<Vec<u8>, CommError> {
+        let len = total(counts.iter().copied(), 1)
+            .ok_or_else(|| unreadable("all objects together are longer than memory can hold".into()))?;
+        let mut room = Vec::new();
+        self.enlarge(&mut room, len)?;
+        Ok(room)
+    }
+
+    /// Makes `data` this long. The others go on to send, so a rank without the memory must end the group.
+    fn enlarge(&self, data: &mut Vec<u8>, len: usize) -> Result<(), CommError> {
+        data.try_reserve_exact(len - data.len()).map_err(|error| {
+            let (group, cause) = (self.name().into(), format!("{len} bytes: {error}"));
+            self.call_off(CommError::System { group, what: "taking memory for objects", cause })
+        })?;
+        data.resize(len, 0);
+        Ok(())
+    }
+
+    /// The object that `rank` has sent.
+    fn decode<T: DeserializeOwned>(&self, rank: usize, data: &[u8]) -> Result<T, CommError> {
+        rmp_serde::from_slice(data).map(|(_, object): (IgnoredAny, T)| object).map_err(|error| {
+            let (rank, wanted) = (self.members()[rank], std::any::type_name::<T>());
+            let sent = match rmp_serde::from_slice::<(&str, IgnoredAny)>(data) {
+                Ok((name, _)) => format!("a `{name}`"),
+                Err(_) => format!("{} bytes that are no object", data.len()),
+            };
+            unreadable(format!("rank {rank} sent {sent}, this rank reads a `{wanted}`: {error}"))
+        })
+    }
+
+    fn decode_all<T: DeserializeOwned>(&self, all: &[u8], counts: &[usize]) -> Result<Vec<T>, CommError> {
+        let mut rest = all;
+        let cells = counts.iter().map(|&count| {
+            let (cell, after) = rest.split_at(count);
+            rest = after;
+            cell
+        });
+        cells.enumerate().map(|(rank, cell)| self.decode(rank, cell)).collect()
     }
 }
 
 fn encode<T: Serialize>(object: &T) -> Result<Vec<u8>, CommError> {
-    serde_json::to_vec(object)
-        .map_err(|error| CommError::Object { what: "writing", cause: error.to_string() })
+    let name = std::any::type_name::<T>();
+    let data = rmp_serde::to_vec_named(&(name, object))
+        .map_err(|error| unwritten(format!("a `{name}`: {error}")))?;
+    if data.len() > LONGEST {
+        let what = format!("a `{name}` of {} bytes, the longest is {LONGEST}; try a buffer", data.len());
+        return Err(unwritten(what));
+    }
+    Ok(data)
 }
 
-fn decode<T: DeserializeOwned>(data: &[u8]) -> Result<T, CommError> {
-    serde_json::from_slice(data)
-        .map_err(|error| CommError::Object { what: "reading", cause: error.to_string() })
+/// What the others are told of an object's length.
+fn announced(written: &Result<Vec<u8>, CommError>) -> u64 {
+    written.as_ref().map_or(UNWRITTEN, |data| data.len() as u64)
 }
 
-fn split<T: DeserializeOwned>(all: &[u8], counts: &[usize]) -> Result<Vec<T>, CommError> {
-    let mut rest = all;
-    counts
-        .iter()
-        .map(|&count| {
-            let (mine, after) = rest.split_at(count);
-            rest = after;
-            decode(mine)
-        })
-        .collect()
+fn unwritten(cause: String) -> CommError {
+    CommError::Object { what: "writing", cause }
+}
+
+fn unreadable(cause: String) -> CommError {
+    CommError::Object { what: "reading", cause }
 }

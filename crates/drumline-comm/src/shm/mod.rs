@@ -23,7 +23,7 @@ mod wait;
 
 pub(crate) use all_reduce::Keep;
 pub use heap::HeapBuffer;
-pub(crate) use heap::{Heap, Region, region_len};
+pub(crate) use heap::{Heap, Region, Symmetric, region_len};
 pub(crate) use layout::{Layout, STAGE};
 pub(crate) use line::INLINE;
 pub(crate) use mail::Mail;

@@ -3,15 +3,24 @@
 //! Every rank has a link to every other, so a part goes straight to its owner: an all-reduce moves `2 (n-1)/n` of the data
 //! out of each rank, in two steps however many ranks there are, and its owner reduces a part in team order, so all
 //! ranks hold the same bits. What arrives is reduced in small windows while it is still in the cache.
+//!
+//! So each rank has n-1 flows in each direction at once, however large n and the data are, and on purpose. A ring or
+//! recursive halving moves as many bytes, but in `2 (n-1)` or `2 log n` steps, each of which waits for the slowest, and
+//! combines the inputs in another order than that of the ranks. What they would spare is sockets, and packets lost where
+//! a switch has small buffers and many send to one. Ranks of one node share memory, and a rail has one rank of each node,
+//! so n is the number of nodes, and parts get smaller as it grows.
 
 use std::ops::Range;
 
-use super::mesh::{BURST, Mesh, Piece};
+use super::mesh::{BURST, Drive, Mesh, Piece};
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
-use crate::slices::{chunks, offsets, part};
+use crate::slices::{cells, chunks, offsets, part};
+
+/// Bytes received from all peers together before they are reduced: many ranks have smaller windows.
+const SCRATCH: usize = 8 << 20;
 
 /// A collective over links: who takes part, and the number of its next step.
 pub(crate) struct Team<'t> {
@@ -19,6 +28,29 @@ pub(crate) struct Team<'t> {
     /// Ranks of the group.
     pub(crate) ranks: &'t [usize],
     step: u32,
+}
+
+/// An exchange under way.
+pub(crate) struct Step<'s, 'd> {
+    drive: Drive<'s, 'd>,
+    ranks: &'s [usize],
+}
+
+impl Step<'_, '_> {
+    /// The second half: takes what comes, and sends what is left.
+    pub(crate) fn finish<'d, T: Element>(
+        mut self,
+        takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
+    ) -> Result<(), Stop> {
+        let piece = |(place, into): (usize, &'d mut [T])| Piece {
+            peer: self.ranks[place],
+            total: size_of_val(into),
+            into: bytes::of_mut(into),
+        };
+        let mut pieces: Vec<Piece<'_>> = takes.into_iter().map(piece).collect();
+        self.drive.receive(&mut pieces)?;
+        self.drive.finish()
+    }
 }
 
 impl<'t> Team<'t> {
@@ -41,23 +73,27 @@ impl<'t> Team<'t> {
         (0..self.len()).filter(move |&place| place != me)
     }
 
-    /// One step: `give(p)` goes to the team's `p`-th rank, what comes from it fills `take(p)`.
-    fn exchange<'d>(
+    /// One step: what is given to place `p` goes to the team's `p`-th rank, what comes from it fills what is taken there.
+    pub(crate) fn exchange<'d, T: Element>(
         &mut self,
         cx: &Context<'_>,
-        give: impl IntoIterator<Item = (usize, &'d [u8])>,
-        take: Vec<(usize, &mut [u8])>,
+        gives: impl IntoIterator<Item = (usize, &'d [T])>,
+        takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
     ) -> Result<(), Stop> {
+        self.begin(cx, gives)?.finish(takes)
+    }
+
+    /// The first half of an exchange: what is given is on its way while the caller does something else.
+    pub(crate) fn begin<'s, 'd, T: Element>(
+        &'s mut self,
+        cx: &'s Context<'s>,
+        gives: impl IntoIterator<Item = (usize, &'d [T])>,
+    ) -> Result<Step<'s, 'd>, Stop> {
         let ranks = self.ranks;
-        let sends = give.into_iter().map(|(place, data)| (ranks[place], data));
-        let mut drive = self.mesh.drive(cx, self.step, sends)?;
+        let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
+        let drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
-        let mut pieces: Vec<Piece<'_>> = take
-            .into_iter()
-            .map(|(place, into)| Piece { peer: ranks[place], total: into.len(), into })
-            .collect();
-        drive.receive(&mut pieces)?;
-        drive.finish()
+        Ok(Step { drive, ranks })
     }
 
     /// Nobody returns before all have called.
@@ -66,7 +102,7 @@ impl<'t> Team<'t> {
         let mut distance = 1;
         while distance < n {
             let (to, from) = ((me + distance) % n, (me + n - distance) % n);
-            self.exchange(cx, [(to, &[][..])], vec![(from, &mut [])])?;
+            self.exchange::<u8>(cx, [(to, &[][..])], [(from, &mut [][..])])?;
             distance *= 2;
         }
         Ok(())
@@ -120,7 +156,7 @@ impl<'t> Team<'t> {
         let me = self.me();
         let mut gives = Vec::new();
         let mut mine: &mut [T] = &mut [];
-        for (place, cell) in cells(data, &lengths(parts)).into_iter().enumerate() {
+        for (place, cell) in cells(data, parts.iter().map(Range::len)).enumerate() {
             if place == me {
                 mine = cell;
             } else {
@@ -140,14 +176,14 @@ impl<'t> Team<'t> {
         let me = self.me();
         let mut others = Vec::new();
         let mut own: &[T] = &[];
-        for (place, cell) in cells(data, &lengths(parts)).into_iter().enumerate() {
+        for (place, cell) in cells(data, parts.iter().map(Range::len)).enumerate() {
             if place == me {
                 own = cell;
             } else {
-                others.push((place, bytes::of_mut(cell)));
+                others.push((place, cell));
             }
         }
-        self.exchange(cx, self.peers().map(|place| (place, bytes::of(own))).collect::<Vec<_>>(), others)
+        self.exchange(cx, self.peers().map(|place| (place, own)), others)
     }
 
     /// Gives each peer what is meant for it; `mine` becomes its reduction with what comes from all of them, in team order.
@@ -164,7 +200,7 @@ impl<'t> Team<'t> {
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
         let total = size_of_val(mine);
-        let window = total.next_multiple_of(8).clamp(8, BURST);
+        let window = total.next_multiple_of(8).min(BURST).min(SCRATCH / ranks.len() / 8 * 8).max(8);
         scratch.resize(window * ranks.len() / 8, 0);
         for range in chunks(mine.len(), window / size_of::<T>()) {
             let mine = &mut mine[range];
@@ -199,16 +235,15 @@ impl<'t> Team<'t> {
         counts: &[usize],
     ) -> Result<(), Stop> {
         let me = self.me();
-        let mut take = Vec::new();
-        for (place, cell) in cells(output, counts).into_iter().enumerate() {
+        let mut takes = Vec::new();
+        for (place, cell) in cells(output, counts.iter().copied()).enumerate() {
             if place == me {
                 cell.copy_from_slice(input);
             } else {
-                take.push((place, bytes::of_mut(cell)));
+                takes.push((place, cell));
             }
         }
-        let give: Vec<_> = self.peers().map(|place| (place, bytes::of(input))).collect();
-        self.exchange(cx, give, take)
+        self.exchange(cx, self.peers().map(|place| (place, input)), takes)
     }
 
     /// Everybody's `input` laid end to end in the root's `output`.
@@ -222,35 +257,17 @@ impl<'t> Team<'t> {
     ) -> Result<(), Stop> {
         let me = self.me();
         let Some(output) = output.filter(|_| me == root) else {
-            return self.exchange(cx, [(root, bytes::of(input))], Vec::new());
+            return self.exchange(cx, [(root, input)], []);
         };
-        let mut take = Vec::new();
-        for (place, cell) in cells(output, counts).into_iter().enumerate() {
+        let mut takes = Vec::new();
+        for (place, cell) in cells(output, counts.iter().copied()).enumerate() {
             if place == me {
                 cell.copy_from_slice(input);
             } else {
-                take.push((place, bytes::of_mut(cell)));
+                takes.push((place, cell));
             }
         }
-        self.exchange(cx, [], take)
-    }
-
-    /// Cell `p` of the root's `input` becomes rank `p`'s `output`.
-    pub(crate) fn scatter<T: Element>(
-        &mut self,
-        cx: &Context<'_>,
-        input: Option<&[T]>,
-        output: &mut [T],
-        root: usize,
-    ) -> Result<(), Stop> {
-        let (me, count) = (self.me(), output.len());
-        let Some(input) = input.filter(|_| me == root) else {
-            return self.exchange(cx, [], vec![(root, bytes::of_mut(output))]);
-        };
-        output.copy_from_slice(&input[me * count..][..count]);
-        let give: Vec<_> =
-            self.peers().map(|place| (place, bytes::of(&input[place * count..][..count]))).collect();
-        self.exchange(cx, give, Vec::new())
+        self.exchange(cx, [], takes)
     }
 
     /// The root's `data` is copied to all: straight, or if it is large and goes to several, in parts that all pass on.
@@ -263,19 +280,18 @@ impl<'t> Team<'t> {
         let me = self.me();
         if link_reduce(size_of_val(data), self.len()) != LinkReduce::Parts || self.len() == 2 {
             return if me == root {
-                let give: Vec<_> = self.peers().map(|place| (place, bytes::of(data))).collect();
-                self.exchange(cx, give, Vec::new())
+                let data = &*data;
+                self.exchange(cx, self.peers().map(|place| (place, data)), [])
             } else {
-                self.exchange(cx, [], vec![(root, bytes::of_mut(data))])
+                self.exchange(cx, [], [(root, data)])
             };
         }
         let parts = self.parts(data);
         if me == root {
-            let give: Vec<_> =
-                self.peers().map(|place| (place, bytes::of(&data[parts[place].clone()]))).collect();
-            self.exchange(cx, give, Vec::new())?;
+            let gives = self.peers().map(|place| (place, &data[parts[place].clone()]));
+            self.exchange(cx, gives, [])?;
         } else {
-            self.exchange(cx, [], vec![(root, bytes::of_mut(&mut data[parts[me].clone()]))])?;
+            self.exchange(cx, [], [(root, &mut data[parts[me].clone()])])?;
         }
         self.share_parts(cx, data, &parts)
     }
@@ -288,7 +304,7 @@ impl<'t> Team<'t> {
         op: ReduceOp,
         root: usize,
     ) -> Result<(), Stop> {
-        let counts = lengths(&self.parts(data));
+        let counts: Vec<usize> = self.parts(data).iter().map(Range::len).collect();
         let mut reduced = vec![T::zeroed(); counts[self.me()]];
         self.reduce_scatter(cx, data, &mut reduced, &counts, op)?;
         self.gather(cx, &reduced, Some(data), &counts, root)
@@ -308,39 +324,4 @@ impl<'t> Team<'t> {
         let gives = self.peers().map(|place| (place, cell(place))).collect();
         self.reduce_in_place(cx, output, gives, op)
     }
-
-    pub(crate) fn all_to_all<T: Element>(
-        &mut self,
-        cx: &Context<'_>,
-        (input, sends): (&[T], &[usize]),
-        (output, receives): (&mut [T], &[usize]),
-    ) -> Result<(), Stop> {
-        let (me, from) = (self.me(), offsets(sends));
-        let mut take = Vec::new();
-        for (place, cell) in cells(output, receives).into_iter().enumerate() {
-            if place == me {
-                cell.copy_from_slice(&input[from[me]..][..sends[me]]);
-            } else {
-                take.push((place, bytes::of_mut(cell)));
-            }
-        }
-        let give: Vec<_> =
-            self.peers().map(|place| (place, bytes::of(&input[from[place]..][..sends[place]]))).collect();
-        self.exchange(cx, give, take)
-    }
-}
-
-fn lengths(parts: &[Range<usize>]) -> Vec<usize> {
-    parts.iter().map(Range::len).collect()
-}
-
-/// `slice` cut into consecutive cells of these lengths.
-fn cells<'s, T>(mut slice: &'s mut [T], counts: &[usize]) -> Vec<&'s mut [T]> {
-    let mut cells = Vec::with_capacity(counts.len());
-    for &count in counts {
-        let (cell, rest) = slice.split_at_mut(count);
-        cells.push(cell);
-        slice = rest;
-    }
-    cells
 }

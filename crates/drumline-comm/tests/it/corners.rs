@@ -110,6 +110,73 @@ fn an_error_nobody_waited_for_is_not_lost() {
     });
 }
 
+/// Numbers from nowhere must not wrap round to a length that fits.
+#[test]
+fn counts_that_no_memory_holds_are_an_error_and_the_group_goes_on() {
+    for transport in BOTH {
+        run(2, transport, |group| {
+            let huge = [usize::MAX, 5];
+            // Fits a number, but not as bytes.
+            let long = [1 << 61, 5];
+            for counts in [huge, long] {
+                let mine = vec![1.0f64; 4];
+                let mut four = [0.0f64; 4];
+                let outcomes = [
+                    group.all_gather_uneven(&mine, &mut four, &counts),
+                    group.gather_uneven(&mine, Some(&mut four), &counts, group.rank()),
+                    group.gather_uneven(&mine, None, &counts, 1 - group.rank()),
+                    group.reduce_scatter_uneven(&mine, &mut four, &counts, ReduceOp::Sum),
+                    group.all_to_all_uneven(&mine, &counts, &mut four, &[2, 2]),
+                    group.all_to_all_uneven(&mine, &[2, 2], &mut four, &counts),
+                ];
+                for outcome in outcomes {
+                    let error = outcome.expect_err("no buffer is that long");
+                    assert!(matches!(error, CommError::Invalid { .. }), "{error}");
+                    assert!(error.to_string().contains("than memory can hold"), "{error}");
+                }
+            }
+            group.barrier()
+        });
+    }
+}
+
+#[test]
+fn coalesced_buffers_that_do_not_fit_are_an_error_and_the_group_goes_on() {
+    run(2, Transport::Shm, |group| {
+        let (four, mut two) = ([1u8; 4], [0u8; 2]);
+        let outcomes = [
+            (
+                group.all_gather_coalesced(&[&four], &mut []),
+                "1 `inputs` and 0 `outputs`, expected equally many",
+            ),
+            (
+                group.all_gather_coalesced(&[&four], &mut [&mut two]),
+                "`outputs[0]` has 2 elements, expected 2 ranks times the 4 of `inputs[0]`",
+            ),
+            (
+                group.reduce_scatter_coalesced(&[&four[..1]], &mut [&mut two], ReduceOp::Sum),
+                "`inputs[0]` has 1 elements, expected 2 ranks times the 2 of `outputs[0]`",
+            ),
+        ];
+        for (outcome, text) in outcomes {
+            assert_eq!(outcome.unwrap_err().to_string(), text);
+        }
+        group.barrier()
+    });
+}
+
+/// Equal numbers with different meanings: lengths of buffers on one rank, of the ranks' inputs on the other.
+#[test]
+fn coalesced_and_uneven_are_different_calls() {
+    let errors = outcomes(2, Transport::Shm, Duration::from_secs(5), |group| match group.rank() {
+        0 => group.all_gather_coalesced(&[&[1u8][..], &[2]], &mut [&mut [0u8; 2], &mut [0; 2]]),
+        _ => group.all_gather_uneven(&[1u8], &mut [0; 2], &[1, 1]),
+    });
+    for error in errors {
+        assert!(matches!(error, Err(CommError::Mismatch { .. } | CommError::CalledOff { .. })), "{error:?}");
+    }
+}
+
 ranks_test!(ranks_meet_again_after_a_failed_group, 2, {
     for meeting in 0..3 {
         let group = ProcessGroup::from_env()?;

@@ -43,7 +43,7 @@ fn expected_reduction(op: ReduceOp, ranks: usize, i: usize) -> i64 {
     }
 }
 
-fn reductions<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+pub(crate) fn reductions<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     use ReduceOp::*;
     let float = matches!(T::DTYPE, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
     let ops: &[ReduceOp] = match T::DTYPE {
@@ -110,7 +110,7 @@ fn reductions_over_tcp() {
     on_grid(Transport::Tcp, &[70_001], reductions::<f32>);
 }
 
-fn moves<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+pub(crate) fn moves<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     let (me, ranks) = (group.rank(), group.size());
     let mine = buffer::<T>(me, len);
     let root = len % ranks;
@@ -175,7 +175,7 @@ fn moves<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     Ok(())
 }
 
-fn reduce_scatters<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+pub(crate) fn reduce_scatters<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     let (me, ranks) = (group.rank(), group.size());
     let input = buffer::<T>(me, len * ranks);
     let mut output = vec![T::of(0); len];
@@ -190,6 +190,50 @@ fn reduce_scatters<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     group.reduce_scatter_uneven(&input, &mut output, &counts, ReduceOp::Max)?;
     check(&output, |i| want(start + i), || format!("reduce_scatter_uneven of {len}"));
     group.barrier()
+}
+
+/// The coalesced calls, on buffers of several lengths at once.
+pub(crate) fn coalesced<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+    let (me, ranks) = (group.rank(), group.size());
+    let lens = [len, 0, len / 2 + 1, 7];
+    let make = |times: usize| lens.map(|len| buffer::<T>(me, len * times));
+    let largest = |i| T::of(expected_reduction(ReduceOp::Max, ranks, i));
+    let what = |name: &str, len: usize| format!("{name}_coalesced of {len} among {lens:?}");
+
+    let mut data = make(1);
+    group.all_reduce_coalesced(&mut data.each_mut().map(Vec::as_mut_slice), ReduceOp::Max)?;
+    data.iter().for_each(|data| check(data, largest, || what("all_reduce", data.len())));
+
+    let (mut data, root) = (make(1), len % ranks);
+    group.broadcast_coalesced(&mut data.each_mut().map(Vec::as_mut_slice), root)?;
+    assert_eq!(data, lens.map(|len| buffer::<T>(root, len)), "{}", what("broadcast", len));
+
+    let (inputs, mut outputs) = (make(1), make(ranks));
+    let inputs = inputs.each_ref().map(Vec::as_slice);
+    group.all_gather_coalesced(&inputs, &mut outputs.each_mut().map(Vec::as_mut_slice))?;
+    for (output, len) in outputs.iter().zip(lens) {
+        check(output, |i| T::of(value(i / len, i % len)), || what("all_gather", len));
+    }
+
+    let (inputs, mut outputs) = (make(ranks), make(1));
+    let inputs = inputs.each_ref().map(Vec::as_slice);
+    group.reduce_scatter_coalesced(&inputs, &mut outputs.each_mut().map(Vec::as_mut_slice), ReduceOp::Max)?;
+    for output in &outputs {
+        let len = output.len();
+        check(output, |i| largest(me * len + i), || what("reduce_scatter", len));
+    }
+    group.all_gather_coalesced::<T>(&[], &mut [])
+}
+
+#[test]
+fn coalesced_over_both() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        on_grid(transport, &LENGTHS, |group, len| {
+            coalesced::<f32>(group, len)?;
+            coalesced::<i8>(group, len)?;
+            coalesced::<f16>(group, len)
+        });
+    }
 }
 
 #[test]

@@ -2,14 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use drumline_comm::{CommError, P2p, ProcessGroup, ReduceOp, Source};
+use drumline_comm::{CommError, P2p, ProcessGroup, ReduceOp, Source, bf16, f16};
 use rank_test::anyhow::{Result, ensure};
 use rank_test::netns::Hosts;
 use rank_test::{Ranks, ranks_test};
 
+use crate::grid::{coalesced, moves, reduce_scatters, reductions};
 use crate::numbers::{Number, buffer, check, value};
 
 const SOON: Duration = Duration::from_secs(30);
+
+/// So many `f32`.
+const MEBIBYTE: usize = (1 << 20) / size_of::<f32>();
 
 /// A vanished host is noticed after this long at most.
 const CUT_NOTICED: Duration = Duration::from_secs(11);
@@ -18,31 +22,21 @@ fn sum(ranks: usize, i: usize) -> i64 {
     (0..ranks).map(|rank| value(rank, i)).sum()
 }
 
-/// Every collective once, on `len` elements a rank.
+/// Every collective, on `len` elements a rank, even and uneven, with every root.
 fn every_collective<T: Number>(group: &ProcessGroup, len: usize) -> Result<(), CommError> {
-    let (me, ranks) = (group.rank(), group.size());
-    let what = |name: &str| format!("{name} of {len} {}", T::DTYPE);
-    let mine = buffer::<T>(me, len);
-    let mut data = mine.clone();
-    group.all_reduce(&mut data, ReduceOp::Sum)?;
-    check(&data, |i| T::of(sum(ranks, i)), || what("all_reduce"));
+    let ranks = group.size();
+    reductions::<T>(group, len)?;
+    moves::<T>(group, len)?;
+    reduce_scatters::<T>(group, len)?;
+    coalesced::<T>(group, len)?;
     let mut heap = group.heap_alloc::<T>(len)?;
-    heap.copy_from_slice(&mine);
-    group.all_reduce(&mut heap, ReduceOp::Max)?;
-    check(&heap, |i| T::of((0..ranks).map(|rank| value(rank, i)).max().unwrap()), || what("heap"));
+    heap.copy_from_slice(&buffer::<T>(group.rank(), len));
     let mut all = vec![T::of(0); len * ranks];
-    group.all_gather(&mine, &mut all)?;
-    check(&all, |i| T::of(value(i / len, i % len)), || what("all_gather"));
-    let counts: Vec<usize> = (0..ranks).map(|rank| len / (rank + 1)).collect();
-    let mut some = vec![T::of(0); counts.iter().sum()];
-    group.all_gather_uneven(&mine[..counts[me]], &mut some, &counts)?;
-    check(&some[counts[0]..][..counts[1]], |i| T::of(value(1, i)), || what("all_gather_uneven"));
-    let mut turned = vec![T::of(0); len * ranks];
-    group.all_to_all(&all, &mut turned)?;
-    check(&turned, |i| T::of(value(me, i % len)), || what("all_to_all"));
-    let mut part = vec![T::of(0); len];
-    group.reduce_scatter(&buffer::<T>(me, len * ranks), &mut part, ReduceOp::Sum)?;
-    check(&part, |i| T::of(sum(ranks, me * len + i)), || what("reduce_scatter"));
+    group.all_gather(&heap, &mut all)?;
+    check(&all, |i| T::of(value(i / len, i % len)), || format!("all_gather of {len} from the heap"));
+    group.all_reduce(&mut heap, ReduceOp::Max)?;
+    let largest = |i| (0..ranks).map(|rank| value(rank, i)).max().unwrap();
+    check(&heap, |i| T::of(largest(i)), || format!("all_reduce of {len} in the heap"));
     (0..ranks).try_for_each(|root| with_root::<T>(group, len, root))
 }
 
@@ -61,6 +55,16 @@ fn with_root<T: Number>(group: &ProcessGroup, len: usize, root: usize) -> Result
     if me == root {
         check(&all, |i| T::of(value(i / len, i % len)), || what("gather"));
     }
+    // Rank 0 gives nothing, every other more than the one before it.
+    let counts: Vec<usize> = (0..ranks).map(|rank| len * rank / ranks).collect();
+    let starts: Vec<usize> = (0..ranks).map(|rank| counts[..rank].iter().sum()).collect();
+    let mut some = vec![T::of(0); counts.iter().sum()];
+    let mine = buffer::<T>(me, counts[me]);
+    group.gather_uneven(&mine, (me == root).then_some(&mut some[..]), &counts, root)?;
+    for rank in (0..ranks).filter(|_| me == root) {
+        let cell = &some[starts[rank]..][..counts[rank]];
+        check(cell, |i| T::of(value(rank, i)), || what("gather_uneven"));
+    }
     let mut part = vec![T::of(0); len];
     let whole = buffer::<T>(root, len * ranks);
     group.scatter((me == root).then_some(&whole[..]), &mut part, root)?;
@@ -68,20 +72,39 @@ fn with_root<T: Number>(group: &ProcessGroup, len: usize, root: usize) -> Result
     Ok(())
 }
 
-/// Averages do not depend on how ranks are spread, and all ranks hold the same bits.
+/// Averages do not depend on how ranks are spread, and all ranks hold the same bits, those of a reduce-scatter too.
 fn averages(group: &ProcessGroup) -> Result<(), CommError> {
-    let mut data: Vec<f32> = (0..10_001).map(|i| 1.0 / (1 + i + group.rank()) as f32).collect();
+    let (me, ranks, len) = (group.rank(), group.size(), 2_003);
+    let input: Vec<f32> = (0..len * ranks).map(|i| 1.0 / (1 + i + me) as f32).collect();
+    let mut data = input.clone();
     group.all_reduce(&mut data, ReduceOp::Avg)?;
     let close = |i: usize| {
-        let exact: f64 =
-            (0..group.size()).map(|rank| 1.0 / (1 + i + rank) as f64).sum::<f64>() / group.size() as f64;
+        let exact: f64 = (0..ranks).map(|rank| 1.0 / (1 + i + rank) as f64).sum::<f64>() / ranks as f64;
         (f64::from(data[i]) - exact).abs() <= 4.0 * f64::from(f32::EPSILON) * exact
     };
     assert!((0..data.len()).all(close));
     let bits: Vec<u32> = data.iter().map(|x| x.to_bits()).collect();
-    let mut all = vec![0u32; bits.len() * group.size()];
+    let mut all = vec![0u32; bits.len() * ranks];
     group.all_gather(&bits, &mut all)?;
     assert!(all.chunks(bits.len()).all(|theirs| theirs == bits));
+    let mut part = vec![0.0; len];
+    group.reduce_scatter(&input, &mut part, ReduceOp::Avg)?;
+    assert!(part.iter().map(|x| x.to_bits()).eq(bits[me * len..][..len].iter().copied()));
+    Ok(())
+}
+
+/// Sums of halves are rounded once, after the last node.
+fn halves(group: &ProcessGroup) -> Result<(), CommError> {
+    let ranks = group.size();
+    // 2048 + 1 stays 2048 in f16, so that rounding after each node would lose ones.
+    let x = f16::from_f32(if group.rank() == 0 { 2048.0 } else { 1.0 });
+    let exact = f16::from_f32(2048.0 + (ranks - 1) as f32);
+    let mut data = vec![x; 3 * ranks];
+    group.all_reduce(&mut data, ReduceOp::Sum)?;
+    assert_eq!(data, vec![exact; 3 * ranks]);
+    let mut part = [f16::ZERO; 3];
+    group.reduce_scatter(&vec![x; 3 * ranks], &mut part, ReduceOp::Sum)?;
+    assert_eq!(part, [exact; 3]);
     Ok(())
 }
 
@@ -101,14 +124,21 @@ fn messages(group: &ProcessGroup) -> Result<(), CommError> {
 
 fn everything() -> Result<()> {
     let group = ProcessGroup::from_env()?;
-    assert_eq!((group.num_nodes(), group.transport()), (2, "shm+tcp"));
+    let num_hosts: usize = std::env::var("NUM_HOSTS")?.parse()?;
+    assert_eq!((group.num_nodes(), group.transport()), (num_hosts, "shm+tcp"));
     listens_on_its_address_only()?;
-    for len in [1, 5, 100, 30_001] {
+    for len in [0, 1, 5, 100, 30_001, MEBIBYTE] {
         every_collective::<f32>(&group, len)?;
     }
-    every_collective::<u8>(&group, 999)?;
-    every_collective::<i16>(&group, 13)?;
+    for len in [0, 1, 13, 999] {
+        every_collective::<u8>(&group, len)?;
+        every_collective::<i16>(&group, len)?;
+        every_collective::<bf16>(&group, len)?;
+        reductions::<bool>(&group, len)?;
+        moves::<bool>(&group, len)?;
+    }
     averages(&group)?;
+    halves(&group)?;
     messages(&group)?;
     listens_on_its_address_only()?;
     // Every rank with its neighbour on the other host, and all groups at once.
@@ -137,8 +167,9 @@ fn listens_on_its_address_only() -> Result<()> {
 }
 
 fn spread(ranks: &Ranks, lists: &[&[usize]]) -> Result<()> {
-    let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
-    let ranks = ranks.clone().env([("ON_HOST0", lists[0].len().to_string())]);
+    let Some(hosts) = Hosts::new(lists.len())? else { return Ok(()) };
+    let (num_hosts, on_host0) = (lists.len().to_string(), lists[0].len().to_string());
+    let ranks = ranks.clone().env([("NUM_HOSTS", num_hosts), ("ON_HOST0", on_host0)]);
     ranks.on_hosts(&hosts, lists).pass().map(drop)
 }
 
@@ -152,6 +183,70 @@ ranks_test!(one_rank_here_and_three_there, 4, { everything()? }, |ranks| {
 
 ranks_test!(ranks_dealt_out_in_turns, 5, { everything()? }, |ranks| {
     spread(&ranks, &[&[0, 2, 4], &[1, 3]])?;
+});
+
+ranks_test!(three_hosts_of_unequal_size, 6, { everything()? }, |ranks| {
+    spread(&ranks, &[&[0, 3], &[1, 4, 5], &[2]])?;
+});
+
+/// Bytes that this host has sent through `device`.
+fn sent_through(device: &str) -> Result<usize> {
+    Ok(std::fs::read_to_string(format!("/sys/class/net/{device}/statistics/tx_bytes"))?.trim().parse()?)
+}
+
+/// What `act` sends through this host's `device`, all ranks of the host together.
+fn traffic(group: &ProcessGroup, device: &str, act: impl FnOnce() -> Result<(), CommError>) -> Result<usize> {
+    group.barrier()?;
+    let before = sent_through(device)?;
+    group.barrier()?;
+    act()?;
+    group.barrier()?;
+    let sent = sent_through(device)? - before;
+    group.barrier()?;
+    Ok(sent)
+}
+
+/// With 2 hosts of 2 ranks, each with `cell` bytes for every rank.
+fn count_what_leaves() -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    let (me, ranks, cell) = (group.rank(), group.size(), 4 << 20);
+    let (input, mut output) = (vec![1u8; cell * ranks], vec![0u8; cell * ranks]);
+    // So that all links are there.
+    group.all_to_all(&input, &mut output)?;
+    let inside =
+        traffic(&group, "lo", || every_collective::<u8>(&group, cell / 4).and_then(|()| group.barrier()))?;
+    if std::env::var("DRUMLINE_TRANSPORT").is_ok() {
+        ensure!(inside > cell, "the control sends all over TCP, but only {inside} bytes");
+        return Ok(());
+    }
+    ensure!(inside < 200_000, "ranks of one host sent each other {inside} bytes over TCP");
+    let about = |what: &str, cells: usize, sent: usize| {
+        let range = cells * cell..=cells * cell * 6 / 5 + 100_000;
+        ensure!(range.contains(&sent), "{what}: {sent} bytes left the host, expected {range:?}");
+        Ok(())
+    };
+    let sent = traffic(&group, "eth0", || group.all_to_all(&input, &mut output))?;
+    about("all_to_all", 4, sent)?;
+    let sent = traffic(&group, "eth0", || group.all_gather(&input[..cell], &mut output))?;
+    about("all_gather", 2, sent)?;
+    let sent = traffic(&group, "eth0", || group.reduce_scatter(&input, &mut output[..cell], ReduceOp::Max))?;
+    about("reduce_scatter", 2, sent)?;
+    // The control: twice that.
+    let sent = traffic(&group, "eth0", || group.all_reduce(&mut output, ReduceOp::Max))?;
+    about("all_reduce", 4, sent)?;
+    let root = 1;
+    let sent =
+        traffic(&group, "eth0", || group.scatter((me == root).then_some(&input), &mut output[..cell], root))?;
+    about("scatter", if me < 2 { 2 } else { 0 }, sent)?;
+    let sent = traffic(&group, "eth0", || {
+        group.gather(&input[..cell], (me == root).then_some(&mut output[..]), root)
+    })?;
+    about("gather", if me < 2 { 0 } else { 2 }, sent)
+}
+
+ranks_test!(only_what_the_other_host_needs_leaves_a_host, 4, { count_what_leaves()? }, |ranks| {
+    spread(&ranks, &[&[0, 1], &[2, 3]])?;
+    spread(&ranks.env([("DRUMLINE_TRANSPORT", "tcp")]), &[&[0, 1], &[2, 3]])?;
 });
 
 /// All-reduces again and again, or messages if `MAIL` is set, until an error comes or somebody says `stop`.

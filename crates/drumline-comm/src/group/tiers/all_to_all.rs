@@ -1,0 +1,87 @@
+//! All-to-all: pairs of one node pass their cells through shared memory, all other pairs over their links, at the same time.
+
+use super::Tiers;
+use crate::element::Element;
+use crate::shm::{Context, Node, Stop};
+use crate::slices::{Selection, cells, offsets};
+use crate::tcp::Team;
+
+impl Tiers {
+    /// Cell `i` of `input` goes to rank `i`; cell `i` of `output` comes from it.
+    pub(crate) fn all_to_all<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        (input, sends): (&[T], &[usize]),
+        (output, receives): (&mut [T], &[usize]),
+        evenness: Evenness,
+    ) -> Result<(), Stop> {
+        if let Some(node) = self.one_node() {
+            return turn_inside(node, cx, (input, sends), (output, receives), evenness);
+        }
+        let (here, everybody) = (self.topology.here(), self.topology.everybody());
+        let is_away = |rank: &usize| !here.contains(rank);
+        let starts = offsets(sends);
+        let gives = everybody.iter().copied().filter(is_away);
+        let gives = gives.map(|rank| (rank, &input[starts[rank]..][..sends[rank]]));
+        let mut team = Team::new(&mut self.mesh, &everybody);
+        let step = team.begin(cx, gives)?;
+        let of_here = |counts: &[usize]| here.iter().map(|&rank| counts[rank]).collect::<Vec<_>>();
+        let input = Selection::new(sends, here.iter().copied()).pick(input);
+        Selection::new(receives, here.iter().copied()).fill(output, |output| match &mut self.node {
+            Some(node) => {
+                let (input, output) = ((&*input, &*of_here(sends)), (output, &*of_here(receives)));
+                turn_inside(node, cx, input, output, evenness)
+            }
+            None => {
+                output.copy_from_slice(&input);
+                Ok(())
+            }
+        })?;
+        let takes = cells(output, receives.iter().copied()).enumerate();
+        step.finish(takes.filter(|(rank, _)| is_away(rank)))
+    }
+}
+
+/// All-to-all among the ranks of a node.
+fn turn_inside<T: Element>(
+    node: &mut Node,
+    cx: &Context<'_>,
+    (input, sends): (&[T], &[usize]),
+    (output, receives): (&mut [T], &[usize]),
+    evenness: Evenness,
+) -> Result<(), Stop> {
+    let longest = match evenness {
+        Evenness::Equal => sends[0],
+        Evenness::Lists => longest_cell(node, cx, sends, receives)?,
+    };
+    node.all_to_all(cx, (input, sends), (output, receives), longest)
+}
+
+/// What the ranks know of the cells of an all-to-all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Evenness {
+    /// All cells of all ranks are equally long; the fingerprint says so.
+    Equal,
+    /// Each rank knows its own lists.
+    Lists,
+}
+
+/// Compares everybody's lists and returns the longest cell.
+fn longest_cell(
+    node: &mut Node,
+    cx: &Context<'_>,
+    sends: &[usize],
+    receives: &[usize],
+) -> Result<usize, Stop> {
+    let mine: Vec<u64> = sends.iter().map(|&count| count as u64).collect();
+    let mut all = vec![0u64; mine.len() * mine.len()];
+    node.gather(cx, &mine, Some(&mut all), &vec![mine.len(); mine.len()], None, None)?;
+    for (peer, (row, &expected)) in all.chunks(mine.len()).zip(receives).enumerate() {
+        let given = row[node.me()];
+        if given != expected as u64 {
+            let cause = format!("it sends {given} elements to this rank, which expects {expected}");
+            return Err(Stop::Link { peer: node.members()[peer], cause });
+        }
+    }
+    Ok(all.into_iter().max().unwrap_or(0) as usize)
+}

@@ -1,0 +1,104 @@
+//! Gather and all-gather.
+//!
+//! A gather brings every cell to the root by the way its rank has. In an all-gather the inputs of a node are its **block**:
+//! its ranks collect the block in shared memory, each rail carries a part of it to all other nodes, however the inputs
+//! differ in length, and the ranks there share the parts.
+
+use super::Tiers;
+use crate::element::Element;
+use crate::shm::{Context, Stop, Symmetric};
+use crate::slices::{Selection, cells, part};
+use crate::tcp::Team;
+
+impl Tiers {
+    /// Every rank's `input`, end to end in rank order, in every rank's `output`.
+    pub(crate) fn gather_all<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+    ) -> Result<(), Stop> {
+        let heap = self.heap.find(input);
+        if let Some(node) = self.one_node() {
+            return node.gather(cx, input, Some(output), counts, None, heap);
+        }
+        if self.topology.is_flat() {
+            let everybody = self.topology.everybody();
+            return Team::new(&mut self.mesh, &everybody).gather_all(cx, input, output, counts);
+        }
+        let blocks = Selection::new(counts, self.topology.nodes.iter().flatten().copied());
+        blocks.fill(output, |blocks| self.gather_blocks(cx, (input, heap), blocks, counts))
+    }
+
+    /// Fills the blocks of all nodes, which lie end to end.
+    fn gather_blocks<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        (input, heap): (&[T], Option<Symmetric>),
+        blocks: &mut [T],
+        counts: &[usize],
+    ) -> Result<(), Stop> {
+        let (here, rails, place) = (self.topology.node, self.topology.rails(), self.topology.place);
+        let lens = self.topology.nodes.iter().map(|ranks| ranks.iter().map(|&rank| counts[rank]).sum());
+        let mut blocks: Vec<&mut [T]> = cells(blocks, lens).collect();
+        let local: Vec<usize> = self.topology.here().iter().map(|&rank| counts[rank]).collect();
+        match &mut self.node {
+            Some(node) => node.gather(cx, input, Some(&mut *blocks[here]), &local, None, heap)?,
+            None => blocks[here].copy_from_slice(input),
+        }
+        if let Some(rail) = self.topology.rail() {
+            let (mut own, mut takes): (&[T], _) = (&[], Vec::new());
+            for (node, block) in blocks.iter_mut().enumerate() {
+                let mine = part(block.len(), rails, place, size_of::<T>());
+                let mine = &mut block[mine];
+                if node == here {
+                    own = mine;
+                } else {
+                    takes.push((node, mine));
+                }
+            }
+            let gives: Vec<_> = takes.iter().map(|&(node, _)| (node, own)).collect();
+            Team::new(&mut self.mesh, &rail).exchange(cx, gives, takes)?;
+        }
+        let Some(node) = &mut self.node else { return Ok(()) };
+        let away = blocks.into_iter().enumerate().filter(|(node, _)| *node != here);
+        away.map(|(_, block)| block).try_for_each(|block| node.share_parts(cx, block, rails))
+    }
+
+    /// Every rank's `input`, end to end in rank order, in the root's `output`.
+    pub(crate) fn gather<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        input: &[T],
+        output: Option<&mut [T]>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<(), Stop> {
+        let output = output.filter(|_| self.mesh.me() == root);
+        if let Some(node) = self.one_node() {
+            return node.gather(cx, input, output, counts, Some(root), None);
+        }
+        let everybody = self.topology.everybody();
+        let (home, place) = self.topology.locate(root);
+        if self.topology.node != home {
+            return Team::new(&mut self.mesh, &everybody).exchange(cx, [(root, input)], []);
+        }
+        let here = self.topology.here();
+        let local: Vec<usize> = here.iter().map(|&rank| counts[rank]).collect();
+        let Some(output) = output else {
+            let node = self.node.as_mut().expect("a rank alone on the root's node is the root");
+            return node.gather(cx, input, None, &local, Some(place), None);
+        };
+        Selection::new(counts, here.iter().copied()).fill(output, |output| match &mut self.node {
+            Some(node) => node.gather(cx, input, Some(output), &local, Some(place), None),
+            None => {
+                output.copy_from_slice(input);
+                Ok(())
+            }
+        })?;
+        let takes = cells(output, counts.iter().copied()).enumerate();
+        let takes = takes.filter(|(rank, _)| !here.contains(rank));
+        Team::new(&mut self.mesh, &everybody).exchange(cx, [], takes)
+    }
+}
