@@ -160,6 +160,12 @@ impl ProcessGroup {
         self.check_counts::<T>("receives", receives)?;
         check_len("input", input, sends)?;
         check_len("output", output, receives)?;
+        let (me, given, taken) = (self.rank(), sends[self.rank()], receives[self.rank()]);
+        if given != taken {
+            return Err(CommError::invalid(format!(
+                "rank {me} sends itself {given} elements, but expects {taken} from itself"
+            )));
+        }
         let call = Call::new(Op::AllToAll).of(T::DTYPE, 0).extra([self.size()]);
         self.run(call, |tiers, cx| tiers.all_to_all(cx, (input, sends), (output, receives), Evenness::Lists))
     }

@@ -141,6 +141,22 @@ fn counts_that_no_memory_holds_are_an_error_and_the_group_goes_on() {
 }
 
 #[test]
+fn lists_in_which_a_rank_disagrees_with_itself_are_an_error_and_the_group_goes_on() {
+    for transport in BOTH {
+        run(2, transport, |group| {
+            let me = group.rank();
+            let (mut sends, mut receives) = ([2, 2], [2, 2]);
+            sends[me] = 3;
+            receives[me] = 1;
+            let error = group.all_to_all_uneven(&[0u8; 5], &sends, &mut [0; 3], &receives).unwrap_err();
+            let text = format!("rank {me} sends itself 3 elements, but expects 1 from itself");
+            assert_eq!(error.to_string(), text);
+            group.barrier()
+        });
+    }
+}
+
+#[test]
 fn coalesced_buffers_that_do_not_fit_are_an_error_and_the_group_goes_on() {
     run(2, Transport::Shm, |group| {
         let (four, mut two) = ([1u8; 4], [0u8; 2]);
