@@ -12,7 +12,8 @@
 //!    │◀───────────────────────────────────────────────────────┤
 //! ```
 //! The tag and the proofs are HMAC-SHA256 under the job key, the proofs over all bytes exchanged so far, each side
-//! with its own label: nothing recorded can be played again, nothing reflected. Every message has a fixed size, so
+//! with its own label: nothing recorded can be played again, nothing reflected. They are compared in constant time: a key
+//! that is nearly right learns no more, and no sooner, than any other. Every message has a fixed size, so
 //! no length is ever taken from the other side, and a reader never reads past the handshake. These layouts stay for
 //! ever; `version` counts what follows the handshake.
 //!
