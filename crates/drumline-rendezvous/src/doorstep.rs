@@ -45,7 +45,7 @@ pub(crate) struct Doorstep {
     listener: TcpListener,
     registry: Registry,
     prover: Prover,
-    strangers: BTreeMap<usize, Stranger>,
+    strangers: BTreeMap<usize, Box<Stranger>>,
     last_token: usize,
     /// When to take new connections again; `None`: when the listener says there are any.
     accept_at: Option<Instant>,
@@ -54,7 +54,7 @@ pub(crate) struct Doorstep {
 /// What a stranger has come to.
 pub(crate) enum Knock {
     /// It holds the key; its token stays registered.
-    Proved(usize, Stranger, Hello),
+    Proved(usize, Box<Stranger>, Hello),
     /// It holds the key, cannot be understood, and has been told so.
     Refused(Refusal),
 }
@@ -159,7 +159,7 @@ impl Doorstep {
             self.drop_grown_up(now);
         }
         if self.registry.register(&mut stream, Token(self.last_token), both).is_ok() {
-            self.strangers.insert(self.last_token, Stranger::new(stream, from.ip(), now));
+            self.strangers.insert(self.last_token, Box::new(Stranger::new(stream, from.ip(), now)));
         }
     }
 }

@@ -128,7 +128,7 @@ impl<H: Host> Keeper<H> {
         let Some(Knock::Proved(_, mut stranger, hello)) = self.doorstep.serve(token) else { return };
         match self.host.admit(&hello) {
             Err(refusal) => stranger.refuse(&refusal),
-            Ok(()) => match self.welcome(stranger) {
+            Ok(()) => match self.welcome(*stranger) {
                 Ok(stream) => self.host.receive(hello, stream),
                 Err(error) => tracing::debug!(%error, member = %hello, "went away when it was let in"),
             },

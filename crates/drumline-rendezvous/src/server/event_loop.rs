@@ -8,7 +8,7 @@ use super::roster::{Entry, Roster};
 use super::{ServerOptions, Shared};
 use crate::core::{Core, Replies};
 use crate::doorstep::{Doorstep, Knock, LISTEN, Stranger, WAKE};
-use crate::events::{Event, LOG, incarnation_key};
+use crate::events::{Event, LOG, MEMBERS_SHARE, incarnation_key};
 use crate::frame::Call;
 use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake};
 use crate::store::request::{Reply, Request};
@@ -114,7 +114,7 @@ impl EventLoop {
         }
     }
 
-    fn admit(&mut self, token: usize, mut stranger: Stranger, hello: Hello) {
+    fn admit(&mut self, token: usize, mut stranger: Box<Stranger>, hello: Hello) {
         let verdict = if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(&hello) {
             let message =
                 format!("the job is ending, {hello} comes too late; try starting it with the next one");
@@ -185,6 +185,12 @@ impl EventLoop {
     fn carry_out(&mut self, token: usize, seq: u64, call: Call) -> Result<(), String> {
         let mut replies = Vec::new();
         match call {
+            Call::Request(Request::Append { key, value })
+                if key == LOG && self.core.len_of(LOG) + value.len() > MEMBERS_SHARE =>
+            {
+                let reason = format!("the event log has {MEMBERS_SHARE} bytes for members and is full");
+                replies.push(((token, seq), Reply::Failed(reason)));
+            }
             Call::Request(request) => {
                 let Some(link) = self.links.get_mut(&token) else { return Ok(()) };
                 if request.waits() {

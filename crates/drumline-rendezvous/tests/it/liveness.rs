@@ -199,3 +199,22 @@ fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
         assert!(events.is_empty(), "frozen {frozen}: {events:?}");
     }
 }
+
+#[test]
+fn a_death_is_told_even_when_members_have_filled_the_log() {
+    let job = Job::start();
+    let store = job.guest();
+    let mut child = start(&job, "wait");
+    let (line, mut filled) = (vec![b'\n'; 1 << 20], 0);
+    let error = loop {
+        match store.append(events::LOG, &line) {
+            Ok(len) => filled = len,
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("log has 62914560 bytes for members and is full"), "{error}");
+    child.kill().unwrap();
+    let told = store.tail(events::LOG, filled, after(5000)).unwrap();
+    assert!(String::from_utf8_lossy(&told).contains("\"event\":\"lost\""), "{told:?}");
+    child.wait().unwrap();
+}
