@@ -17,7 +17,8 @@
 //! no length is ever taken from the other side, and a reader never reads past the handshake. These layouts stay for
 //! ever; `version` counts what follows the handshake.
 //!
-//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] and [`accept`] run them on a socket.
+//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] runs the one on a socket, a
+//! [`Gate`](crate::Gate) the other on many.
 
 mod blocking;
 mod client;
@@ -25,8 +26,8 @@ mod hello;
 mod proof;
 mod server;
 
+pub use blocking::connect;
 pub(crate) use blocking::connect_with;
-pub use blocking::{accept, connect};
 pub use client::{ClientHandshake, ClientStep};
 pub(crate) use hello::this_host;
 pub use hello::{Cause, Hello, MAX_HOST, MAX_NOTE, Refusal, Role};
