@@ -29,6 +29,7 @@ use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Context, Passing, Stop, Watch};
 use async_calls::Queue;
+use form::Arrivals;
 use p2p::PostOffice;
 use tiers::Tiers;
 
@@ -65,6 +66,8 @@ struct Inner {
     post: Mutex<PostOffice>,
     passing: Option<Passing>,
     queue: Queue,
+    /// Dropped after all that claims links.
+    _arrivals: Arrivals,
 }
 
 /// What a call has to itself while it runs.

@@ -22,6 +22,7 @@
 //! Read in this order: `group.rs`, `group/tiers.rs`, `shm/line.rs`, `shm/node.rs`, `shm/all_reduce.rs`, `tcp/mesh.rs`.
 
 mod call;
+mod cores;
 mod element;
 mod error;
 #[cfg(fuzzing)]

@@ -1,6 +1,5 @@
 //! This process as a member of the job: who the others are, its one listener and its one monitor, shared by all groups.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 use drumline_rendezvous::{Hello, Member, PrefixStore, Role, Store, StoreError, worker_env};
 use serde::{Deserialize, Serialize};
 
+use crate::cores::Cores;
 use crate::error::CommError;
 use crate::monitor::Monitor;
 use crate::shm::Pace;
@@ -97,7 +97,7 @@ pub(crate) struct Who {
     /// Equal for ranks that can share memory.
     node: String,
     /// The cores it may run on.
-    cores: Vec<usize>,
+    cores: Cores,
     transport: Transport,
     /// The store ends with this rank.
     hosts_store: bool,
@@ -110,11 +110,9 @@ impl Who {
         // Ranks in different network namespaces or of different users cannot pass descriptors to each other.
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let user = rustix::process::geteuid().as_raw();
-        let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
-        let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
         let (host, pid, hosts_store) = (member.host.clone(), std::process::id(), member.hosts_store());
         Self {
-            cores,
+            cores: Cores::of_this_thread(),
             node: format!("{host}/{boot}/{}/{user}", network.display()),
             host,
             pid,
@@ -178,7 +176,7 @@ impl Process {
     pub(crate) fn pace(&self) -> Pace {
         let here: Vec<&Who> =
             self.who.iter().filter(|who| who.node == self.who[self.member.rank].node).collect();
-        let cores: BTreeSet<usize> = here.iter().flat_map(|who| who.cores.iter().copied()).collect();
+        let cores = Cores::union(here.iter().map(|who| &who.cores));
         if here.len() <= cores.len() { Pace::Roomy } else { Pace::Crowded }
     }
 
@@ -204,6 +202,13 @@ impl Process {
         tracing::debug!(rank = member.rank, address, "listening for links");
         self.store().set(&hub_key(member.rank), address.as_bytes()).map_err(|error| error.to_string())?;
         Ok(self.hub.get_or_init(|| hub))
+    }
+
+    /// A group is over, or never came to be: links that came in for it are closed.
+    pub(crate) fn forget_links(&self, group: &str) {
+        if let Some(hub) = self.hub.get() {
+            hub.forget(group);
+        }
     }
 
     /// Waits for a key of the store as long as `go_on` does not object.

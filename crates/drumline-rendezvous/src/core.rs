@@ -69,6 +69,11 @@ impl<T: Copy + Ord + Hash> Core<T> {
         true
     }
 
+    /// Bytes that a key holds.
+    pub fn len_of(&self, key: &str) -> usize {
+        self.values.get(key).map_or(0, Vec::len)
+    }
+
     /// Number of those who wait.
     pub fn num_waiters(&self) -> usize {
         self.waiters.len()
@@ -123,7 +128,7 @@ impl<T: Copy + Ord + Hash> Core<T> {
     }
 
     fn append(&mut self, key: String, more: &[u8]) -> (Reply, Vec<String>) {
-        let len = self.values.get(&key).map_or(0, Vec::len) + more.len();
+        let len = self.len_of(&key) + more.len();
         if len > MAX_VALUE {
             let reason =
                 format!("append to {key:?}: a value may have {MAX_VALUE} bytes, it would have {len}");

@@ -21,14 +21,25 @@
 //! [`follow_in`] gives the lines without a number and those of one meeting; nothing old comes through, and nobody has to
 //! compare processes. Other keys that belong to a meeting (who is there, where a rank listens, names of groups) must bear
 //! the number too: `PrefixStore::new(&incarnation.to_string(), store)`. The log itself is always that of the whole store.
+//!
+//! # Size
+//!
+//! Calls that succeed post nothing: the log grows with failures and with ranks that leave, not with steps. A failed group
+//! costs at most a line of 8 KiB and a few short ones from each of its ranks, and the log has 64 MiB a round.
 
 use crate::store::Store;
 use crate::store::error::StoreError;
+use crate::store::request::MAX_VALUE;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::time::Instant;
 
 /// The key of the log.
 pub const LOG: &str = "drumline/events";
+/// How much the log takes from members; the rest is for what the server has to say, so that a death is always told.
+pub(crate) const MEMBERS_SHARE: usize = MAX_VALUE - MAX_VALUE / 16;
+/// Bytes of an [`Event::Abort`]'s cause in the log. In a large world each rank may tell of every rank's call.
+const MAX_CAUSE: usize = 8 * 1024;
 
 /// Something all ranks should know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,12 +107,24 @@ pub enum Event {
 impl Event {
     /// The event as one line that holds for the whole round.
     pub fn to_line(&self) -> Vec<u8> {
-        Line { incarnation: None, event: self }.encode()
+        Line { incarnation: None, event: &*self.cut() }.encode()
     }
 
     /// The event as one line that holds for one meeting.
     pub fn to_line_in(&self, incarnation: u64) -> Vec<u8> {
-        Line { incarnation: Some(incarnation), event: self }.encode()
+        Line { incarnation: Some(incarnation), event: &*self.cut() }.encode()
+    }
+
+    /// The same, with no more words than the log takes.
+    fn cut(&self) -> Cow<'_, Event> {
+        match self {
+            Event::Abort { group, by, cause, recoverable } if cause.len() > MAX_CAUSE => {
+                let end = (0..=MAX_CAUSE).rev().find(|end| cause.is_char_boundary(*end)).unwrap_or(0);
+                let (group, cause) = (group.clone(), format!("{}…", &cause[..end]));
+                Cow::Owned(Event::Abort { group, by: *by, cause, recoverable: *recoverable })
+            }
+            other => Cow::Borrowed(other),
+        }
     }
 }
 
@@ -231,6 +254,16 @@ mod tests {
         let mut log = follow(&store);
         assert_eq!(log.next_batch(Instant::now() + Duration::from_secs(1)).unwrap(), [exit]);
         assert!(log.next_batch(Instant::now()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_long_cause_is_cut_and_a_short_one_is_not() {
+        let abort = |cause: String| Event::Abort { group: "world".into(), by: 1, cause, recoverable: true };
+        let store = MemoryStore::new();
+        post_in(&store, 1, &abort("é".repeat(100_000))).unwrap();
+        post_in(&store, 1, &abort("short".into())).unwrap();
+        let events = follow(&store).next_batch(Instant::now() + Duration::from_secs(1)).unwrap();
+        assert_eq!(events, [abort("é".repeat(MAX_CAUSE / 2) + "…"), abort("short".into())]);
     }
 
     #[test]

@@ -12,11 +12,13 @@
 //!    │◀───────────────────────────────────────────────────────┤
 //! ```
 //! The tag and the proofs are HMAC-SHA256 under the job key, the proofs over all bytes exchanged so far, each side
-//! with its own label: nothing recorded can be played again, nothing reflected. Every message has a fixed size, so
+//! with its own label: nothing recorded can be played again, nothing reflected. They are compared in constant time: a key
+//! that is nearly right learns no more, and no sooner, than any other. Every message has a fixed size, so
 //! no length is ever taken from the other side, and a reader never reads past the handshake. These layouts stay for
 //! ever; `version` counts what follows the handshake.
 //!
-//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] and [`accept`] run them on a socket.
+//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] runs the one on a socket, a
+//! [`Gate`](crate::Gate) the other on many.
 
 mod blocking;
 mod client;
@@ -24,8 +26,8 @@ mod hello;
 mod proof;
 mod server;
 
+pub use blocking::connect;
 pub(crate) use blocking::connect_with;
-pub use blocking::{accept, connect};
 pub use client::{ClientHandshake, ClientStep};
 pub(crate) use hello::this_host;
 pub use hello::{Cause, Hello, MAX_HOST, MAX_NOTE, Refusal, Role};

@@ -12,11 +12,13 @@
 #![forbid(unsafe_code)]
 
 pub mod core;
+mod doorstep;
 pub mod events;
 pub mod frame;
 pub mod handshake;
 mod init;
 mod job_key;
+mod listen;
 pub mod node_list;
 mod readable;
 mod reminder;
@@ -26,6 +28,7 @@ mod socket;
 mod store;
 pub mod worker_env;
 
+pub use doorstep::{Gate, Host};
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};
 pub use init::{InitError, InitOptions, Member, from_env, init};
 pub use job_key::{JobKey, KeyError};

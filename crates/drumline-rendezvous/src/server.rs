@@ -1,34 +1,28 @@
 //! The store's server: one thread, one event loop, any number of connections.
 //!
 //! ```text
-//!  accept ─▶ strangers (at most 256, 5 s, 58 bytes at first) ── proved ─▶ links ─▶ core ─▶ replies
-//!               │ oldest dropped first                             │
-//!               ▼ closed, nothing changed                          ▼ life line ends without a Bye: Event::Lost
+//!  doorstep ── proved the job key ─▶ links ─▶ core ─▶ replies
+//!                                      ▼ life line ends without a Bye: Event::Lost
 //! ```
 //! A member that holds the key and is not let in is told why, and so are the others (`Event::Refused`): they need not wait
 //! for it.
-//! Read on: `event_loop` (the turns), `stranger` (before the proof), `link` (after it), `roster` (who is a member).
+//! Read on: `event_loop` (the turns), `doorstep` (before the proof), `link` (after it), `roster` (who is a member).
 
 mod event_loop;
 mod link;
 mod roster;
-mod stranger;
 
 use crate::JobKey;
 use crate::handshake::Prover;
-use crate::socket::tune;
+use crate::listen::listen;
 use crate::store::error::StoreError;
 use event_loop::EventLoop;
 use mio::Waker;
-use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Connections that the system may hold for us before we take them.
-const BACKLOG: i32 = 4096;
 
 /// What the server expects of members.
 #[derive(Debug, Clone, Copy, Default)]
@@ -133,36 +127,4 @@ impl Drop for TcpStoreServer {
             let _ = thread.join();
         }
     }
-}
-
-fn listen(addr: impl ToSocketAddrs, key: &JobKey) -> Result<TcpListener, StoreError> {
-    let mut last = (String::from("the address"), io::Error::from(ErrorKind::NotFound));
-    for addr in addr.to_socket_addrs().map_err(StoreError::io("cannot resolve the address to listen on"))? {
-        if !key.is_secret() && !addr.ip().is_loopback() {
-            return Err(StoreError::NeedsSecret { addr: addr.to_string() });
-        }
-        match listen_on(addr) {
-            Ok(listener) => return Ok(listener),
-            Err(error) => last = (addr.to_string(), error),
-        }
-    }
-    let (addr, source) = last;
-    let advice = match source.kind() {
-        ErrorKind::AddrInUse => {
-            "another program or job has that port, or RANK=0 was started twice (`ss -ltnp` shows who has it); try another port"
-        }
-        ErrorKind::AddrNotAvailable => {
-            "that is no address of this machine; try the address of the host of rank 0"
-        }
-        _ => "try another address",
-    };
-    Err(StoreError::Bind { addr, advice, source })
-}
-
-fn listen_on(addr: SocketAddr) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(addr)?;
-    rustix::net::listen(&listener, BACKLOG)?;
-    listener.set_nonblocking(true)?;
-    tune(&listener)?;
-    Ok(listener)
 }

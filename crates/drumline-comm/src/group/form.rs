@@ -143,6 +143,7 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
             process.member.rank
         ))
     })?;
+    let arrivals = Arrivals { process: process.clone(), group: name.clone() };
     let fate = Arc::new(Fate::new(name.clone(), members.clone()));
     process.monitor.watch(&fate);
     let topology = topology(&process, &members, rank)?;
@@ -169,8 +170,22 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
         post: Mutex::new(post),
         passing,
         queue: Queue::default(),
+        _arrivals: arrivals,
     };
     Ok(ProcessGroup { inner: Arc::new(inner), started: false })
+}
+
+/// The links that come in for a group: what nobody has claimed when the group ends, or fails to form, ends with it.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    process: Arc<Process>,
+    group: String,
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        self.process.forget_links(&self.group);
+    }
 }
 
 fn topology(process: &Process, members: &[usize], rank: usize) -> Result<Topology, CommError> {

@@ -1,17 +1,14 @@
 //! Where links begin: one listener a process, and the links that have come in, waiting to be claimed.
 //!
-//! It listens on one address only, the one this process is known by. Who comes in must prove the job's key within two
-//! seconds; until then it costs one small thread, of which there are few.
+//! It listens on one address only, the one this process is known by. Who comes in must first prove the job's key, at a
+//! [`Gate`] that holds strangers in a few hundred bytes each. What came in for a group that is over goes with it.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::{Cause, Hello, JobKey, Refusal, Role, handshake};
+use drumline_rendezvous::{Cause, Gate, Hello, Host, JobKey, Refusal, Role, StoreError, handshake};
 
 /// What a link is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,64 +49,71 @@ impl LinkName {
     }
 }
 
-/// Handshakes under way at once; when one more comes, the oldest is turned away.
-const MAX_UNPROVED: usize = 64;
-
 /// How long one handshake may take.
 const PROOF_TIME: Duration = Duration::from_secs(2);
+
+/// Groups remembered that are over: long enough for links that were on their way when they ended.
+const REMEMBERED: usize = 1024;
 
 /// The listener and the links that came in.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    address: SocketAddr,
-    listener: Arc<TcpListener>,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Shared {
     key: JobKey,
     hello: Hello,
-    arrived: Mutex<HashMap<LinkName, TcpStream>>,
+    links: Arc<Links>,
+    gate: Gate,
+}
+
+#[derive(Debug, Default)]
+struct Links {
+    waiting: Mutex<Waiting>,
     news: Condvar,
-    stopping: AtomicBool,
-    /// Who is proving itself, the one that came first in front.
-    unproved: Mutex<VecDeque<(SocketAddr, TcpStream)>>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    arrived: HashMap<LinkName, TcpStream>,
+    /// Groups that are over, the newest last. Names of groups are not used twice.
+    over: VecDeque<String>,
+}
+
+impl Links {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Hub {
     /// Listens on a free port of `ip`. `hello` says who this process is.
-    pub(crate) fn open(ip: IpAddr, key: JobKey, hello: Hello) -> io::Result<Self> {
-        let listener = Arc::new(TcpListener::bind((ip, 0))?);
-        let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            key,
-            hello,
-            arrived: Mutex::default(),
-            news: Condvar::new(),
-            stopping: AtomicBool::new(false),
-            unproved: Mutex::default(),
-        });
-        let (acceptor, socket) = (shared.clone(), listener.clone());
-        let thread =
-            std::thread::Builder::new().name("drumline-hub".into()).spawn(move || acceptor.run(&socket))?;
-        Ok(Self { address, listener, shared, thread: Some(thread) })
+    pub(crate) fn open(ip: IpAddr, key: JobKey, hello: Hello) -> Result<Self, StoreError> {
+        let links = Arc::new(Links::default());
+        let porter = Porter { round: hello.round, links: links.clone() };
+        let gate = Gate::open((ip, 0), &key, porter)?;
+        Ok(Self { key, hello, links, gate })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        self.gate.local_addr()
     }
 
     /// Takes the link if it has come in.
     pub(crate) fn claim(&self, name: &LinkName) -> Option<TcpStream> {
-        self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+        self.links.waiting().arrived.remove(name)
     }
 
     /// Waits a little for any link to come in.
     pub(crate) fn wait_for_news(&self, patience: Duration) {
-        let arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.shared.news.wait_timeout(arrived, patience));
+        drop(self.links.news.wait_timeout(self.links.waiting(), patience));
+    }
+
+    /// The group is over: closes its links that nobody has claimed, and those that come in later.
+    pub(crate) fn forget(&self, group: &str) {
+        let mut waiting = self.links.waiting();
+        waiting.arrived.retain(|name, _| name.group != group);
+        if waiting.over.len() == REMEMBERED {
+            waiting.over.pop_front();
+        }
+        waiting.over.push_back(group.into());
     }
 
     /// Makes a link to the hub at `address`.
@@ -122,88 +126,41 @@ impl Hub {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let mut stream =
             TcpStream::connect_timeout(&address, left.min(PROOF_TIME)).map_err(|error| error.to_string())?;
-        let hello = Hello { note: name.encode(), ..self.shared.hello.clone() };
-        handshake::connect(&mut stream, &self.shared.key, &hello, deadline.min(Instant::now() + PROOF_TIME))
+        let hello = Hello { note: name.encode(), ..self.hello.clone() };
+        handshake::connect(&mut stream, &self.key, &hello, deadline.min(Instant::now() + PROOF_TIME))
             .map_err(|error| error.to_string())?;
         Ok(stream)
     }
 }
 
-impl Drop for Hub {
-    fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::Release);
-        // Ends the wait in `accept`.
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+/// Takes in what has proved the key.
+struct Porter {
+    round: u32,
+    links: Arc<Links>,
 }
 
-impl Shared {
-    fn run(self: Arc<Self>, listener: &TcpListener) {
-        loop {
-            let accepted = listener.accept();
-            if self.stopping.load(Ordering::Acquire) {
-                return;
-            }
-            match accepted {
-                Ok((stream, from)) => Self::receive(&self, stream, from),
-                // Out of descriptors: what is open must close first.
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
+impl Host for Porter {
+    fn admit(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        if hello.role != Role::Link {
+            return Err(Refusal::new(Cause::Other, "this is a rank, not the store"));
+        }
+        if hello.round != self.round {
+            let message = format!("round {} met round {}", hello.round, self.round);
+            return Err(Refusal::new(Cause::Round, message));
+        }
+        match LinkName::decode(&hello.note) {
+            Some(_) => Ok(()),
+            None => Err(Refusal::new(Cause::Other, format!("the link of {hello} has no name"))),
         }
     }
 
-    /// Lets one more prove itself. Where too many are at it, the one that has taken longest is turned away.
-    fn receive(this: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        let Ok(handle) = stream.try_clone() else { return };
-        let mut unproved = this.unproved.lock().unwrap_or_else(PoisonError::into_inner);
-        if unproved.len() >= MAX_UNPROVED
-            && let Some((_, oldest)) = unproved.pop_front()
-        {
-            // Ends its thread's wait.
-            let _ = oldest.shutdown(std::net::Shutdown::Both);
+    fn receive(&mut self, hello: Hello, stream: TcpStream) {
+        let Some(name) = LinkName::decode(&hello.note) else { return };
+        let mut waiting = self.links.waiting();
+        if !waiting.over.contains(&name.group) {
+            waiting.arrived.insert(name, stream);
+            self.links.news.notify_all();
         }
-        unproved.push_back((from, handle));
-        drop(unproved);
-        let shared = this.clone();
-        let prove = move || {
-            if let Err(error) = shared.admit(stream) {
-                tracing::debug!(%from, error, "turned a stranger away");
-            }
-            shared.forget(from);
-        };
-        let thread =
-            std::thread::Builder::new().name("drumline-proof".into()).stack_size(64 << 10).spawn(prove);
-        if thread.is_err() {
-            this.forget(from);
-        }
-    }
-
-    fn forget(&self, from: SocketAddr) {
-        self.unproved.lock().unwrap_or_else(PoisonError::into_inner).retain(|(address, _)| *address != from);
-    }
-
-    fn admit(&self, mut stream: TcpStream) -> Result<(), String> {
-        let deadline = Instant::now() + PROOF_TIME;
-        let mut name = None;
-        handshake::accept(&mut stream, &self.key, deadline, |hello| {
-            if hello.role != Role::Link {
-                return Err(Refusal { cause: Cause::Other, message: "this is a rank, not the store".into() });
-            }
-            if hello.round != self.hello.round {
-                let message = format!("round {} met round {}", hello.round, self.hello.round);
-                return Err(Refusal { cause: Cause::Round, message });
-            }
-            name = LinkName::decode(&hello.note);
-            Ok(())
-        })
-        .map_err(|error| error.to_string())?;
-        let name = name.ok_or("a link without a name")?;
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).insert(name, stream);
-        self.news.notify_all();
-        Ok(())
     }
 }
 
@@ -260,10 +217,40 @@ mod tests {
     fn silent_strangers_do_not_keep_members_out() {
         let key = JobKey::random();
         let (a, b) = (hub(&key), hub(&key));
-        let strangers: Vec<_> =
-            (0..2 * MAX_UNPROVED).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
+        let strangers: Vec<_> = (0..500).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
         assert!(a.connect(b.address(), &name(), soon()).is_ok());
         drop(strangers);
+    }
+
+    /// Whether the other side has closed it.
+    fn is_closed(mut link: &TcpStream) -> bool {
+        link.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        matches!(link.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn a_group_that_is_over_takes_its_links_along_and_no_others() {
+        let key = JobKey::random();
+        let (a, b) = (hub(&key), hub(&key));
+        let other = LinkName { group: "world/2".into(), ..name() };
+        let [gone, kept] = [&name(), &other].map(|name| a.connect(b.address(), name, soon()).unwrap());
+        // The one that came last has arrived, so both have.
+        let claimed = claim(&b, &other).unwrap();
+        b.links.waiting().arrived.insert(other.clone(), claimed);
+        b.forget("world/1");
+        assert!(is_closed(&gone), "it waited for nobody");
+        let late = a.connect(b.address(), &name(), soon()).unwrap();
+        assert!(is_closed(&late), "it came too late");
+        assert!(b.claim(&name()).is_none());
+        (&kept).write_all(b"x").unwrap();
+        claim(&b, &other).unwrap().read_exact(&mut [0]).unwrap();
+    }
+
+    #[test]
+    fn groups_that_are_over_are_not_remembered_for_ever() {
+        let hub = hub(&JobKey::random());
+        (0..2 * REMEMBERED).for_each(|number| hub.forget(&format!("world/{number}")));
+        assert_eq!(hub.links.waiting().over.len(), REMEMBERED);
     }
 
     #[test]

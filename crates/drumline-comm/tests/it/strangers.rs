@@ -1,9 +1,10 @@
 //! Those without the job's key, at the port where a rank listens for links: they change nothing and keep nobody out.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use drumline_comm::{GroupOptions, ProcessGroup, ReduceOp, Transport};
@@ -214,5 +215,115 @@ fn the_right_key_in_the_wrong_round_or_role_is_refused_with_the_reason() {
             let told = String::from_utf8_lossy(&answer(&mut stream)).into_owned();
             assert!(told.is_empty() || told.contains(words), "{told:?}");
         }
+    });
+}
+
+const CHILD: &str = "DRUMLINE_TEST_RANKS";
+
+/// Not a test by itself: the body of a process with all ranks of a job in it, each with its own port for links. For each
+/// line on its standard input they make new groups, and it says how long that took; at the end of the input it ends.
+#[test]
+fn ranks_process() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let (job, turn, done) = (Job::new(), Barrier::new(RANKS + 1), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for rank in 0..RANKS {
+            let (job, turn, done) = (&job, &turn, &done);
+            scope.spawn(move || {
+                let group = job.group(rank).unwrap();
+                make_links(&group).unwrap();
+                turn.wait();
+                while {
+                    turn.wait();
+                    !done.load(Ordering::Acquire)
+                } {
+                    make_links(&group).unwrap();
+                    turn.wait();
+                }
+            });
+        }
+        turn.wait();
+        println!("\nlistening {}", job.address(0));
+        for _ in std::io::stdin().lines().map_while(std::io::Result::ok) {
+            let begin = Instant::now();
+            turn.wait();
+            turn.wait();
+            println!("\nlinked {}", begin.elapsed().as_millis());
+        }
+        done.store(true, Ordering::Release);
+        turn.wait();
+    });
+}
+
+/// That process, seen from outside; ended when dropped.
+struct Ranks {
+    child: Child,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Ranks {
+    fn start() -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "strangers::ranks_process", "--nocapture"])
+            .env(CHILD, "yes")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, said }
+    }
+
+    fn hear(&mut self, word: &str) -> String {
+        self.said.find_map(|line| Some(line.unwrap().strip_prefix(word)?.trim().to_owned())).unwrap()
+    }
+
+    /// Has the ranks make new groups; how long it took them.
+    fn link(&mut self) -> Duration {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        Duration::from_millis(self.hear("linked").parse().unwrap())
+    }
+
+    fn count(&self, what: &str) -> usize {
+        std::fs::read_dir(format!("/proc/{}/{what}", self.child.id())).unwrap().count()
+    }
+
+    fn resident_kib(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_thousand_silent_strangers_cost_no_thread_and_at_most_four_kib_each() {
+    within(Duration::from_secs(60), || {
+        let mut ranks = Ranks::start();
+        let address: SocketAddr = ranks.hear("listening").parse().unwrap();
+        let alone = ranks.link();
+        assert!(alone < Duration::from_secs(5), "control: no strangers, {alone:?}");
+        let (threads, open, memory) = (ranks.count("task"), ranks.count("fd"), ranks.resident_kib());
+        let silent: Vec<_> = (0..1000).map(|_| dial(address).unwrap()).collect();
+        let deadline = Instant::now() + Duration::from_secs(4);
+        while ranks.count("fd") < open + 256 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let (held, grown) = (ranks.count("fd") - open, ranks.resident_kib().saturating_sub(memory));
+        assert!((200..=256).contains(&held), "{held} of 1000 are held");
+        assert!(grown <= 4 * held, "{grown} KiB for {held} strangers");
+        assert_eq!(ranks.count("task"), threads);
+        let among_strangers = ranks.link();
+        assert!(among_strangers < Duration::from_secs(5), "{among_strangers:?}, alone {alone:?}");
+        println!("{held} held, {grown} KiB; linked in {among_strangers:?}, alone in {alone:?}");
+        drop(silent);
     });
 }

@@ -1,8 +1,6 @@
-//! The handshake on one blocking socket, with a deadline.
+//! The client's side of the handshake on one blocking socket, with a deadline. The server's is at the doorstep.
 
-use super::{
-    ClientHandshake, ClientStep, HandshakeError, Hello, Prover, Refusal, ServerHandshake, ServerStep,
-};
+use super::{ClientHandshake, ClientStep, HandshakeError, Hello, Prover};
 use crate::JobKey;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -34,38 +32,7 @@ pub(crate) fn connect_with(
         match handshake.receive(bytes)? {
             ClientStep::Send(proof) => socket.send(&proof[..])?,
             ClientStep::More => {}
-            ClientStep::Welcome => return socket.finish(()),
-        }
-    }
-}
-
-/// Lets a client prove the key, after we have proved it, and asks `check` whether it may come in.
-pub fn accept(
-    stream: &mut TcpStream,
-    key: &JobKey,
-    deadline: Instant,
-    check: impl FnOnce(&Hello) -> Result<(), Refusal>,
-) -> Result<Hello, HandshakeError> {
-    let (prover, mut handshake) = (Prover::from(key), ServerHandshake::new());
-    let mut socket = Socket { stream, began: Instant::now(), deadline };
-    let mut buffer = [0; ServerHandshake::LARGEST];
-    let verdict = loop {
-        let bytes = &mut buffer[..handshake.want()];
-        socket.fill(bytes)?;
-        match handshake.receive(&prover, bytes)? {
-            ServerStep::Send(answer) => socket.send(&answer)?,
-            ServerStep::Proved(hello) => break check(&hello).map(|()| hello),
-            ServerStep::Refuse(refusal) => break Err(refusal),
-        }
-    };
-    match verdict {
-        Ok(hello) => {
-            socket.send(&ServerHandshake::WELCOME)?;
-            socket.finish(hello)
-        }
-        Err(refusal) => {
-            socket.send(&ServerHandshake::refusal(&refusal))?;
-            Err(HandshakeError::Refused(refusal))
+            ClientStep::Welcome => return socket.finish(),
         }
     }
 }
@@ -96,10 +63,9 @@ impl Socket<'_> {
     }
 
     /// Leaves the socket without time limits, as it came.
-    fn finish<R>(&self, result: R) -> Result<R, HandshakeError> {
+    fn finish(&self) -> Result<(), HandshakeError> {
         self.stream.set_read_timeout(None)?;
-        self.stream.set_write_timeout(None)?;
-        Ok(result)
+        Ok(self.stream.set_write_timeout(None)?)
     }
 
     fn left(&self) -> Result<Duration, HandshakeError> {

@@ -74,3 +74,46 @@ impl fmt::Debug for Prover {
         f.write_str("Prover(..)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    const TRIES: usize = 10_000;
+
+    /// The median time of looking at each opening, all in turn.
+    fn medians(prover: &Prover, openings: &[[u8; OPENING]]) -> Vec<Duration> {
+        let mut times = vec![Vec::with_capacity(TRIES); openings.len()];
+        for _ in 0..TRIES {
+            for (opening, times) in openings.iter().zip(&mut times) {
+                let began = Instant::now();
+                assert_eq!(std::hint::black_box(prover.version_of(std::hint::black_box(opening))), None);
+                times.push(began.elapsed());
+            }
+        }
+        times.iter_mut().map(|times| *times.select_nth_unstable(TRIES / 2).1).collect()
+    }
+
+    /// A key wrong in one bit, another job's key, and tags right up to their first or last bit take equally long.
+    #[test]
+    fn how_wrong_a_key_is_does_not_show_in_the_time() {
+        let bytes = [7; 32];
+        let mut nearly = bytes;
+        nearly[31] ^= 1;
+        let [right, nearly, other] =
+            [JobKey::from_bytes(bytes), JobKey::from_bytes(nearly), JobKey::random()]
+                .map(|key| Prover::from(&key));
+        let mut openings = [&nearly, &other, &right, &right].map(|prover| prover.opening(1, &[9; 32]));
+        openings[2][10] ^= 1;
+        openings[3][25] ^= 1;
+        // Another process may take the core now and then.
+        let alike = |times: &Vec<Duration>| {
+            let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+            *most <= *least + *least / 10
+        };
+        let tries: Vec<_> =
+            (0..10).map(|_| medians(&right, &openings)).take_while(|times| !alike(times)).collect();
+        assert!(tries.len() < 10, "{tries:?}");
+    }
+}

@@ -1,32 +1,24 @@
 //! The server's turns: wait for sockets, read calls, let the core answer, send replies.
 //!
-//! Sockets report a change once (edge triggered), so whoever stops reading early notes down where to go on: links in
-//! `again`, the listener in `accept_at`. Tokens are given out in order and never twice; so the oldest stranger is
-//! the first in its map, and an event for a closed connection finds nobody.
+//! Sockets report a change once (edge triggered), so links that stop reading early are noted down in `again`. A
+//! connection keeps the token that the doorstep gave it; an event for a closed one finds nobody.
 
 use super::link::{Inflow, Link, MAX_WAITS, ToEnd};
 use super::roster::{Entry, Roster};
-use super::stranger::{MAX_STRANGERS, PATIENCE, Progress, Stranger};
 use super::{ServerOptions, Shared};
 use crate::core::{Core, Replies};
-use crate::events::{Event, LOG, incarnation_key};
+use crate::doorstep::{Doorstep, Knock, LISTEN, Stranger, WAKE};
+use crate::events::{Event, LOG, MEMBERS_SHARE, incarnation_key};
 use crate::frame::Call;
-use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake, YOUNG};
+use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake};
 use crate::store::request::{Reply, Request};
-use mio::net::{TcpListener, TcpStream};
-use mio::{Events, Interest, Poll, Token, Waker};
-use std::collections::{BTreeMap, HashMap};
+use mio::{Events, Poll, Token, Waker};
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const WAKE: Token = Token(0);
-const LISTEN: Token = Token(1);
-/// Rest after the system had no descriptor left for a new connection.
-const REST: Duration = Duration::from_millis(100);
-/// Connections taken before the others have their turn.
-const ACCEPTS: usize = 64;
 const SCRATCH: usize = 64 * 1024;
 
 /// Connection and number of the request; connection 0 is the server itself.
@@ -34,16 +26,11 @@ type Ticket = (usize, u64);
 
 pub(super) struct EventLoop {
     poll: Poll,
-    listener: TcpListener,
-    prover: Prover,
+    doorstep: Doorstep,
     shared: Arc<Shared>,
     roster: Roster,
     core: Core<Ticket>,
-    strangers: BTreeMap<usize, Stranger>,
     links: HashMap<usize, Link>,
-    last_token: usize,
-    /// When to take new connections again; `None`: when the listener says there are any.
-    accept_at: Option<Instant>,
     /// Links that may have more to read.
     again: Vec<usize>,
     /// Links with replies that nobody has tried to send.
@@ -59,19 +46,14 @@ impl EventLoop {
         shared: Arc<Shared>,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
-        let mut listener = TcpListener::from_std(listener);
-        poll.registry().register(&mut listener, LISTEN, Interest::READABLE)?;
+        let doorstep = Doorstep::new(listener, prover, poll.registry().try_clone()?)?;
         Ok(EventLoop {
             poll,
-            listener,
-            prover,
+            doorstep,
             shared,
             roster: Roster::new(options),
             core: Core::new(),
-            strangers: BTreeMap::new(),
             links: HashMap::new(),
-            last_token: LISTEN.0,
-            accept_at: None,
             again: Vec::new(),
             unsent: Vec::new(),
             scratch: vec![0; SCRATCH],
@@ -104,17 +86,12 @@ impl EventLoop {
         for event in events {
             match event.token() {
                 WAKE => {}
-                LISTEN => self.accept_at = Some(Instant::now()),
+                LISTEN => self.doorstep.ring(),
                 Token(token) if event.is_read_closed() => self.serve(token, ToEnd::Yes),
                 Token(token) => self.serve(token, ToEnd::No),
             }
         }
-        let now = Instant::now();
-        self.drop_late_strangers(now);
-        // A stranger that proved itself or went away makes room before the time is up.
-        if self.accept_at.is_some_and(|at| at <= now || self.strangers.len() < MAX_STRANGERS) {
-            self.accept_at = self.accept(now);
-        }
+        self.doorstep.turn(Instant::now());
         self.send_unsent();
     }
 
@@ -123,96 +100,21 @@ impl EventLoop {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        let first = self.strangers.values().next().map(|stranger| stranger.since + PATIENCE);
-        let next = [first, self.accept_at].into_iter().flatten().min()?;
-        Some(next.saturating_duration_since(now))
-    }
-
-    fn drop_late_strangers(&mut self, now: Instant) {
-        while let Some(oldest) = self.strangers.first_entry()
-            && oldest.get().since + PATIENCE <= now
-        {
-            oldest.remove();
-        }
-    }
-
-    /// Takes new connections, one turn's worth; says when to go on if there may be more.
-    fn accept(&mut self, now: Instant) -> Option<Instant> {
-        for _ in 0..ACCEPTS {
-            if self.strangers.len() >= MAX_STRANGERS
-                && let Some((_, oldest)) = self.strangers.first_key_value()
-                && oldest.since + YOUNG > now
-            {
-                return Some(oldest.since + YOUNG);
-            }
-            match self.listener.accept() {
-                Ok((stream, _)) => self.greet(stream, now),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                Err(error) if is_out_of_descriptors(&error) => {
-                    if !self.make_room(now) {
-                        tracing::debug!(%error, "no descriptor for a new connection; try a higher `ulimit -n`");
-                        return Some(now + REST);
-                    }
-                }
-                // The connection went away before it was taken.
-                Err(_) => {}
-            }
-        }
-        Some(now)
-    }
-
-    /// More descriptors from the system, or else one stranger less.
-    fn make_room(&mut self, now: Instant) -> bool {
-        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-        let limit = getrlimit(Resource::Nofile);
-        if limit.current < limit.maximum
-            && setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok()
-        {
-            return true;
-        }
-        let oldest = self.strangers.first_entry().filter(|oldest| oldest.get().since + YOUNG <= now);
-        oldest.map(|oldest| oldest.remove()).is_some()
-    }
-
-    fn greet(&mut self, mut stream: TcpStream, now: Instant) {
-        self.last_token += 1;
-        let token = self.last_token;
-        let both = Interest::READABLE | Interest::WRITABLE;
-        if self.poll.registry().register(&mut stream, Token(token), both).is_ok() {
-            if self.strangers.len() >= MAX_STRANGERS {
-                self.strangers.pop_first();
-            }
-            self.strangers.insert(token, Stranger::new(stream, now));
-            self.serve_stranger(token);
-        }
+        Some(self.doorstep.next_turn()?.saturating_duration_since(now))
     }
 
     fn serve(&mut self, token: usize, to_end: ToEnd) {
         if self.links.contains_key(&token) {
-            self.serve_link(token, to_end);
-        } else {
-            self.serve_stranger(token);
+            return self.serve_link(token, to_end);
+        }
+        match self.doorstep.serve(token) {
+            Some(Knock::Proved(token, stranger, hello)) => self.admit(token, stranger, hello),
+            Some(Knock::Refused(refusal)) => self.tell_of(None, refusal),
+            None => {}
         }
     }
 
-    fn serve_stranger(&mut self, token: usize) {
-        let Some(stranger) = self.strangers.get_mut(&token) else { return };
-        match stranger.advance(&self.prover) {
-            Progress::Waiting => {}
-            Progress::Gone => drop(self.strangers.remove(&token)),
-            Progress::Refused(refusal) => {
-                drop(self.strangers.remove(&token));
-                self.tell_of(None, refusal);
-            }
-            Progress::Proved(hello) => {
-                if let Some(stranger) = self.strangers.remove(&token) {
-                    self.admit(token, stranger, hello);
-                }
-            }
-        }
-    }
-
-    fn admit(&mut self, token: usize, mut stranger: Stranger, hello: Hello) {
+    fn admit(&mut self, token: usize, mut stranger: Box<Stranger>, hello: Hello) {
         let verdict = if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(&hello) {
             let message =
                 format!("the job is ending, {hello} comes too late; try starting it with the next one");
@@ -283,6 +185,12 @@ impl EventLoop {
     fn carry_out(&mut self, token: usize, seq: u64, call: Call) -> Result<(), String> {
         let mut replies = Vec::new();
         match call {
+            Call::Request(Request::Append { key, value })
+                if key == LOG && self.core.len_of(LOG) + value.len() > MEMBERS_SHARE =>
+            {
+                let reason = format!("the event log has {MEMBERS_SHARE} bytes for members and is full");
+                replies.push(((token, seq), Reply::Failed(reason)));
+            }
             Call::Request(request) => {
                 let Some(link) = self.links.get_mut(&token) else { return Ok(()) };
                 if request.waits() {
@@ -373,10 +281,4 @@ impl EventLoop {
     fn count_others(&self) {
         self.shared.set_others(self.roster.num_others());
     }
-}
-
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let full = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-    Errno::from_io_error(error).is_some_and(|errno| full.contains(&errno))
 }

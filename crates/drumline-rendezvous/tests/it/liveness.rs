@@ -3,7 +3,7 @@
 use crate::process::ServerProcess;
 use crate::{Job, after, eventually};
 use drumline_rendezvous::events::{self, Event};
-use drumline_rendezvous::{Hello, JobKey, Role, Store, TcpStore};
+use drumline_rendezvous::{Hello, InitOptions, JobKey, Role, Store, TcpStore, init};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -176,4 +176,45 @@ fn a_store_that_is_gone_is_not_waited_for() {
     let began = Instant::now();
     assert!(TcpStore::connect(&addr, &key, Hello::new(Role::Store), after(300)).is_err());
     assert!(began.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
+fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
+    for frozen in [false, true] {
+        let job = ServerProcess::start();
+        let watcher = job.guest();
+        let key = Some(job.key.clone());
+        let options = InitOptions { rank: Some(1), world_size: Some(2), key, ..InitOptions::default() };
+        let member = init(&format!("tcp://{}", job.addr), options).unwrap();
+        if frozen {
+            job.freeze();
+            let error = watcher.get("never", after(200)).unwrap_err().to_string();
+            assert!(error.contains("timed out"), "it answers nobody: {error}");
+        }
+        let began = Instant::now();
+        drop(member);
+        assert!(began.elapsed() < Duration::from_millis(500), "frozen {frozen}: {:?}", began.elapsed());
+        job.thaw();
+        let events = events::follow(&watcher).next_batch(after(300)).unwrap();
+        assert!(events.is_empty(), "frozen {frozen}: {events:?}");
+    }
+}
+
+#[test]
+fn a_death_is_told_even_when_members_have_filled_the_log() {
+    let job = Job::start();
+    let store = job.guest();
+    let mut child = start(&job, "wait");
+    let (line, mut filled) = (vec![b'\n'; 1 << 20], 0);
+    let error = loop {
+        match store.append(events::LOG, &line) {
+            Ok(len) => filled = len,
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("log has 62914560 bytes for members and is full"), "{error}");
+    child.kill().unwrap();
+    let told = store.tail(events::LOG, filled, after(5000)).unwrap();
+    assert!(String::from_utf8_lossy(&told).contains("\"event\":\"lost\""), "{told:?}");
+    child.wait().unwrap();
 }

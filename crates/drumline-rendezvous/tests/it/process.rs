@@ -2,7 +2,7 @@
 
 use crate::{Job, after};
 use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -60,6 +60,19 @@ impl ServerProcess {
     /// Has the server dropped, and its process go on.
     pub(crate) fn drop_server(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    }
+
+    /// From now on it does nothing; the system goes on taking connections and bytes for it.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     pub(crate) fn resident_kib(&self) -> u64 {

@@ -4,11 +4,12 @@ use crate::{Job, after};
 use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::handshake::{self, ClientHandshake, Prover};
 use drumline_rendezvous::{
-    Cause, HandshakeError, Hello, JobKey, Refusal, Role, ServerOptions, Store, StoreError, TcpStore,
-    TcpStoreServer,
+    Cause, Gate, HandshakeError, Hello, Host, JobKey, Refusal, Role, ServerOptions, Store, StoreError,
+    TcpStore, TcpStoreServer,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// The error of a client that is not let in; it must come within a second.
@@ -190,35 +191,44 @@ fn a_port_that_is_taken() {
     assert!(error.contains(&job.addr()) && error.contains("try another port"), "{error}");
 }
 
-#[test]
-fn a_link_between_two_ranks() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
-    let key = JobKey::random();
-    let hello = Hello::new(Role::Link).member(1, 2).note(b"group 7");
-    for allow in [true, false] {
-        let accepted = std::thread::spawn({
-            let (listener, key) = (listener.try_clone().unwrap(), key.clone());
-            move || {
-                let (mut stream, _) = listener.accept().unwrap();
-                handshake::accept(&mut stream, &key, after(5000), |_| match allow {
-                    true => Ok(()),
-                    false => Err(Refusal::new(Cause::Other, "group 8 expected, got group 7")),
-                })
-            }
-        });
-        let mut stream = TcpStream::connect(addr).unwrap();
-        let result = handshake::connect(&mut stream, &key, &hello, after(5000));
-        match allow {
-            true => {
-                result.unwrap();
-                assert_eq!(accepted.join().unwrap().unwrap(), hello);
-                assert_eq!(stream.read_timeout().unwrap(), None, "left as it came");
-            }
-            false => {
-                assert_eq!(result.unwrap_err().to_string(), "refused: group 8 expected, got group 7");
-                assert!(matches!(accepted.join().unwrap(), Err(HandshakeError::Refused(_))));
-            }
+/// Lets group 7 in and nobody else.
+struct GroupSeven(Sender<(Hello, TcpStream)>);
+
+impl Host for GroupSeven {
+    fn admit(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        match &hello.note[..] {
+            b"group 7" => Ok(()),
+            _ => Err(Refusal::new(Cause::Other, "group 7 expected, got another")),
         }
     }
+
+    fn receive(&mut self, hello: Hello, stream: TcpStream) {
+        self.0.send((hello, stream)).unwrap();
+    }
+}
+
+#[test]
+fn a_link_between_two_ranks() {
+    let (key, (sender, came)) = (JobKey::random(), channel());
+    let gate = Gate::open("127.0.0.1:0", &key, GroupSeven(sender)).unwrap();
+    let mut stream = TcpStream::connect(gate.local_addr()).unwrap();
+    let hello = Hello::new(Role::Link).member(1, 2).note(b"group 7");
+    handshake::connect(&mut stream, &key, &hello, after(5000)).unwrap();
+    assert_eq!(stream.read_timeout().unwrap(), None, "left as it came");
+    let (who, mut here) = came.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert_eq!(who, hello);
+    // What the two say now is their own affair, at whatever time.
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        stream.write_all(b"later").unwrap();
+    });
+    let mut words = String::new();
+    here.read_to_string(&mut words).unwrap();
+    assert_eq!(words, "later");
+
+    let mut stream = TcpStream::connect(gate.local_addr()).unwrap();
+    let error = handshake::connect(&mut stream, &key, &hello.note(b"group 8"), after(5000)).unwrap_err();
+    assert_eq!(error.to_string(), "refused: group 7 expected, got another");
+    drop(gate);
+    assert!(came.try_recv().is_err(), "nobody else came in");
 }

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Time for the reply to a `Cancel`.
 const GRACE: Duration = Duration::from_millis(500);
-/// Time for a server to take what we send, when the deadline of the request is nearer than that.
+/// Time for a server to take what we send: one that is frozen does so only as long as the system has room for it.
 const SEND: Duration = Duration::from_secs(30);
+/// The same for a goodbye, for which nobody should have to wait.
+const SEND_BYE: Duration = Duration::from_secs(1);
 const CHUNK: usize = 32 * 1024;
 
 #[derive(Debug)]
@@ -39,8 +41,9 @@ impl From<io::Error> for Broken {
 }
 
 impl Wire {
-    pub(super) fn new(stream: TcpStream) -> Wire {
-        Wire { stream, last_seq: 0, input: Vec::new(), is_life_line: false }
+    pub(super) fn new(stream: TcpStream) -> io::Result<Wire> {
+        stream.set_write_timeout(Some(SEND))?;
+        Ok(Wire { stream, last_seq: 0, input: Vec::new(), is_life_line: false })
     }
 
     pub(super) fn into_life_line(self) -> Wire {
@@ -71,16 +74,15 @@ impl Wire {
     }
 
     pub(super) fn say_bye(&mut self) -> Result<(), Broken> {
-        self.send(&Call::Bye).map(drop)
+        self.stream.set_write_timeout(Some(SEND_BYE))?;
+        self.send(&Call::Bye)?;
+        Ok(self.stream.set_write_timeout(Some(SEND))?)
     }
 
     fn send(&mut self, call: &Call) -> Result<u64, Broken> {
         self.last_seq += 1;
         let mut bytes = Vec::new();
         encode_call(self.last_seq, call, &mut bytes);
-        if bytes.len() > CHUNK {
-            self.stream.set_write_timeout(Some(SEND))?;
-        }
         self.stream.write_all(&bytes)?;
         Ok(self.last_seq)
     }
@@ -127,5 +129,34 @@ impl Wire {
                 _ => Err(Broken::Io(error)),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wire to somebody who takes the connection and never reads from it.
+    fn to_one_who_never_reads() -> (Wire, TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let wire = Wire::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        (wire, listener.accept().unwrap().0)
+    }
+
+    fn time_of_bye(wire: &mut Wire) -> (bool, Duration) {
+        let began = Instant::now();
+        (wire.say_bye().is_ok(), began.elapsed())
+    }
+
+    #[test]
+    fn a_goodbye_waits_for_nobody_even_if_the_system_has_no_room_for_it() {
+        let (mut wire, _silent) = to_one_who_never_reads();
+        let (said, took) = time_of_bye(&mut wire);
+        assert!(said && took < Duration::from_millis(500), "control: room enough, {took:?}");
+        wire.stream.set_nonblocking(true).unwrap();
+        while (&wire.stream).write(&[0; CHUNK]).is_ok() {}
+        wire.stream.set_nonblocking(false).unwrap();
+        let (said, took) = time_of_bye(&mut wire);
+        assert!(!said && took < SEND_BYE + Duration::from_secs(2), "{took:?}");
     }
 }

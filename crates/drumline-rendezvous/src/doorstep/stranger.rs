@@ -3,15 +3,12 @@
 use crate::handshake::{HandshakeError, Hello, Prover, Refusal, ServerHandshake, ServerStep};
 use mio::net::TcpStream;
 use std::io::{ErrorKind, Read, Write};
-use std::time::{Duration, Instant};
+use std::net::IpAddr;
+use std::time::Instant;
 
-/// Strangers held at a time.
-pub(super) const MAX_STRANGERS: usize = 256;
-/// Time for the whole handshake.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-
-pub(super) struct Stranger {
-    pub(super) stream: TcpStream,
+pub(crate) struct Stranger {
+    pub(crate) stream: TcpStream,
+    pub(super) from: IpAddr,
     pub(super) since: Instant,
     handshake: ServerHandshake,
     buffer: [u8; ServerHandshake::LARGEST],
@@ -28,9 +25,9 @@ pub(super) enum Progress {
 }
 
 impl Stranger {
-    pub(super) fn new(stream: TcpStream, since: Instant) -> Stranger {
+    pub(super) fn new(stream: TcpStream, from: IpAddr, since: Instant) -> Stranger {
         let (handshake, buffer) = (ServerHandshake::new(), [0; ServerHandshake::LARGEST]);
-        Stranger { stream, since, handshake, buffer, filled: 0 }
+        Stranger { stream, from, since, handshake, buffer, filled: 0 }
     }
 
     /// Reads as far as bytes are there, and never more than the handshake wants.
@@ -72,11 +69,11 @@ impl Stranger {
     }
 
     /// A new connection has room for the few bytes of a handshake; one that has none is no member's.
-    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    pub(super) fn refuse(&mut self, refusal: &Refusal) {
+    pub(crate) fn refuse(&mut self, refusal: &Refusal) {
         tracing::info!(%refusal, "refused");
         let _ = self.send(&ServerHandshake::refusal(refusal));
     }
