@@ -1,7 +1,7 @@
 //! The collective calls: check the arguments, then hand over to the tiers.
 
-use super::ProcessGroup;
 use super::tiers::Evenness;
+use super::{ProcessGroup, check_reduction};
 use crate::call::{Call, Op};
 use crate::element::Element;
 use crate::error::CommError;
@@ -15,7 +15,7 @@ impl ProcessGroup {
     /// `data` becomes the reduction of all ranks' `data`, the same bits on all ranks.
     #[track_caller]
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         let call = Call::new(Op::AllReduce).of(T::DTYPE, data.len()).reduce(op);
         self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op))
     }
@@ -23,7 +23,7 @@ impl ProcessGroup {
     /// Several all-reduces in one: one agreement and one message instead of many small ones.
     #[track_caller]
     pub fn all_reduce_coalesced<T: Element>(&self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         let lengths = buffers.iter().map(|buffer| buffer.len());
         let total = lengths.clone().sum();
         let call = Call::new(Op::AllReduce).of(T::DTYPE, total).reduce(op).extra(lengths);
@@ -33,7 +33,7 @@ impl ProcessGroup {
     /// On the root, `data` becomes the reduction of all ranks' `data`; elsewhere it stays as it is.
     #[track_caller]
     pub fn reduce<T: Element>(&self, data: &mut [T], root: usize, op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         self.check_root(root)?;
         let call = Call::new(Op::Reduce).of(T::DTYPE, data.len()).reduce(op).root(root);
         self.run(call, |tiers, cx| tiers.reduce(cx, data, op, root))
@@ -132,6 +132,7 @@ impl ProcessGroup {
         self.reduce_scatter_uneven_as(call, input, output, counts, op)
     }
 
+    #[track_caller]
     fn reduce_scatter_uneven_as<T: Element>(
         &self,
         call: Call,
@@ -140,7 +141,7 @@ impl ProcessGroup {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         check_len("input", input.len(), counts)?;
         self.check_own("output", output.len(), counts)?;
         let call = call.of(T::DTYPE, input.len()).reduce(op);
@@ -194,6 +195,7 @@ impl ProcessGroup {
         self.run_within(timeout, Call::new(Op::MonitoredBarrier), |tiers, cx| tiers.barrier(cx))
     }
 
+    #[track_caller]
     fn check_counts(&self, what: &str, counts: &[usize]) -> Result {
         if counts.len() == self.size() {
             return Ok(());
@@ -205,6 +207,7 @@ impl ProcessGroup {
         )))
     }
 
+    #[track_caller]
     fn check_own(&self, what: &str, len: usize, counts: &[usize]) -> Result {
         let expected = counts[self.rank()];
         if len == expected {
@@ -216,6 +219,7 @@ impl ProcessGroup {
         )))
     }
 
+    #[track_caller]
     fn check_for_root<T: Element>(
         &self,
         what: &str,
@@ -233,6 +237,7 @@ impl ProcessGroup {
     }
 }
 
+#[track_caller]
 fn check_len(what: &str, len: usize, counts: &[usize]) -> Result {
     let expected: usize = counts.iter().sum();
     if len == expected {

@@ -121,7 +121,7 @@ impl Mesh {
 }
 
 /// Small packets at once, no blocking, and an end to links whose other side no longer answers.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
@@ -381,7 +381,8 @@ fn link_error(peer: usize, error: &io::Error) -> Stop {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        // Data that a peer has not read yet still reaches it: the kernel sends it after the close.
+        // What was sent goes out before the end is told. Only if the peer sent something that was not read here does the
+        // close that follows reset the link, and what the peer has not read by then may be lost.
         for stream in self.links.values() {
             let _ = stream.shutdown(std::net::Shutdown::Write);
         }
