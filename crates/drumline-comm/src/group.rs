@@ -70,15 +70,24 @@ struct Inner {
 }
 
 impl Drop for Inner {
-    /// Ranks of this node that still want something of this one learn that they want it in vain. Where the group was given
-    /// up they hear of the cause, and of a panic in another way.
+    /// Ranks that still want something of this one learn that they want it in vain. Where the group was given up they
+    /// hear of the cause, and of a panic in another way.
     fn drop(&mut self) {
-        let in_order = !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking();
-        if let Some(board) = self.fate.board.get().filter(|_| in_order) {
+        if self.fate.given_up.load(Ordering::Acquire) || std::thread::panicking() {
+            return;
+        }
+        if let Some(board) = self.fate.board.get() {
             board.leave();
+        }
+        // With its last group the process leaves the job, which is told to all anyway.
+        if self.topology.nodes.len() > 1 && Arc::strong_count(&self.process) > NUM_HOLDERS {
+            self.process.monitor.let_go(&self.fate);
         }
     }
 }
+
+/// Parts of one group that hold its process: the group itself, its links and its messages.
+const NUM_HOLDERS: usize = 3;
 
 /// What a call has to itself while it runs.
 #[derive(Debug)]

@@ -13,7 +13,7 @@
 mod fate;
 mod gone;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -34,6 +34,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long the exit status of a lost rank may take to arrive.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
+
+/// How many times a rank let go of a group are remembered: a group is formed by all its ranks at about the same time.
+const REMEMBERED: usize = 1024;
 
 /// Follows the event log until dropped.
 #[derive(Debug)]
@@ -59,6 +62,8 @@ struct Shared {
     called_off: Mutex<HashMap<String, CommError>>,
     /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
     store_host: OnceLock<(usize, String, u32)>,
+    /// Who has let go of which group lately, perhaps before this rank had formed it.
+    let_go: Mutex<VecDeque<(String, usize)>>,
     store_is_lost: AtomicBool,
     stopping: AtomicBool,
 }
@@ -75,6 +80,7 @@ impl Monitor {
             gone: Mutex::default(),
             called_off: Mutex::default(),
             store_host: OnceLock::new(),
+            let_go: Mutex::default(),
             store_is_lost: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
         });
@@ -112,6 +118,9 @@ impl Monitor {
         for (&rank, gone) in lock(&self.shared.gone).iter() {
             gone.tell(fate, rank);
         }
+        for (_, rank) in lock(&self.shared.let_go).iter().filter(|(group, _)| *group == fate.group) {
+            Gone::Left.tell(fate, *rank);
+        }
         if let Some(cause) = lock(&self.shared.called_off).get(&fate.group) {
             fate.give_up(cause.clone());
         }
@@ -143,6 +152,11 @@ impl Monitor {
             .fold(text, |text, word| text.replace(&format!(" {word} group `{}`", fate.group), ""));
         let (group, by, recoverable) = (fate.group.clone(), self.shared.rank, cause.is_recoverable());
         self.tell(Event::Abort { group, by, cause: text, recoverable });
+    }
+
+    /// Tells all ranks that this one has let go of a group.
+    pub(crate) fn let_go(&self, fate: &Fate) {
+        self.tell(Event::LeftGroup { group: fate.group.clone(), rank: self.shared.rank });
     }
 
     fn tell(&self, event: Event) {
@@ -213,6 +227,8 @@ impl Shared {
                 self.gone(rank, Gone::Lost { host, pid, how: exit_text(code, signal) });
             }
             Event::Left { rank } => self.gone(rank, Gone::Left),
+            Event::LeftGroup { rank, .. } if rank == self.rank => {}
+            Event::LeftGroup { group, rank } => self.has_let_go(group, rank),
             Event::Refused { rank, reason } => {
                 let who = rank.map_or("a process".into(), |rank| format!("rank {rank}"));
                 lock(&self.refused).get_or_insert(format!("{who} was refused: {reason}"));
@@ -248,6 +264,15 @@ impl Shared {
         if first && rank != self.rank {
             lock(&self.fates).iter().filter_map(Weak::upgrade).for_each(|fate| gone.tell(&fate, rank));
         }
+    }
+
+    fn has_let_go(&self, group: String, rank: usize) {
+        self.for_group(&group, |fate| Gone::Left.tell(fate, rank));
+        let mut let_go = lock(&self.let_go);
+        if let_go.len() == REMEMBERED {
+            let_go.pop_front();
+        }
+        let_go.push_back((group, rank));
     }
 
     /// Says what this rank did as its `asked`-th call in a group, or last if it has not come that far, unless it has said

@@ -29,6 +29,10 @@ const UNDER_WAY: Duration = Duration::from_millis(300);
 /// How long the link of a rank that has left may take to come in.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// How long nothing may move on a link to a rank that has left: it may never have taken the link. Longer than what was lost
+/// on the way needs to be sent again.
+const UNCLAIMED: Duration = Duration::from_secs(5);
+
 /// Bytes that may be under way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;
 
@@ -300,6 +304,10 @@ impl Drive<'_, '_> {
             self.look_for_other_calls()?;
         }
         // A peer that has left in good order may have data under way; its end of the link tells when that is all.
+        let absent = interest.keys().find(|&&peer| self.cx.watch.has_left(peer));
+        if let Some(&peer) = absent.filter(|_| idle.begin.elapsed() > UNCLAIMED) {
+            return Err(Stop::Left(peer));
+        }
         match self.cx.watch.check(idle.begin, None, &|| false) {
             Err(Stop::TimedOut) => Err(Stop::Silent(interest.into_keys().collect())),
             // A rank may die when it has done its part, and what it and the others sent is on its way.

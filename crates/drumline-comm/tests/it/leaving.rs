@@ -13,15 +13,18 @@ const SOON: Duration = Duration::from_secs(2);
 
 type Act = fn(&ProcessGroup) -> Result;
 
-/// What three ranks hear of `act` on a group of theirs; rank 1 comes late, or has let go of the group.
+const BARRIER: Act = |group| group.barrier();
+const NOTHING: Act = |_| Ok(());
+
+/// What three ranks hear of the second act on a group of theirs; rank 1 comes late to it, or has let go of the group.
 fn hear(
     transport: Transport,
-    act: Act,
+    [before, act]: [Act; 2],
     lets_go: impl Fn(ProcessGroup) -> Option<ProcessGroup> + Send + Sync + 'static,
 ) -> Vec<Result> {
     outcomes(3, transport, TIMEOUT, move |group| {
         let child = group.new_group(&[0, 1, 2])?.unwrap();
-        child.barrier()?;
+        before(&child)?;
         let outcome = match group.rank() {
             1 => {
                 std::thread::sleep(Duration::from_millis(200));
@@ -45,13 +48,13 @@ fn write_round(group: &ProcessGroup) -> Result {
 }
 
 const ACTS: [Act; 3] =
-    [|group| group.barrier(), |group| group.all_reduce(&mut vec![1f32; 200_000], ReduceOp::Sum), write_round];
+    [BARRIER, |group| group.all_reduce(&mut vec![1f32; 200_000], ReduceOp::Sum), write_round];
 
 #[test]
 fn those_who_wait_for_a_rank_that_let_go_learn_it_at_once() {
     for (index, act) in ACTS.into_iter().enumerate() {
         let begin = Instant::now();
-        let outcomes = hear(Transport::Shm, act, |_| None);
+        let outcomes = hear(Transport::Shm, [BARRIER, act], |_| None);
         assert!(begin.elapsed() < SOON, "{index}: {:?}", begin.elapsed());
         assert!(outcomes[1].is_ok(), "{:?}", outcomes[1]);
         let texts = [&outcomes[0], &outcomes[2]].map(|outcome| match outcome {
@@ -71,16 +74,18 @@ fn those_who_wait_for_a_rank_that_let_go_learn_it_at_once() {
     }
 }
 
+/// Links that are there close; where they were never made it takes longer.
 #[test]
-fn over_links_they_learn_it_when_the_link_closes() {
-    // Both have links from the barrier before.
-    for (index, act) in ACTS.into_iter().take(2).enumerate() {
-        let begin = Instant::now();
-        let outcomes = hear(Transport::Tcp, act, |_| None);
-        assert!(begin.elapsed() < SOON, "{index}: {:?}", begin.elapsed());
-        let failed =
-            |outcome: &&Result| matches!(outcome, Err(error) if error.to_string().contains("rank 1"));
-        assert!(outcomes.iter().any(|outcome| failed(&outcome)), "{index}: {outcomes:?}");
+fn over_links_they_learn_it_too() {
+    for (index, act) in ACTS.into_iter().enumerate() {
+        for (before, limit) in [(BARRIER, SOON), (NOTHING, 5 * SOON)] {
+            let begin = Instant::now();
+            let outcomes = hear(Transport::Tcp, [before, act], |_| None);
+            assert!(begin.elapsed() < limit, "{index}: {:?}", begin.elapsed());
+            let failed =
+                |outcome: &&Result| matches!(outcome, Err(error) if error.to_string().contains("rank 1"));
+            assert!(outcomes.iter().any(|outcome| failed(&outcome)), "{index}: {outcomes:?}");
+        }
     }
 }
 
@@ -89,7 +94,7 @@ fn over_links_they_learn_it_when_the_link_closes() {
 fn those_who_wait_for_a_late_rank_go_on_waiting() {
     for transport in BOTH {
         for act in ACTS {
-            let outcomes = hear(transport, act, Some);
+            let outcomes = hear(transport, [BARRIER, act], Some);
             assert!(outcomes.iter().all(Result::is_ok), "{transport:?}: {outcomes:?}");
         }
     }
