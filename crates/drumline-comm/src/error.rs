@@ -88,9 +88,7 @@ pub enum CommError {
         recoverable: bool,
     },
     /// The link to a rank broke or was never made.
-    #[error(
-        "link to rank {rank} of group `{group}` failed during {call}: {cause}; try looking at what that rank wrote last"
-    )]
+    #[error("link to rank {rank} of group `{group}` failed during {call}: {cause}")]
     Link {
         /// The group.
         group: String,

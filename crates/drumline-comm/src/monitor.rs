@@ -27,7 +27,7 @@ use crate::error::CommError;
 use crate::speaker::Speaker;
 pub(crate) use fate::Fate;
 use fate::Word;
-use gone::{Gone, exit_text, silent_end};
+use gone::{Gone, exit_text, silent_end, store_end};
 
 /// How long saying goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -328,7 +328,7 @@ impl Shared {
             return;
         }
         if let Some((rank, host, pid)) = host {
-            let how = format!("the store it hosts no longer answers ({error})");
+            let how = store_end(host, error);
             self.gone(*rank, Gone::Lost { host: host.clone(), pid: *pid, how });
         }
         for fate in lock(&self.fates).iter().filter_map(Weak::upgrade) {

@@ -32,9 +32,16 @@ impl Gone {
 
 /// Of a rank whose connection ended while nobody, such as a launcher, has told how its process ended.
 pub(super) fn silent_end(host: &str) -> String {
-    format!(
-        "its connection ended and nobody told why; try looking at what it last wrote on {host} (its stderr or log)"
-    )
+    format!("its connection ended and nobody told why; {}", advice(host))
+}
+
+/// Of the rank whose process hosts the store, which cannot be reached.
+pub(super) fn store_end(host: &str, error: &str) -> String {
+    format!("the store it hosts no longer answers ({error}); {}", advice(host))
+}
+
+fn advice(host: &str) -> String {
+    format!("try looking at what it last wrote on {host} (its stderr or log)")
 }
 
 /// Of a process that somebody saw end.

@@ -124,6 +124,9 @@ impl Mesh {
     }
 }
 
+/// Of a link that ended while its process was not known to.
+pub(crate) const CLOSED: &str = "the other side closed it; try looking at what that rank wrote last";
+
 /// Small packets at once, no blocking, and an end to links whose other side no longer answers.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
@@ -381,7 +384,7 @@ impl Sending<'_> {
 
 fn link_error(peer: usize, error: &io::Error) -> Stop {
     let cause = match error.kind() {
-        ErrorKind::UnexpectedEof => "the other side closed it".into(),
+        ErrorKind::UnexpectedEof => CLOSED.into(),
         _ => error.to_string(),
     };
     Stop::Link { peer, cause }

@@ -18,6 +18,7 @@ use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{KnownSites, Node, Stop, Watch};
+use crate::tcp::CLOSED;
 use crate::tcp::frame::{HEADER, MAX_UNEXPECTED, MailHeader};
 
 #[derive(Debug)]
@@ -319,7 +320,7 @@ impl<C: Carrier> PostOffice<C> {
         let left =
             |rank: usize| (watch.has_left(rank) && !self.streams.has_data(rank)).then_some(Stop::Left(rank));
         let closed = |peer: usize| {
-            let stop = || Stop::Link { peer, cause: "the other side closed it".into() };
+            let stop = || Stop::Link { peer, cause: CLOSED.into() };
             self.streams.has_ended(peer).then(stop)
         };
         let silent = |rank: usize| left(rank).or_else(|| closed(rank));

@@ -58,7 +58,9 @@ pub(super) fn fitting(slots: &[Slot<'_>], from: usize, header: &MailHeader) -> R
             continue;
         }
         if slot.message.dtype != header.dtype || slot.message.elements() as u64 != header.elements {
-            let what = format!("{} {} with tag {}", header.elements, header.dtype, header.tag);
+            let MailHeader { elements, dtype, tag } = header;
+            let what =
+                format!("{elements} {dtype} with tag {tag}; try the same length and type on both sides");
             return Err(Halt::Misfit { from, what });
         }
         return Ok(Some(index));

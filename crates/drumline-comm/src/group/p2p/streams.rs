@@ -24,8 +24,8 @@ pub(crate) struct Streams {
     /// For each rank of the group its place on this node, if it is here and shares memory.
     places: Vec<Option<usize>>,
     mail: Option<Mail>,
-    out: HashMap<usize, TcpStream>,
-    inward: HashMap<usize, TcpStream>,
+    pub(super) out: HashMap<usize, TcpStream>,
+    pub(super) inward: HashMap<usize, TcpStream>,
     /// Ranks that have closed their link: nothing more will come.
     ended: HashSet<usize>,
     /// Since when nothing has moved in a group that was given up.

@@ -201,3 +201,21 @@ fn a_message_on_its_way_still_arrives_in_a_group_that_was_given_up() {
     assert!(error.to_string().contains("a test"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
 }
+
+/// As the links of collectives do: both ends notice within seconds that the other no longer answers.
+#[test]
+fn links_for_messages_end_when_the_other_side_no_longer_answers() {
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_user_timeout};
+    let outcomes = outcomes(2, (Transport::Tcp, Duration::from_secs(30)), |group| {
+        let other = 1 - group.rank();
+        group.send(&[1u8], other, 0)?;
+        group.recv(&mut [0u8], Source::Any, 0)?;
+        let post = group.inner.post();
+        for stream in [&post.streams.out[&other], &post.streams.inward[&other]] {
+            assert!(socket_keepalive(stream).unwrap());
+            assert_eq!((tcp_keepcnt(stream).unwrap(), tcp_user_timeout(stream).unwrap()), (3, 6_000));
+        }
+        Ok(())
+    });
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+}
