@@ -94,8 +94,9 @@ pub(crate) struct Call {
     pub(crate) dtype: Option<DType>,
     pub(crate) count: usize,
     pub(crate) reduce: Option<ReduceOp>,
+    /// The root of a collective, the other rank of a message.
     pub(crate) root: Option<usize>,
-    /// A hash of what else must agree: uneven counts, the ranks of a new group.
+    /// A hash of what else must agree: uneven counts, the ranks of a new group. The tag of a message.
     pub(crate) extra: u64,
     pub(crate) site: &'static Location<'static>,
 }
@@ -154,6 +155,9 @@ fn mix(mut x: u64) -> u64 {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.op)?;
+        if self.op == Op::Batch {
+            return write!(f, "{} messages)", self.count);
+        }
         let mut separator = "";
         if let Some(dtype) = self.dtype {
             write!(f, "{} {dtype}", self.count)?;
@@ -162,6 +166,9 @@ impl fmt::Display for Call {
         if let Some(reduce) = self.reduce {
             write!(f, "{separator}{reduce}")?;
             separator = ", ";
+        }
+        if let Op::Send | Op::Recv = self.op {
+            return self.write_peer(f, separator);
         }
         if let Some(root) = self.root {
             write!(f, "{separator}root {root}")?;
@@ -174,10 +181,21 @@ impl fmt::Display for Call {
     }
 }
 
+impl Call {
+    /// Where a message goes or comes from, and the end of the bracket.
+    fn write_peer(&self, f: &mut fmt::Formatter<'_>, separator: &str) -> fmt::Result {
+        let way = if self.op == Op::Send { "to" } else { "from" };
+        match self.root {
+            Some(rank) => write!(f, "{separator}{way} {rank}, tag {})", self.extra),
+            None => write!(f, "{separator}{way} any rank, tag {})", self.extra),
+        }
+    }
+}
+
 /// A call as shown to people: `all_reduce(1024 f32, sum) #12 at src/train.rs:91`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// How many calls the rank had made on this group, this one included.
+    /// How many calls the rank had made on this group, this one included; messages are counted apart from collectives.
     pub sequence: u64,
     /// The call and its arguments.
     pub what: String,
@@ -234,5 +252,10 @@ mod tests {
         let text = call.trace(7).to_string();
         assert!(text.starts_with("reduce(3 bf16, avg, root 2) #7 at "), "{text}");
         assert!(text.contains("call.rs:"), "{text}");
+        let send = Call { extra: 7, ..Call::new(Op::Send).of(DType::U8, 4).root(2) };
+        assert_eq!(send.to_string(), "send(4 u8, to 2, tag 7)");
+        let recv = Call { op: Op::Recv, root: None, ..send };
+        assert_eq!(recv.to_string(), "recv(4 u8, from any rank, tag 7)");
+        assert_eq!(Call { count: 3, ..Call::new(Op::Batch) }.to_string(), "batch(3 messages)");
     }
 }

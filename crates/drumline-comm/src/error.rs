@@ -1,12 +1,20 @@
 //! What can go wrong in a group, in words for the person who reads the log.
 
+use std::panic::Location;
 use std::time::Duration;
 
 use crate::call::Trace;
+use crate::hint::hint;
+
+/// This file, as [`Location`] spells it.
+const HERE: &str = file!();
 
 /// Why a call on a group failed.
 ///
-/// Except for [`Invalid`](CommError::Invalid), the group is of no use afterwards: each later call gives the same error.
+/// After most of them the group is of no use: each later call gives the same error. Not so after
+/// [`Invalid`](CommError::Invalid), [`Object`](CommError::Object), and [`System`](CommError::System) from a buffer that could
+/// not be had, which are told to all ranks or concern this one only; and [`Init`](CommError::Init) means that there is no
+/// group.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -17,19 +25,17 @@ pub enum CommError {
         what: String,
     },
     /// Ranks made different calls.
-    #[error(
-        "ranks of group `{group}` made different calls:{}\ntry looking for a branch that not all ranks take",
-        list(calls)
-    )]
+    #[error("ranks of group `{group}` made different calls:{}\ntry {}", list(calls), hint(calls))]
     Mismatch {
         /// The group.
         group: String,
-        /// Each rank and the call it made, the reporting rank first.
+        /// Each rank and the call it made, in the order of ranks.
         calls: Vec<(usize, Trace)>,
     },
     /// Some ranks did not come in time.
     #[error(
-        "{call} on group `{group}` timed out after {after:?}; missing:{}\ntry a longer timeout if they only need more time",
+        "{call} on group `{group}` timed out after {after:?}; missing:{}\ntry looking at what they do there, or a longer timeout \
+         (DRUMLINE_TIMEOUT) if they only need more time",
         list(missing)
     )]
     Timeout {
@@ -58,7 +64,8 @@ pub enum CommError {
     },
     /// A rank has left in good order while others still wanted something of it.
     #[error(
-        "rank {rank} has left group `{group}` and takes no part in {call}; try making the same calls on all ranks"
+        "rank {rank} has left group `{group}` (it ended, or let go of the group) and takes no part in {call}; try making \
+         the same calls on all ranks"
     )]
     PeerLeft {
         /// The group.
@@ -105,7 +112,7 @@ pub enum CommError {
         got: String,
     },
     /// The store is gone or did not answer.
-    #[error("group `{group}`: {cause}")]
+    #[error("group `{group}` cannot go on without its store: {cause}")]
     Store {
         /// The group.
         group: String,
@@ -119,7 +126,7 @@ pub enum CommError {
         cause: String,
     },
     /// The system refused memory or a descriptor.
-    #[error("group `{group}`: {what}: {cause}")]
+    #[error("{what} for group `{group}` failed: {cause}")]
     System {
         /// The group.
         group: String,
@@ -149,8 +156,15 @@ impl CommError {
         }
     }
 
+    /// An argument of the call that is being made makes no sense; says where in the program that call is.
+    #[track_caller]
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
-        Self::Invalid { what: what.into() }
+        let (what, site) = (what.into(), Location::caller());
+        // A place in this library says nothing to those who use it.
+        if site.file().starts_with(HERE.trim_end_matches("error.rs")) {
+            return Self::Invalid { what };
+        }
+        Self::Invalid { what: format!("{what} (at {}:{})", site.file(), site.line()) }
     }
 }
 

@@ -24,14 +24,16 @@ pub(crate) use p2p::fuzzing;
 pub use p2p::{Letter, P2p, Source};
 
 use crate::call::{Call, Trace};
+use crate::element::DType;
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
+use crate::reduce::ReduceOp;
 use crate::shm::{Context, Passing, Stop, Watch};
 use async_calls::Queue;
 use form::Arrivals;
 use p2p::PostOffice;
-use tiers::Tiers;
+use tiers::{Tiers, Topology};
 
 /// Ranks that communicate. Cheap to clone; all clones are the same group.
 ///
@@ -62,6 +64,7 @@ struct Inner {
     fate: Arc<Fate>,
     /// This process's rank in the group.
     rank: usize,
+    topology: Topology,
     engine: Mutex<Engine>,
     post: Mutex<PostOffice>,
     passing: Option<Passing>,
@@ -69,6 +72,26 @@ struct Inner {
     /// Dropped after all that claims links.
     _arrivals: Arrivals,
 }
+
+impl Drop for Inner {
+    /// Ranks that still want something of this one learn that they want it in vain. Where the group was given up they
+    /// hear of the cause, and of a panic in another way.
+    fn drop(&mut self) {
+        if self.fate.given_up.load(Ordering::Acquire) || std::thread::panicking() {
+            return;
+        }
+        if let Some(board) = self.fate.board.get() {
+            board.leave();
+        }
+        // With its last group the process leaves the job, which is told to all anyway.
+        if self.topology.nodes.len() > 1 && Arc::strong_count(&self.process) > NUM_HOLDERS {
+            self.process.monitor.let_go(&self.fate);
+        }
+    }
+}
+
+/// Parts of one group that hold its process: the group itself, its links and its messages.
+const NUM_HOLDERS: usize = 3;
 
 /// What a call has to itself while it runs.
 #[derive(Debug)]
@@ -100,13 +123,12 @@ impl ProcessGroup {
 
     /// How many nodes the members are on.
     pub fn num_nodes(&self) -> usize {
-        self.engine().tiers.topology.nodes.len()
+        self.inner.topology.nodes.len()
     }
 
     /// `shm`, `tcp` or `shm+tcp`: the ways this group's data takes.
     pub fn transport(&self) -> &'static str {
-        let engine = self.engine();
-        let nodes = &engine.tiers.topology.nodes;
+        let nodes = &self.inner.topology.nodes;
         match nodes.len() {
             1 => "shm",
             _ if nodes.iter().all(|node| node.len() == 1) => "tcp",
@@ -161,13 +183,16 @@ impl ProcessGroup {
 
     fn watch(&self) -> Watch<'_> {
         let fate = &self.inner.fate;
-        Watch { given_up: &fate.given_up, left: &fate.left, timeout: self.inner.process.options.timeout }
+        let (board, timeout) = (fate.board.get(), self.inner.process.options.timeout);
+        Watch { given_up: &fate.given_up, left: &fate.left, board, timeout }
     }
 
+    #[track_caller]
     fn check_root(&self, root: usize) -> Result<(), CommError> {
         self.check_rank(root, "root")
     }
 
+    #[track_caller]
     fn check_rank(&self, rank: usize, what: &str) -> Result<(), CommError> {
         if rank < self.size() {
             return Ok(());
@@ -179,10 +204,21 @@ impl ProcessGroup {
         )))
     }
 
-    /// The last call this rank made, as others would see it.
+    /// The last call this rank made, as others would see it; `None` if there are no others.
     pub fn last_call(&self) -> Option<Trace> {
-        let engine = self.engine();
-        let node = engine.tiers.node.as_ref()?;
-        Some(node.last_call(node.me()))
+        match self.inner.fate.board.get() {
+            Some(board) => board.last_call(self.rank()),
+            None if self.num_nodes() > 1 => Some(self.inner.fate.own_last_call()),
+            None => None,
+        }
+    }
+}
+
+/// An error if elements of this type cannot be reduced so.
+#[track_caller]
+fn check_reduction(op: ReduceOp, dtype: DType) -> Result<(), CommError> {
+    match op.check(dtype) {
+        Ok(()) => Ok(()),
+        Err(what) => Err(CommError::invalid(what)),
     }
 }

@@ -29,6 +29,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
+mod hint;
 mod local_group;
 mod monitor;
 mod process;

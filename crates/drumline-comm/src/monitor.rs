@@ -10,6 +10,9 @@
 //! A lost connection is known at once, the exit status a moment later (from the launcher); the monitor waits that moment
 //! so that the error can name it.
 
+mod fate;
+mod gone;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -19,11 +22,12 @@ use std::time::{Duration, Instant};
 
 use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::{Member, Store};
-use serde::{Deserialize, Serialize};
 
-use crate::call::{Call, Trace};
 use crate::error::CommError;
 use crate::speaker::Speaker;
+pub(crate) use fate::Fate;
+use fate::Word;
+use gone::{Gone, exit_text, silent_end, store_end};
 
 /// How long saying goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -31,130 +35,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the exit status of a lost rank may take to arrive.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
 
-/// Calls remembered for others to ask.
-const REMEMBERED: usize = 8;
-
-/// Whether a group can still be used, seen by its calls and by the monitor.
-#[derive(Debug)]
-pub(crate) struct Fate {
-    /// The group's name.
-    pub(crate) group: String,
-    /// Its members, as ranks of the job.
-    pub(crate) members: Vec<usize>,
-    /// Raised once; the cause is there before.
-    pub(crate) given_up: AtomicBool,
-    /// Members that have left in good order, by index.
-    pub(crate) left: Vec<AtomicBool>,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    cause: Option<CommError>,
-    /// What members said they do, when one of them ran into trouble.
-    words: HashMap<usize, Word>,
-    /// The number of the call that others want to know of; 0 if nobody has asked.
-    asked: u64,
-    /// The number of the call that this rank has told them of.
-    answered: Option<u64>,
-    /// How often this rank has said something.
-    turns: u32,
-    /// The last calls of this rank and their numbers, for others to ask: one who only sends may be ahead of them.
-    own_calls: VecDeque<(Call, u64)>,
-}
-
-impl State {
-    fn own_call(&self, sequence: u64) -> Trace {
-        let found = self.own_calls.iter().rfind(|(_, number)| *number <= sequence);
-        found.map_or_else(Trace::none, |(call, number)| call.trace(*number))
-    }
-
-    /// What this rank is to say of its `sequence`-th call, or last one.
-    fn word(&mut self, sequence: u64) -> Word {
-        let trace = self.own_call(sequence);
-        self.answered = Some(trace.sequence);
-        self.turns += 1;
-        Word { turn: self.turns, trace, asks: false }
-    }
-
-    fn hear(&mut self, rank: usize, word: Word) {
-        if self.words.get(&rank).is_none_or(|known| known.turn < word.turn) {
-            self.words.insert(rank, word);
-        }
-    }
-}
-
-impl Fate {
-    pub(crate) fn new(group: String, members: Vec<usize>) -> Self {
-        let left = members.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { group, members, given_up: AtomicBool::new(false), left, state: Mutex::default() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives the group up, unless that has happened; returns the cause that holds, and whether it is this one.
-    ///
-    /// A mismatch that this rank has seen itself says more than that another rank has called the group off.
-    pub(crate) fn give_up(&self, cause: CommError) -> (CommError, bool) {
-        let mut state = self.state();
-        let holds = match &state.cause {
-            None => true,
-            Some(CommError::CalledOff { .. }) => matches!(cause, CommError::Mismatch { .. }),
-            Some(_) => false,
-        };
-        if holds {
-            state.cause = Some(cause.clone());
-        }
-        self.given_up.store(true, Ordering::Release);
-        (state.cause.clone().unwrap_or(cause), holds)
-    }
-
-    /// Why the group was given up, if it was.
-    pub(crate) fn cause(&self) -> Option<CommError> {
-        self.state().cause.clone()
-    }
-
-    /// Why the group was given up, if it was or is about to be: a rank's end shows in many places before it is news.
-    pub(crate) fn cause_soon(&self) -> Option<CommError> {
-        let deadline = Instant::now() + 2 * STATUS_WAIT;
-        while self.cause().is_none() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.cause()
-    }
-
-    /// Why a group that is still forming never will, if a member is gone.
-    pub(crate) fn absence(&self) -> Option<String> {
-        if let Some(cause) = self.cause() {
-            return Some(cause.to_string());
-        }
-        let index = self.left.iter().position(|left| left.load(Ordering::Acquire))?;
-        Some(format!("rank {} has left", self.members[index]))
-    }
-
-    /// The `sequence`-th call of this rank, or the last if it has not come that far.
-    pub(crate) fn own_call(&self, sequence: u64) -> Trace {
-        self.state().own_call(sequence)
-    }
-
-    /// Notes what this rank does, for others to ask; only where they cannot read it from shared memory. Says whether they
-    /// have asked.
-    pub(crate) fn note(&self, call: Call, sequence: u64) -> bool {
-        let mut state = self.state();
-        if state.own_calls.len() == REMEMBERED {
-            state.own_calls.pop_front();
-        }
-        state.own_calls.push_back((call, sequence));
-        sequence <= state.asked
-    }
-
-    /// What a member said it does, if it has said so.
-    pub(crate) fn said(&self, rank: usize) -> Option<Trace> {
-        self.state().words.get(&rank).map(|word| word.trace.clone())
-    }
-}
+/// How many times a rank let go of a group are remembered: a group is formed by all its ranks at about the same time.
+const REMEMBERED: usize = 1024;
 
 /// Follows the event log until dropped.
 #[derive(Debug)]
@@ -180,24 +62,10 @@ struct Shared {
     called_off: Mutex<HashMap<String, CommError>>,
     /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
     store_host: OnceLock<(usize, String, u32)>,
+    /// Who has let go of which group lately, perhaps before this rank had formed it.
+    let_go: Mutex<VecDeque<(String, usize)>>,
     store_is_lost: AtomicBool,
     stopping: AtomicBool,
-}
-
-/// What a rank says of itself in [`Event::Call`].
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Word {
-    /// Counts what this rank has said in the group: its threads may be heard in another order.
-    turn: u32,
-    trace: Trace,
-    /// The others shall say the same of themselves.
-    asks: bool,
-}
-
-#[derive(Debug, Clone)]
-enum Gone {
-    Left,
-    Lost { host: String, pid: u32, how: String },
 }
 
 impl Monitor {
@@ -212,6 +80,7 @@ impl Monitor {
             gone: Mutex::default(),
             called_off: Mutex::default(),
             store_host: OnceLock::new(),
+            let_go: Mutex::default(),
             store_is_lost: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
         });
@@ -247,7 +116,10 @@ impl Monitor {
         fates.retain(|fate| fate.strong_count() > 0);
         fates.push(Arc::downgrade(fate));
         for (&rank, gone) in lock(&self.shared.gone).iter() {
-            apply(fate, rank, gone);
+            gone.tell(fate, rank);
+        }
+        for (_, rank) in lock(&self.shared.let_go).iter().filter(|(group, _)| *group == fate.group) {
+            Gone::Left.tell(fate, *rank);
         }
         if let Some(cause) = lock(&self.shared.called_off).get(&fate.group) {
             fate.give_up(cause.clone());
@@ -256,7 +128,8 @@ impl Monitor {
 
     /// Says what this rank did as its `sequence`-th call in a group, or last, and so asks the others to say that too.
     pub(crate) fn ask(&self, fate: &Fate, sequence: u64) {
-        let word = Word { asks: true, ..fate.state().word(sequence) };
+        let mut word = fate.state().word(sequence);
+        word.asks = true;
         self.tell(self.shared.call_event(fate, &word));
     }
 
@@ -273,8 +146,17 @@ impl Monitor {
             CommError::CalledOff { cause, .. } => cause.clone(),
             other => other.to_string(),
         };
+        // Whoever hears it is told the group's name beside it.
+        let text = ["of", "on"]
+            .iter()
+            .fold(text, |text, word| text.replace(&format!(" {word} group `{}`", fate.group), ""));
         let (group, by, recoverable) = (fate.group.clone(), self.shared.rank, cause.is_recoverable());
         self.tell(Event::Abort { group, by, cause: text, recoverable });
+    }
+
+    /// Tells all ranks that this one has let go of a group.
+    pub(crate) fn let_go(&self, fate: &Fate) {
+        self.tell(Event::LeftGroup { group: fate.group.clone(), rank: self.shared.rank });
     }
 
     fn tell(&self, event: Event) {
@@ -330,7 +212,8 @@ impl Shared {
             let due: Vec<_> = lost.extract_if(.., |(since, _)| *since + STATUS_WAIT <= now).collect();
             for (_, event) in due {
                 if let Event::Lost { rank, host, pid } = event {
-                    self.gone(rank, Gone::Lost { host, pid, how: "its connection ended".into() });
+                    let how = silent_end(&host);
+                    self.gone(rank, Gone::Lost { host, pid, how });
                 }
             }
         }
@@ -344,6 +227,8 @@ impl Shared {
                 self.gone(rank, Gone::Lost { host, pid, how: exit_text(code, signal) });
             }
             Event::Left { rank } => self.gone(rank, Gone::Left),
+            Event::LeftGroup { rank, .. } if rank == self.rank => {}
+            Event::LeftGroup { group, rank } => self.has_let_go(group, rank),
             Event::Refused { rank, reason } => {
                 let who = rank.map_or("a process".into(), |rank| format!("rank {rank}"));
                 lock(&self.refused).get_or_insert(format!("{who} was refused: {reason}"));
@@ -377,8 +262,17 @@ impl Shared {
             }
         };
         if first && rank != self.rank {
-            lock(&self.fates).iter().filter_map(Weak::upgrade).for_each(|fate| apply(&fate, rank, &gone));
+            lock(&self.fates).iter().filter_map(Weak::upgrade).for_each(|fate| gone.tell(&fate, rank));
         }
+    }
+
+    fn has_let_go(&self, group: String, rank: usize) {
+        self.for_group(&group, |fate| Gone::Left.tell(fate, rank));
+        let mut let_go = lock(&self.let_go);
+        if let_go.len() == REMEMBERED {
+            let_go.pop_front();
+        }
+        let_go.push_back((group, rank));
     }
 
     /// Says what this rank did as its `asked`-th call in a group, or last if it has not come that far, unless it has said
@@ -434,40 +328,13 @@ impl Shared {
             return;
         }
         if let Some((rank, host, pid)) = host {
-            let how = format!("the store it hosts no longer answers ({error})");
+            let how = store_end(host, error);
             self.gone(*rank, Gone::Lost { host: host.clone(), pid: *pid, how });
         }
         for fate in lock(&self.fates).iter().filter_map(Weak::upgrade) {
             fate.give_up(CommError::Store { group: fate.group.clone(), cause: error.into() });
         }
     }
-}
-
-fn apply(fate: &Fate, rank: usize, gone: &Gone) {
-    let Some(index) = fate.members.iter().position(|&member| member == rank) else { return };
-    match gone {
-        Gone::Left => fate.left[index].store(true, Ordering::Release),
-        Gone::Lost { host, pid, how } => {
-            let (host, how) = (host.clone(), how.clone());
-            fate.give_up(CommError::PeerLost { group: fate.group.clone(), rank, host, pid: *pid, how });
-        }
-    }
-}
-
-fn exit_text(code: Option<i32>, signal: Option<i32>) -> String {
-    match (code, signal) {
-        (_, Some(signal)) => format!("killed by signal {signal}{}", signal_name(signal)),
-        (Some(code), None) => format!("exited with code {code} without leaving the group"),
-        (None, None) => "it panicked".into(),
-    }
-}
-
-fn signal_name(signal: i32) -> String {
-    let Some(signal) = rustix::process::Signal::from_named_raw(signal) else { return String::new() };
-    let text = format!("{signal:?}");
-    let name = text.trim_matches('"').trim_start_matches("Signal::");
-    let name = name.replace("ABORT", "ABRT").replace("ALARM", "ALRM").replace("CHILD", "CHLD");
-    format!(" (SIG{name})")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

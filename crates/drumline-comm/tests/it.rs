@@ -15,6 +15,8 @@ mod death;
 mod grid;
 #[path = "it/heap.rs"]
 mod heap;
+#[path = "it/leaving.rs"]
+mod leaving;
 #[path = "it/limits.rs"]
 mod limits;
 #[path = "it/mail.rs"]
@@ -25,6 +27,8 @@ mod mismatch;
 mod numbers;
 #[path = "it/objects.rs"]
 mod objects;
+#[path = "it/p2p_notes.rs"]
+mod p2p_notes;
 #[path = "it/strangers.rs"]
 mod strangers;
 #[path = "it/subgroups.rs"]

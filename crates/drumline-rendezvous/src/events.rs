@@ -16,7 +16,7 @@
 //! * Without a number ([`post`]) is what holds for the rest of the round: `Lost` and `Exit`. The server does
 //!   not let a lost rank in again before the next round, and a launcher starts each rank once a round, so neither is ever
 //!   out of date.
-//! * With a number ([`post_in`]) is what holds for one meeting: `Left`, `Abort`, `Call`, `Refused`.
+//! * With a number ([`post_in`]) is what holds for one meeting: `Left`, `LeftGroup`, `Abort`, `Call`, `Refused`.
 //!
 //! [`follow_in`] gives the lines without a number and those of one meeting; nothing old comes through, and nobody has to
 //! compare processes. Other keys that belong to a meeting (who is there, where a rank listens, names of groups) must bear
@@ -78,6 +78,13 @@ pub enum Event {
     },
     /// A rank has left in good order, or has joined again, which ends its part in the meeting before.
     Left {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank has let go of a group and stays in the job.
+    LeftGroup {
+        /// The group.
+        group: String,
         /// The rank.
         rank: usize,
     },

@@ -5,7 +5,7 @@
 //!   rank 1  [a1] [b1 b1]  ─▶  a1 b1 b1                      taken apart into  [a0 a1] [b0 b0 b1 b1]
 //! ```
 
-use super::ProcessGroup;
+use super::{ProcessGroup, check_reduction};
 use crate::call::{Call, Op};
 use crate::element::Element;
 use crate::error::CommError;
@@ -22,7 +22,7 @@ impl ProcessGroup {
     /// As [`all_reduce`](Self::all_reduce) of each buffer.
     #[track_caller]
     pub fn all_reduce_coalesced<T: Element>(&self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         let call = of_all::<T>(Call::new(Op::AllReduce), &lens(buffers)).reduce(op);
         joined(buffers, |data| self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op)))
     }
@@ -93,7 +93,7 @@ impl ProcessGroup {
         outputs: &mut [&mut [T]],
         op: ReduceOp,
     ) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         let (lens, sizes) = (lens(outputs), lens(inputs));
         self.check_pairs::<T>(("outputs", &lens), ("inputs", &sizes))?;
         let call = of_all::<T>(Call::new(Op::ReduceScatter), &lens).reduce(op);
@@ -107,6 +107,7 @@ impl ProcessGroup {
     }
 
     /// For each of the shorter buffers one longer, which has room for all ranks.
+    #[track_caller]
     fn check_pairs<T: Element>(
         &self,
         (short, lens): (&str, &[usize]),

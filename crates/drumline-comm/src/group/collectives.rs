@@ -1,7 +1,7 @@
 //! The collective calls: check the arguments, then hand over to the tiers.
 
-use super::ProcessGroup;
 use super::tiers::Evenness;
+use super::{ProcessGroup, check_reduction};
 use crate::call::{Call, Op};
 use crate::element::Element;
 use crate::error::CommError;
@@ -16,7 +16,7 @@ impl ProcessGroup {
     /// `data` becomes the reduction of all ranks' `data`, the same bits on all ranks.
     #[track_caller]
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         let call = Call::new(Op::AllReduce).of(T::DTYPE, data.len()).reduce(op);
         self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op))
     }
@@ -24,7 +24,7 @@ impl ProcessGroup {
     /// On the root, `data` becomes the reduction of all ranks' `data`; elsewhere it stays as it is.
     #[track_caller]
     pub fn reduce<T: Element>(&self, data: &mut [T], root: usize, op: ReduceOp) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         self.check_root(root)?;
         let call = Call::new(Op::Reduce).of(T::DTYPE, data.len()).reduce(op).root(root);
         self.run(call, |tiers, cx| tiers.reduce(cx, data, op, root))
@@ -114,6 +114,7 @@ impl ProcessGroup {
         self.reduce_scatter_uneven_as(call, input, output, counts, op)
     }
 
+    #[track_caller]
     fn reduce_scatter_uneven_as<T: Element>(
         &self,
         call: Call,
@@ -122,7 +123,7 @@ impl ProcessGroup {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result {
-        op.check(T::DTYPE).map_err(CommError::invalid)?;
+        check_reduction(op, T::DTYPE)?;
         check_len("input", input, counts)?;
         self.check_own("output", output.len(), counts)?;
         let call = call.of(T::DTYPE, input.len()).reduce(op);
@@ -183,6 +184,7 @@ impl ProcessGroup {
     }
 
     /// As many counts as ranks, which add up to something that fits memory.
+    #[track_caller]
     fn check_counts<T: Element>(&self, what: &str, counts: &[usize]) -> Result {
         if counts.len() != self.size() {
             return Err(CommError::invalid(format!(
@@ -194,6 +196,7 @@ impl ProcessGroup {
         check_total::<T>(what, counts).map(drop)
     }
 
+    #[track_caller]
     fn check_own(&self, what: &str, len: usize, counts: &[usize]) -> Result {
         let expected = counts[self.rank()];
         if len == expected {
@@ -205,6 +208,7 @@ impl ProcessGroup {
         )))
     }
 
+    #[track_caller]
     fn check_for_root<T: Element>(
         &self,
         what: &str,
@@ -223,16 +227,19 @@ impl ProcessGroup {
 }
 
 /// The sum of `counts`, which are numbers of `T`.
+#[track_caller]
 fn check_total<T: Element>(what: &str, counts: &[usize]) -> Result<usize> {
-    total(counts.iter().copied(), size_of::<T>()).ok_or_else(|| {
+    let Some(total) = total(counts.iter().copied(), size_of::<T>()) else {
         let largest = counts.iter().max().unwrap_or(&0);
-        CommError::invalid(format!(
+        return Err(CommError::invalid(format!(
             "`{what}` adds up to more {} than memory can hold; the largest is {largest}",
             T::DTYPE
-        ))
-    })
+        )));
+    };
+    Ok(total)
 }
 
+#[track_caller]
 fn check_len<T: Element>(what: &str, slice: &[T], counts: &[usize]) -> Result {
     let (len, expected) = (slice.len(), check_total::<T>("counts", counts)?);
     if len == expected {

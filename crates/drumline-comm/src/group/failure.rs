@@ -12,22 +12,33 @@ use crate::shm::{Context, Stop};
 const NEWS_WAIT: Duration = Duration::from_millis(400);
 
 impl ProcessGroup {
-    /// The error for a stop; the group is given up with it, and the other ranks are told.
+    /// The error for the stop of a collective.
     #[cold]
     pub(super) fn failed(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, stop: Stop) -> CommError {
+        let late = tiers.node.as_ref().map_or_else(Vec::new, |node| {
+            node.missing().into_iter().map(|place| node.members()[place]).collect()
+        });
+        self.stopped(cx, call, stop, late)
+    }
+
+    /// The error for a stop; the group is given up with it, and the other ranks are told. `late` are the ranks of this
+    /// node that have not come to where this rank is.
+    #[cold]
+    pub(super) fn stopped(&self, cx: &Context<'_>, call: &Call, stop: Stop, late: Vec<usize>) -> CommError {
         // Those who can know of it will; nobody is waited for at the end.
         self.inner.process.member.abandon();
         let trace = call.trace(cx.sequence);
         match stop {
-            Stop::GivenUp => {
-                self.cause_or(CommError::Store { group: self.name().into(), cause: "given up".into() })
-            }
-            Stop::Mismatch(sequence) => self.differ(tiers, trace, sequence),
-            Stop::Mixed => self.differ(tiers, trace, cx.sequence),
+            Stop::GivenUp => self.cause_or(CommError::Store {
+                group: self.name().into(),
+                cause: "the group was given up for a cause that is not known here".into(),
+            }),
+            Stop::Mismatch(sequence) => self.differ(trace, sequence),
+            Stop::Mixed => self.differ(trace, cx.sequence),
             Stop::TimedOut | Stop::Silent(_) => {
-                self.hear_others(tiers, None);
-                let missing = self.missing(tiers, cx, &stop);
-                self.call_off(self.timeout(tiers, cx, &trace, &missing))
+                self.hear_others(None);
+                let missing = self.missing(cx, stop, late);
+                self.call_off(self.timeout(cx, &trace, &missing))
             }
             Stop::Left(peer) => self.call_off(self.peer_left(trace, peer)),
             Stop::Link { peer, cause } => self.link_failed(cx, trace, peer, cause),
@@ -35,23 +46,17 @@ impl ProcessGroup {
     }
 
     /// Ranks made different calls as their `sequence`-th.
-    fn differ(&self, tiers: &Tiers, trace: Trace, sequence: u64) -> CommError {
+    fn differ(&self, trace: Trace, sequence: u64) -> CommError {
         // One that has not come to this call yet may be on its way.
-        self.hear_others(tiers, Some(sequence));
-        self.call_off(self.mismatch(tiers, trace, sequence))
+        self.hear_others(Some(sequence));
+        self.call_off(self.mismatch(trace, sequence))
     }
 
     /// Messages have waited too long for these ranks.
     #[cold]
-    pub(super) fn silent(
-        &self,
-        tiers: &Tiers,
-        cx: &Context<'_>,
-        call: &Call,
-        missing: &[usize],
-    ) -> CommError {
-        self.hear_others(tiers, None);
-        self.call_off(self.timeout(tiers, cx, &call.trace(cx.sequence), missing))
+    pub(super) fn silent(&self, cx: &Context<'_>, call: &Call, missing: &[usize]) -> CommError {
+        self.hear_others(None);
+        self.call_off(self.timeout(cx, &call.trace(cx.sequence), missing))
     }
 
     /// A link may fail because its rank died, which the monitor hears in a moment and knows better.
@@ -61,7 +66,7 @@ impl ProcessGroup {
             if let Some(known) = self.inner.fate.cause() {
                 return known;
             }
-            if cx.watch.left[peer].load(std::sync::atomic::Ordering::Acquire) {
+            if cx.watch.has_left(peer) {
                 return self.call_off(self.peer_left(trace, peer));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -87,23 +92,24 @@ impl ProcessGroup {
         self.inner.fate.cause().unwrap_or(otherwise)
     }
 
-    fn mismatch(&self, tiers: &Tiers, own: Trace, sequence: u64) -> CommError {
+    fn mismatch(&self, own: Trace, sequence: u64) -> CommError {
         let unknown =
             || Trace { sequence, what: "a call it did not name".into(), site: "an unknown place".into() };
-        let theirs = self.others().map(|rank| (rank, self.last_call_of(tiers, rank).unwrap_or_else(unknown)));
-        let theirs: Vec<(usize, Trace)> = theirs.map(|(rank, trace)| (self.members()[rank], trace)).collect();
+        let call = |rank| self.inner.fate.last_collective(rank).unwrap_or_else(unknown);
+        let theirs = self.others().map(|rank| (self.members()[rank], call(rank)));
         // A rank that only sends may have gone on to a later call before it learns that an earlier one did not agree.
         let mine = if own.sequence == sequence { own } else { self.inner.fate.own_call(sequence) };
-        let calls = std::iter::once((self.members()[self.rank()], mine)).chain(theirs).collect();
+        let mut calls: Vec<(usize, Trace)> = theirs.chain([(self.members()[self.rank()], mine)]).collect();
+        calls.sort_by_key(|(rank, _)| *rank);
         CommError::Mismatch { group: self.name().into(), calls }
     }
 
-    fn timeout(&self, tiers: &Tiers, cx: &Context<'_>, call: &Trace, missing: &[usize]) -> CommError {
+    fn timeout(&self, cx: &Context<'_>, call: &Trace, missing: &[usize]) -> CommError {
         let process = &self.inner.process;
         let silence = |&rank: &usize| {
             let member = self.members()[rank];
             let who = &process.who[member];
-            let last_call = self.last_call_of(tiers, rank);
+            let last_call = self.inner.fate.last_call(rank);
             (
                 member,
                 Silence { host: who.host.clone(), pid: who.pid, last_call, state: process.state_of(member) },
@@ -113,27 +119,17 @@ impl ProcessGroup {
         CommError::Timeout { group: self.name().into(), call: call.clone(), after: cx.watch.timeout, missing }
     }
 
-    /// The last call of a rank: read from shared memory, or what it said when the group was called off.
-    fn last_call_of(&self, tiers: &Tiers, rank: usize) -> Option<Trace> {
-        if let Some(node) = &tiers.node
-            && let Some(local) = node.members().iter().position(|&member| member == rank)
-        {
-            return Some(node.last_call(local));
-        }
-        self.inner.fate.said(self.members()[rank])
-    }
-
     /// The ranks that have not made the call this rank is in. Whoever is only waited for may itself wait for another, so
     /// the numbers of their last calls decide; where they do not tell, it is those this rank waited for.
-    fn missing(&self, tiers: &Tiers, cx: &Context<'_>, stop: &Stop) -> Vec<usize> {
-        let is_behind =
-            |&rank: &usize| self.last_call_of(tiers, rank).is_none_or(|call| call.sequence < cx.sequence);
+    fn missing(&self, cx: &Context<'_>, stop: Stop, late: Vec<usize>) -> Vec<usize> {
+        let is_behind = |&rank: &usize| {
+            self.inner.fate.last_collective(rank).is_none_or(|call| call.sequence < cx.sequence)
+        };
         let behind: Vec<usize> = self.others().filter(is_behind).collect();
-        match (stop, &tiers.node) {
+        match stop {
             _ if !behind.is_empty() => behind,
-            (Stop::Silent(awaited), _) => awaited.clone(),
-            (_, Some(node)) => node.missing().into_iter().map(|local| node.members()[local]).collect(),
-            (_, None) => behind,
+            Stop::Silent(awaited) => awaited,
+            _ => late,
         }
     }
 
@@ -144,14 +140,14 @@ impl ProcessGroup {
 
     /// Asks the ranks of other nodes what they do, or what their `sequence`-th call was, and waits until they have said it
     /// or have had time to.
-    fn hear_others(&self, tiers: &Tiers, sequence: Option<u64>) {
-        if tiers.topology.nodes.len() == 1 {
+    fn hear_others(&self, sequence: Option<u64>) {
+        if self.num_nodes() == 1 {
             return;
         }
         self.inner.process.monitor.ask(&self.inner.fate, sequence.unwrap_or(u64::MAX));
         let deadline = Instant::now() + NEWS_WAIT;
         let fits = |call: Trace| sequence.is_none_or(|sequence| call.sequence == sequence);
-        let known = |rank| self.last_call_of(tiers, rank).is_some_and(fits);
+        let known = |rank| self.inner.fate.last_collective(rank).is_some_and(fits);
         while Instant::now() < deadline && !self.others().all(known) && self.inner.fate.cause().is_none() {
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -161,11 +161,15 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     let spins = if pace == Pace::Roomy { 60 } else { 0 };
     let mesh = Mesh::new(name, process.clone(), members, rank, spins);
     let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
-    let tiers = Tiers { node, mesh, heap: Heap::default(), topology, children: 0 };
+    if let Some(node) = &node {
+        let _ = fate.board.set(node.board());
+    }
+    let tiers = Tiers { node, mesh, heap: Heap::default(), topology: topology.clone(), children: 0 };
     let inner = Inner {
         process,
         fate,
         rank,
+        topology,
         engine: Mutex::new(Engine { sequence: 0, tiers }),
         post: Mutex::new(post),
         passing,

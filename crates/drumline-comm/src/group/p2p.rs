@@ -6,7 +6,10 @@
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod post_office;
+mod slot;
 mod streams;
+#[cfg(test)]
+mod tests;
 #[cfg(any(test, fuzzing))]
 mod trickle;
 
@@ -18,8 +21,8 @@ use crate::call::{Call, Op};
 use crate::element::{DType, Element};
 use crate::error::CommError;
 use crate::shm::{Stop, bytes};
-use post_office::Halt;
 pub(super) use post_office::PostOffice;
+use slot::{Halt, Slot};
 
 /// Whose message to receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,31 +72,14 @@ impl<'a> P2p<'a> {
             Way::Receive { from: Source::Rank(rank), .. } => (Op::Recv, Some(*rank)),
             Way::Receive { from: Source::Any, .. } => (Op::Recv, None),
         };
-        Call { op, root: peer, ..call }.of(self.dtype, self.elements())
-    }
-}
-
-/// A message under way; see [`Scope::isend`].
-#[derive(Debug)]
-struct Slot<'a> {
-    message: P2p<'a>,
-    /// Bytes moved, header included.
-    moved: usize,
-    /// The other rank, once all is done.
-    done: Option<usize>,
-    /// A receive that a message has been found for.
-    taken: bool,
-}
-
-impl<'a> From<P2p<'a>> for Slot<'a> {
-    fn from(message: P2p<'a>) -> Self {
-        Self { message, moved: 0, done: None, taken: false }
+        Call { op, root: peer, extra: self.tag, ..call }.of(self.dtype, self.elements())
     }
 }
 
 /// Point-to-point messages. Only the ranks concerned call.
 impl ProcessGroup {
-    /// Sends `data` to rank `to`. Returns when the data may be overwritten, which for short messages is at once.
+    /// Sends `data` to rank `to`. Returns when the data may be overwritten: for a short message as a rule before it is
+    /// received, for a long one when most of it is.
     #[track_caller]
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<(), CommError> {
         self.exchange(Call::new(Op::Send), vec![P2p::send(data, to, tag)]).map(drop)
@@ -124,11 +110,19 @@ impl ProcessGroup {
         self.exchange(Call::new(Op::Batch), messages)
     }
 
+    #[track_caller]
     fn exchange(&self, call: Call, messages: Vec<P2p<'_>>) -> Result<Vec<usize>, CommError> {
-        messages.iter().try_for_each(|message| self.check_message(message))?;
+        for message in &messages {
+            self.check_message(message)?;
+        }
         self.check_alive()?;
         let mut post = self.inner.post();
         post.check_free_for(None)?;
+        let call = match &messages[..] {
+            [message] => message.call(call),
+            _ => Call { count: messages.len(), ..call },
+        };
+        self.note_letter(&mut post, &call);
         let mut slots: Vec<Slot<'_>> = messages.into_iter().map(Slot::from).collect();
         let outcome =
             post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
@@ -136,11 +130,26 @@ impl ProcessGroup {
         Ok(slots.iter().filter_map(|slot| slot.done).collect())
     }
 
+    /// Notes the call where those who may ask for it can see it.
+    fn note_letter(&self, post: &mut PostOffice, call: &Call) {
+        post.num_calls += 1;
+        if cfg!(feature = "unchecked") {
+            return;
+        }
+        if let Some(board) = self.inner.fate.board.get() {
+            board.note_letter(call, post.num_calls, &mut post.known_sites);
+        }
+        if self.num_nodes() > 1 {
+            self.inner.fate.note_letter(*call, post.num_calls);
+        }
+    }
+
     /// The error of a group that was given up, whose messages can no longer be told apart.
     fn check_alive(&self) -> Result<(), CommError> {
         self.inner.fate.cause().map_or(Ok(()), Err)
     }
 
+    #[track_caller]
     fn check_message(&self, message: &P2p<'_>) -> Result<(), CommError> {
         match message.way {
             Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
@@ -154,16 +163,15 @@ impl ProcessGroup {
     fn mail_failed(&self, post: &PostOffice, call: Call, slots: &[Slot<'_>], halt: Halt) -> CommError {
         let waiting = slots.iter().find(|slot| slot.done.is_none());
         let call = waiting.map_or(call, |slot| slot.message.call(call));
-        let tiers = &self.engine().tiers;
-        let cx = crate::shm::Context { fingerprint: 0, sequence: post.calls(), watch: self.watch() };
+        let cx = crate::shm::Context { fingerprint: 0, sequence: post.num_calls, watch: self.watch() };
         match halt {
-            Halt::Stop(Stop::TimedOut) => self.silent(tiers, &cx, &call, &self.awaited(slots)),
-            Halt::Stop(stop) => self.failed(tiers, &cx, &call, stop),
+            Halt::Stop(Stop::TimedOut) => self.silent(&cx, &call, &self.awaited(slots)),
+            Halt::Stop(stop) => self.stopped(&cx, &call, stop, Vec::new()),
             Halt::Misfit { from, what } => {
                 let error = CommError::Message {
                     group: self.name().into(),
                     rank: self.members()[from],
-                    call: call.trace(post.calls()),
+                    call: call.trace(post.num_calls),
                     got: what,
                 };
                 self.call_off(error)
@@ -179,10 +187,13 @@ impl ProcessGroup {
                 Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => rank..rank + 1,
                 Way::Receive { from: Source::Any, .. } => 0..self.size(),
             })
-            .filter(|&rank| rank != self.rank())
             .collect();
         ranks.sort_unstable();
         ranks.dedup();
+        // Of this rank only what nobody else could have sent is missed.
+        if ranks.len() > 1 {
+            ranks.retain(|&rank| rank != self.rank());
+        }
         ranks
     }
 }
@@ -233,6 +244,7 @@ impl<'scope> Scope<'scope, '_> {
         self.group().check_message(&message)?;
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
         self.group().inner.post().check_free_for(Some(self.letters().owner()))?;
+        self.note(message.call(Call::new(Op::Batch)));
         slots.push(message.into());
         let letter = Letter(slots.len() - 1);
         self.push_on(&mut slots, |_| true)?;
@@ -251,6 +263,7 @@ impl<'scope> Scope<'scope, '_> {
     #[track_caller]
     pub fn wait_for(&self, letter: Letter) -> Result<usize, CommError> {
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        self.note(slots[letter.0].message.call(Call::new(Op::Batch)));
         self.push_on(&mut slots, |slots| slots[letter.0].done.is_some())?;
         slots[letter.0].done.ok_or_else(|| CommError::invalid("the message did not end"))
     }
@@ -259,7 +272,13 @@ impl<'scope> Scope<'scope, '_> {
     #[track_caller]
     pub fn wait_for_all(&self) -> Result<(), CommError> {
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = slots.iter().filter(|slot| slot.done.is_none()).count();
+        self.note(Call { count, ..Call::new(Op::Batch) });
         self.push_on(&mut slots, |slots| slots.iter().all(|slot| slot.done.is_some()))
+    }
+
+    fn note(&self, call: Call) {
+        self.group().note_letter(&mut self.group().inner.post(), &call);
     }
 
     #[track_caller]

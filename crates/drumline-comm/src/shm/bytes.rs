@@ -1,7 +1,8 @@
 //! Slices of elements as bytes.
 //!
-//! All elements but `bool` are valid for any bytes. Bytes that become `bool`s were `bool`s on the authenticated rank that
-//! sent them, of this same version of the library, so they are 0 or 1.
+//! All elements but `bool` are valid for any bytes. Bytes that become `bool`s come from an authenticated rank of this same
+//! version of the library, and their header or fingerprint says that they were `bool`s there, so they are 0 or 1; what
+//! came in before a header turned out to be another's is wiped.
 
 use crate::element::Element;
 

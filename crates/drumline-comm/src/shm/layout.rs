@@ -7,6 +7,8 @@
 //! ```
 //! Pages are taken when first touched, so the rings of pairs that never talk cost nothing.
 
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
 use super::line::{Bell, Flags};
 use super::record::Record;
 use super::ring::RING;
@@ -22,7 +24,14 @@ pub(crate) struct Control {
     pub(crate) flags: Flags,
     /// The bell of point-to-point messages; apart, since both kinds may be waited for at once.
     pub(crate) mail: Bell,
+    /// Its last collective.
     pub(crate) record: Record,
+    /// Its last call that sends or receives messages.
+    pub(crate) letters: Record,
+    /// The number of the collective before that.
+    pub(crate) letter_after: AtomicU64,
+    /// Not zero once it has left the group.
+    pub(crate) left: AtomicU32,
 }
 
 /// The two kinds of places a rank fills.

@@ -50,7 +50,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Publishes round `epoch`; `words` are the bytes beside the flag. Wakes nobody: see [`Bell::wake`].
+    /// Publishes round `epoch`; `words` are the bytes beside the flag. Wakes nobody: see `wait::wake`.
     #[inline]
     pub(crate) fn publish(&self, epoch: u64, fingerprint: u64, words: &[u64]) {
         let line = &self.lines[(epoch & 1) as usize];

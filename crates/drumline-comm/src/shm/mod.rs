@@ -2,11 +2,12 @@
 //!
 //! This is the only module of the crate with unsafe code. Its layers, from below:
 //! `segment` (mapped memory) → `line`, `record`, `ring` (what is written there by whom) → `wait` → `node` (the round) →
-//! `all_reduce`, `exchange` (collectives), `heap` (symmetric buffers), `mail` (point to point); `passing` brings the
-//! descriptors to all ranks.
+//! `all_reduce`, `exchange` (collectives), `heap` (symmetric buffers), `mail` (point to point), `board` (who did what
+//! last); `passing` brings the descriptors to all ranks.
 #![allow(unsafe_code)]
 
 mod all_reduce;
+mod board;
 pub(crate) mod bytes;
 mod copy;
 mod exchange;
@@ -22,6 +23,7 @@ mod segment;
 mod wait;
 
 pub(crate) use all_reduce::Keep;
+pub(crate) use board::Board;
 pub use heap::HeapBuffer;
 pub(crate) use heap::{Heap, Region, Symmetric, region_len};
 pub(crate) use layout::{Layout, STAGE};
@@ -29,6 +31,7 @@ pub(crate) use line::INLINE;
 pub(crate) use mail::Mail;
 pub(crate) use node::{Context, Node};
 pub(crate) use passing::{Door, Passing};
+pub(crate) use record::KnownSites;
 pub(crate) use segment::{Pages, Segment, create};
 pub(crate) use wait::{Pace, Stop, Watch};
 

@@ -15,7 +15,7 @@ use super::line::Bell;
 use super::record::KnownSites;
 use super::segment::Segment;
 use super::wait::{Pace, Patience, Stop, Watch, wake};
-use crate::call::{Call, Trace};
+use crate::call::Call;
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
 use crate::slices::chunks;
@@ -101,11 +101,6 @@ impl Node {
         // SAFETY: as in `control`, which cannot be called while another field is borrowed mutably.
         let control = unsafe { self.controls[self.me].as_ref() };
         control.record.write(call, sequence, &mut self.known_sites);
-    }
-
-    /// The last call of a rank of this node.
-    pub(crate) fn last_call(&self, rank: usize) -> Trace {
-        self.control(rank).record.read()
     }
 
     /// Publishes the next round; `words` ride beside the flag.
@@ -287,6 +282,11 @@ impl Node {
         let (offset, len) = (offset * size_of::<T>(), len * size_of::<T>());
         assert!(offset + len <= STAGE, "{offset}+{len} bytes do not fit a staging place");
         self.segment.at(self.layout.place(rank, area, epoch) + offset, len).cast().as_ptr()
+    }
+
+    /// What the ranks of this node show of themselves.
+    pub(crate) fn board(&self) -> super::board::Board {
+        super::board::Board::new(self.segment.clone(), self.layout, &self.members, self.me)
     }
 
     /// The parts of this node that point-to-point messages use.

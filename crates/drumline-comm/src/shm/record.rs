@@ -86,6 +86,11 @@ impl Record {
         self.sites[slot].len.store(bytes.len() as u64, Ordering::Relaxed);
     }
 
+    /// The number of the last call noted here.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.after.load(Ordering::Relaxed)
+    }
+
     /// The last call noted here.
     pub(crate) fn read(&self) -> Trace {
         for _ in 0..1000 {

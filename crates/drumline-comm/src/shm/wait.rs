@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::board::Board;
 use super::line::Bell;
 
 /// Why a wait ended without what it waited for.
@@ -33,8 +34,10 @@ pub(crate) enum Stop {
 pub(crate) struct Watch<'a> {
     /// Raised when the group is given up.
     pub(crate) given_up: &'a AtomicBool,
-    /// Raised for each rank of the group that has left.
+    /// Raised for each rank of the group that is known to have left the job.
     pub(crate) left: &'a [AtomicBool],
+    /// Where ranks of this node show that they have left the group.
+    pub(crate) board: Option<&'a Board>,
     /// How long one call may wait.
     pub(crate) timeout: Duration,
 }
@@ -115,6 +118,11 @@ impl Patience {
 }
 
 impl Watch<'_> {
+    /// Whether this rank of the group has left in good order.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.left[rank].load(Ordering::Acquire) || self.board.is_some_and(|board| board.has_left(rank))
+    }
+
     /// An error once the group is given up, `peer` has left, or the deadline has passed, unless `ready` turned true
     /// meanwhile.
     pub(crate) fn check(
@@ -128,7 +136,7 @@ impl Watch<'_> {
         }
         let stop = if self.given_up.load(Ordering::Acquire) {
             Stop::GivenUp
-        } else if let Some(peer) = peer.filter(|&peer| self.left[peer].load(Ordering::Acquire)) {
+        } else if let Some(peer) = peer.filter(|&peer| self.has_left(peer)) {
             Stop::Left(peer)
         } else if begin.elapsed() > self.timeout {
             Stop::TimedOut

@@ -29,6 +29,10 @@ const UNDER_WAY: Duration = Duration::from_millis(300);
 /// How long the link of a rank that has left may take to come in.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// How long nothing may move on a link to a rank that has left: it may never have taken the link. Longer than what was lost
+/// on the way needs to be sent again.
+const UNCLAIMED: Duration = Duration::from_secs(5);
+
 /// Bytes that may be under way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;
 
@@ -134,8 +138,11 @@ impl Mesh {
     }
 }
 
+/// Of a link that ended while its process was not known to.
+pub(crate) const CLOSED: &str = "the other side closed it; try looking at what that rank wrote last";
+
 /// Small packets at once, no blocking, and an end to links whose other side no longer answers.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
@@ -314,6 +321,10 @@ impl Drive<'_, '_> {
             self.look_for_other_calls()?;
         }
         // A peer that has left in good order may have data under way; its end of the link tells when that is all.
+        let absent = interest.keys().find(|&&peer| self.cx.watch.has_left(peer));
+        if let Some(&peer) = absent.filter(|_| idle.begin.elapsed() > UNCLAIMED) {
+            return Err(Stop::Left(peer));
+        }
         match self.cx.watch.check(idle.begin, None, &|| false) {
             Err(Stop::TimedOut) => Err(Stop::Silent(interest.into_keys().collect())),
             // A rank may die when it has done its part, and what it and the others sent is on its way.
@@ -388,7 +399,7 @@ impl Sending<'_> {
 
 fn link_error(peer: usize, error: &io::Error) -> Stop {
     let cause = match error.kind() {
-        ErrorKind::UnexpectedEof => "the other side closed it".into(),
+        ErrorKind::UnexpectedEof => CLOSED.into(),
         _ => error.to_string(),
     };
     Stop::Link { peer, cause }
@@ -396,7 +407,8 @@ fn link_error(peer: usize, error: &io::Error) -> Stop {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        // Data that a peer has not read yet still reaches it: the kernel sends it after the close.
+        // What was sent goes out before the end is told. Only if the peer sent something that was not read here does the
+        // close that follows reset the link, and what the peer has not read by then may be lost.
         for stream in self.links.values() {
             let _ = stream.shutdown(std::net::Shutdown::Write);
         }

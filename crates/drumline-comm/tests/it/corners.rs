@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drumline_comm::{CommError, ProcessGroup, ReduceOp, Transport, f16};
+use drumline_comm::{CommError, P2p, ProcessGroup, ReduceOp, Source, Transport, f16};
 use rank_test::ranks_test;
 
 use crate::threads::{BOTH, outcomes, run};
@@ -205,3 +205,30 @@ ranks_test!(ranks_meet_again_after_a_failed_group, 2, {
         assert!(outcome.is_err());
     }
 });
+
+/// A call that is refused says which one it is.
+#[test]
+fn a_refused_call_is_named_by_its_place_in_the_program() {
+    run(2, Transport::Shm, |group| {
+        let first = line!() + 2;
+        let outcomes = [
+            group.broadcast(&mut [0u8], 7),
+            group.all_reduce(&mut [0f32], ReduceOp::BitAnd),
+            group.all_gather(&[0u8; 2], &mut [0; 3]),
+            group.reduce_scatter(&[0u8; 3], &mut [0; 2], ReduceOp::Sum),
+            group.gather(&[0u8], None, group.rank()),
+            group.send(&[0u8], 9, 0),
+            group.recv(&mut [0u8], Source::Rank(9), 0).map(drop),
+            group.batch(vec![P2p::send(&[0u8], 9, 0)]).map(drop),
+            group.scope(|scope| scope.isend(&[0u8], 9, 0).map(drop)),
+            group.new_group(&[]).map(drop),
+            group.new_group(&[0, 0]).map(drop),
+            group.broadcast_object(Some(&1u8), 9).map(drop),
+        ];
+        for (line, outcome) in (first..).zip(outcomes) {
+            let Err(CommError::Invalid { what }) = outcome else { panic!("{outcome:?}") };
+            assert!(what.ends_with(&format!("corners.rs:{line})")), "line {line}: {what}");
+        }
+        group.barrier()
+    });
+}

@@ -312,7 +312,10 @@ fn meeting_in_a_file(ranks: &Ranks, test: impl FnOnce(&Ranks) -> Result<()>) -> 
 
 ranks_test!(the_death_of_the_stores_host, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
-        for (victim, words) in [(0, "the store it hosts"), (1, "its connection ended")] {
+        for (victim, words) in [
+            (0, "the store it hosts"),
+            (1, "its connection ended and nobody told why; try looking at what it last wrote on "),
+        ] {
             let death = blow("small", victim, 4, KILL);
             meeting_in_a_file(&ranks, |ranks| death.survivors_hear(ranks, transport, words))?;
         }

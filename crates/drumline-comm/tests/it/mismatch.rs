@@ -220,3 +220,48 @@ fn a_mismatch_in_one_group_leaves_the_others_alone() {
         }
     }
 }
+
+/// The last line of what ranks hear is made for what is different.
+#[test]
+fn the_advice_fits_and_the_list_is_in_order() {
+    let advice: [(Act, Act, &str); 4] = [
+        (|group| group.barrier(), |group| group.all_reduce(&mut [0u8], SUM), "branch"),
+        (
+            |group| group.all_reduce(&mut [0u8; 2], SUM),
+            |group| group.all_reduce(&mut [0u8; 3], SUM),
+            "length",
+        ),
+        (|group| group.all_reduce(&mut [0u8; 2], SUM), |group| group.all_reduce(&mut [0i8; 2], SUM), "type"),
+        (|group| group.broadcast(&mut [0u8], 0), |group| group.broadcast(&mut [0u8], 1), "same root"),
+    ];
+    for transport in BOTH {
+        for (most, one, words) in advice {
+            let (outcomes, _) = hear(transport, most, one, 1);
+            for outcome in outcomes {
+                let [text, _] = outcome.unwrap();
+                assert!(text.lines().last().unwrap().contains(words), "{transport:?}: {text}");
+                let places: Vec<_> = (0..3).map(|rank| text.find(&format!("\n  rank {rank}: "))).collect();
+                assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{transport:?}: {text}");
+            }
+        }
+    }
+}
+
+/// One who only hears of a mismatch reads the group's name once.
+#[test]
+fn who_is_told_by_another_reads_everything_once() {
+    let outcomes = outcomes(2, Transport::Shm, Duration::from_millis(300), |group| match group.rank() {
+        0 => group.barrier(),
+        _ => {
+            std::thread::sleep(Duration::from_millis(900));
+            group.barrier()
+        }
+    });
+    let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert!(
+        texts[0].starts_with("barrier() #1 at ") && texts[0].contains(" on group `world` timed"),
+        "{texts:?}"
+    );
+    assert!(texts[1].starts_with("rank 0 called off group `world`: barrier() #1 at "), "{texts:?}");
+    assert_eq!(texts[1].matches("world").count(), 1, "{texts:?}");
+}

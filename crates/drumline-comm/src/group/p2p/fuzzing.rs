@@ -21,7 +21,7 @@ pub fn messages(bytes: &[u8]) {
     streams.pieces = plan[1..8].iter().map(|&piece| usize::from(piece)).collect::<VecDeque<_>>();
     let mut post = PostOffice::over(streams, 0, RANKS);
     let (given_up, left) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; RANKS]);
-    let watch = Watch { given_up: &given_up, left: &left, timeout: Duration::from_secs(1) };
+    let watch = Watch { given_up: &given_up, left: &left, board: None, timeout: Duration::from_secs(1) };
     for receives in plan[8..].chunks(4) {
         if receive(&mut post, &watch, receives).is_err() {
             break;

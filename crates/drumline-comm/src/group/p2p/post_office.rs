@@ -11,48 +11,37 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::slot::{Halt, Slot, To, deliver, fitting, take_slot};
 use super::streams::{Carrier, Streams};
-use super::{Slot, Source, Way};
+use super::{Source, Way};
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
-use crate::shm::{Node, Stop, Watch};
+use crate::shm::{KnownSites, Node, Stop, Watch};
+use crate::tcp::CLOSED;
 use crate::tcp::frame::{HEADER, MAX_UNEXPECTED, MailHeader};
-
-/// Why messages stopped moving.
-#[derive(Debug)]
-pub(crate) enum Halt {
-    Stop(Stop),
-    /// A message does not fit its receiver.
-    Misfit {
-        from: usize,
-        what: String,
-    },
-}
-
-impl From<Stop> for Halt {
-    fn from(stop: Stop) -> Self {
-        Halt::Stop(stop)
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct PostOffice<C = Streams> {
-    streams: C,
+    pub(super) streams: C,
     me: usize,
     arriving: Vec<Arriving>,
     /// Complete messages that nobody has asked for, in the order of arrival.
-    waiting: VecDeque<Kept>,
+    pub(super) waiting: VecDeque<Kept>,
     /// The scope that has messages under way.
     owner: Option<usize>,
-    calls: u64,
+    /// The calls that send or receive messages so far.
+    pub(super) num_calls: u64,
+    pub(super) known_sites: KnownSites,
+    /// The longest message that is taken in before its receive is made.
+    pub(super) most_unexpected: u64,
 }
 
 /// How long the last words of a rank that has left may take.
 const UNDER_WAY: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
-struct Kept {
+pub(super) struct Kept {
     from: usize,
     header: MailHeader,
     data: Vec<u8>,
@@ -64,14 +53,6 @@ struct Arriving {
     header: [u8; HEADER],
     got: usize,
     letter: Option<(MailHeader, To)>,
-}
-
-#[derive(Debug)]
-enum To {
-    /// A receive of those being driven.
-    Slot(usize),
-    /// Nobody yet.
-    Nobody(Vec<u8>),
 }
 
 impl PostOffice {
@@ -91,10 +72,20 @@ impl<C: Carrier> PostOffice<C> {
     /// The post office of rank `me` of `ranks`, with these streams.
     pub(super) fn over(streams: C, me: usize, ranks: usize) -> Self {
         let arriving = (0..ranks).map(|_| Arriving::default()).collect();
-        Self { streams, me, arriving, waiting: VecDeque::new(), owner: None, calls: 0 }
+        Self {
+            streams,
+            me,
+            arriving,
+            waiting: VecDeque::new(),
+            owner: None,
+            num_calls: 0,
+            known_sites: KnownSites::default(),
+            most_unexpected: MAX_UNEXPECTED,
+        }
     }
 
     /// An error if another scope than `owner` has messages under way: what arrives might be meant for those.
+    #[track_caller]
     pub(super) fn check_free_for(&self, owner: Option<usize>) -> Result<(), CommError> {
         if self.owner.is_none() || self.owner == owner {
             return Ok(());
@@ -113,10 +104,6 @@ impl<C: Carrier> PostOffice<C> {
         }
     }
 
-    pub(super) fn calls(&self) -> u64 {
-        self.calls
-    }
-
     /// Bytes of messages that nobody has asked for.
     #[cfg(fuzzing)]
     pub(super) fn num_kept(&self) -> usize {
@@ -130,7 +117,6 @@ impl<C: Carrier> PostOffice<C> {
         watch: &Watch<'_>,
         enough: impl Fn(&[Slot<'_>]) -> bool,
     ) -> Result<(), Halt> {
-        self.calls += 1;
         self.hand_out_waiting(slots)?;
         let mut begin = Instant::now();
         let mut left_since = None;
@@ -143,13 +129,17 @@ impl<C: Carrier> PostOffice<C> {
                 (begin, left_since) = (Instant::now(), None);
                 continue;
             }
-            if let Some(rank) = self.absent(slots, watch)
+            if let Some(stop) = self.absent(slots, watch)
                 && left_since.get_or_insert_with(Instant::now).elapsed() > UNDER_WAY
             {
-                return Err(Stop::Left(rank).into());
+                return Err(stop.into());
             }
-            let (senders, receivers) = self.awaited(slots);
-            self.streams.wait(watch, begin, &senders, &receivers)?;
+            let (mut senders, receivers) = self.awaited(slots);
+            senders.retain(|&rank| !self.is_held_up(rank));
+            match self.streams.wait(watch, begin, &senders, &receivers) {
+                Err(Stop::TimedOut) => return Err(self.blockade().unwrap_or(Stop::TimedOut.into())),
+                other => other?,
+            }
         }
     }
 
@@ -232,25 +222,21 @@ impl<C: Carrier> PostOffice<C> {
                 arriving.got = 0;
                 let header = MailHeader::decode(&arriving.header)
                     .map_err(|error| Stop::Link { peer: from, cause: error.to_string() })?;
-                let to = match fitting(slots, from, &header)? {
-                    Some(slot) => {
-                        slots[slot].taken = true;
-                        To::Slot(slot)
-                    }
+                let to = match take_slot(slots, from, &header)? {
+                    None if header.bytes() > self.most_unexpected => To::Later,
                     None => To::Nobody(Vec::new()),
+                    Some(slot) => slot,
                 };
-                if matches!(to, To::Nobody(_)) && header.bytes() > MAX_UNEXPECTED {
-                    let what = format!(
-                        "{} bytes that nobody was receiving; try receiving them first",
-                        header.bytes()
-                    );
-                    return Err(Halt::Misfit { from, what });
-                }
                 arriving.letter = Some((header, to));
                 self.complete(from, slots)?;
             }
             return Ok(read > 0);
         };
+        if let To::Later = to {
+            // Its receive may have been made since.
+            let Some(slot) = take_slot(slots, from, header)? else { return Ok(false) };
+            *to = slot;
+        }
         let total = header.bytes() as usize;
         let read = match to {
             To::Slot(index) => {
@@ -265,6 +251,7 @@ impl<C: Carrier> PostOffice<C> {
                 data.resize(len, 0);
                 self.streams.read(from, &mut data[arriving.got..], true)?
             }
+            To::Later => 0,
         };
         arriving.got += read;
         self.complete(from, slots)?;
@@ -286,9 +273,26 @@ impl<C: Carrier> PostOffice<C> {
                 // Its receive may have been made while it arrived.
                 self.hand_out_waiting(slots)?;
             }
-            None => {}
+            Some((_, To::Later)) | None => {}
         }
         Ok(())
+    }
+
+    /// Whether nothing more is taken from this rank until the receive for its message is made.
+    fn is_held_up(&self, rank: usize) -> bool {
+        matches!(self.arriving[rank].letter, Some((_, To::Later)))
+    }
+
+    /// When the time is up: the message that kept others of the same rank from coming, if there is one.
+    fn blockade(&self) -> Option<Halt> {
+        let from = (0..self.arriving.len()).find(|&rank| self.is_held_up(rank))?;
+        let (header, _) = self.arriving[from].letter.as_ref()?;
+        let MailHeader { tag, elements, dtype } = header;
+        let what = format!(
+            "{elements} {dtype} with tag {tag}, which are more than is kept for later and hold up what it sends \
+             after them; try receiving them first"
+        );
+        Some(Halt::Misfit { from, what })
     }
 
     /// Ranks something may come from, and ranks that something waits to go to.
@@ -311,94 +315,22 @@ impl<C: Carrier> PostOffice<C> {
         (senders, receivers)
     }
 
-    /// A rank whose leaving means that some message will never move, if there is one. What it sent before may still be
-    /// under way.
-    fn absent(&self, slots: &[Slot<'_>], watch: &Watch<'_>) -> Option<usize> {
-        let left = |rank: usize| watch.left[rank].load(std::sync::atomic::Ordering::Acquire);
-        let silent = |rank: usize| left(rank) && !self.streams.has_data(rank);
+    /// Why some message will never move, if there is one whose rank is gone. What that sent before may still be under way.
+    fn absent(&self, slots: &[Slot<'_>], watch: &Watch<'_>) -> Option<Stop> {
+        let left =
+            |rank: usize| (watch.has_left(rank) && !self.streams.has_data(rank)).then_some(Stop::Left(rank));
+        let closed = |peer: usize| {
+            let stop = || Stop::Link { peer, cause: CLOSED.into() };
+            self.streams.has_ended(peer).then(stop)
+        };
+        let silent = |rank: usize| left(rank).or_else(|| closed(rank));
         let others = || (0..watch.left.len()).filter(|&rank| rank != self.me);
         slots.iter().filter(|slot| slot.done.is_none()).find_map(|slot| match slot.message.way {
-            Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
-                silent(rank).then_some(rank)
+            Way::Send { to, .. } => left(to),
+            Way::Receive { from: Source::Rank(rank), .. } => silent(rank),
+            Way::Receive { from: Source::Any, .. } => {
+                others().map(silent).collect::<Option<Vec<_>>>()?.into_iter().next()
             }
-            Way::Receive { from: Source::Any, .. } => others().next().filter(|_| others().all(silent)),
         })
-    }
-}
-
-/// The first receive of those being driven that this message fits by source and tag; an error if its type or length differ.
-fn fitting(slots: &[Slot<'_>], from: usize, header: &MailHeader) -> Result<Option<usize>, Halt> {
-    for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.done.is_none() && !slot.taken) {
-        let Way::Receive { from: source, .. } = slot.message.way else { continue };
-        if slot.message.tag != header.tag || (source != Source::Any && source != Source::Rank(from)) {
-            continue;
-        }
-        if slot.message.dtype != header.dtype || slot.message.elements() as u64 != header.elements {
-            let what = format!("{} {} with tag {}", header.elements, header.dtype, header.tag);
-            return Err(Halt::Misfit { from, what });
-        }
-        return Ok(Some(index));
-    }
-    Ok(None)
-}
-
-fn deliver(slot: &mut Slot<'_>, from: usize, data: &[u8]) {
-    if let Way::Receive { bytes, .. } = &mut slot.message.way {
-        bytes.copy_from_slice(data);
-        slot.done = Some(from);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::P2p;
-    use super::super::trickle::Trickle;
-    use super::*;
-    use proptest::prelude::*;
-    use std::sync::atomic::AtomicBool;
-    use std::time::Duration;
-
-    /// A message from rank 1 or 2: sender, tag, elements.
-    type Sent = (usize, u64, usize);
-
-    fn stream(sent: &[Sent], rank: usize) -> VecDeque<u8> {
-        let mut bytes = VecDeque::new();
-        for (index, &(from, tag, elements)) in sent.iter().enumerate().filter(|(_, sent)| sent.0 == rank) {
-            let header = MailHeader { dtype: crate::DType::U8, tag, elements: elements as u64 };
-            debug_assert_eq!(from, rank);
-            bytes.extend(header.encode());
-            bytes.extend(vec![index as u8; elements]);
-        }
-        bytes
-    }
-
-    proptest! {
-        /// However the streams are cut, and in whatever order receives are made, each gets its own message whole.
-        #[test]
-        fn every_message_finds_its_receive(
-            sent in prop::collection::vec((1usize..3, 0u64..3, 0usize..200), 1..12),
-            pieces in prop::collection::vec(0usize..90, 0..60),
-            order in any::<u64>(),
-        ) {
-            let mut streams = Trickle::new(3);
-            (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
-            streams.pieces = pieces.into();
-            let mut post = PostOffice::over(streams, 0, 3);
-            let (given_up, left) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; 3]);
-            let watch = Watch { given_up: &given_up, left: &left, timeout: Duration::from_secs(5) };
-            // Receives of one sender and tag in the order sent, all else in any order.
-            let mut turns: Vec<usize> = (0..sent.len()).collect();
-            turns.sort_by_key(|&index| (sent[index].0 * 3 + sent[index].1 as usize).wrapping_mul(order as usize | 1) % 7);
-            for index in turns {
-                let (from, tag, elements) = sent[index];
-                let mut data = vec![0u8; elements];
-                let mut slots = [Slot::from(P2p::recv(&mut data, Source::Rank(from), tag))];
-                let outcome = post.drive(&mut slots, &watch, |slots| slots[0].done.is_some());
-                prop_assert!(outcome.is_ok(), "{:?}", outcome);
-                prop_assert_eq!(slots[0].done, Some(from));
-                prop_assert!(data.iter().all(|&byte| byte == index as u8));
-            }
-            prop_assert!(post.waiting.is_empty());
-        }
     }
 }

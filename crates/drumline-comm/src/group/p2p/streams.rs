@@ -2,7 +2,7 @@
 //!
 //! A link carries messages one way, from the rank that made it; the receiver finds it among those that came in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Mail, Stop, Watch};
-use crate::tcp::{Channel, LinkName};
+use crate::tcp::{Channel, LinkName, prepare};
 
 #[derive(Debug)]
 pub(crate) struct Streams {
@@ -24,9 +24,16 @@ pub(crate) struct Streams {
     /// For each rank of the group its place on this node, if it is here and shares memory.
     places: Vec<Option<usize>>,
     mail: Option<Mail>,
-    out: HashMap<usize, TcpStream>,
-    inward: HashMap<usize, TcpStream>,
+    pub(super) out: HashMap<usize, TcpStream>,
+    pub(super) inward: HashMap<usize, TcpStream>,
+    /// Ranks that have closed their link: nothing more will come.
+    ended: HashSet<usize>,
+    /// Since when nothing has moved in a group that was given up.
+    given_up_since: Option<Instant>,
 }
+
+/// How long data may be on its way after the group was given up.
+const UNDER_WAY: Duration = Duration::from_millis(300);
 
 /// How bytes come from other ranks and go to them. None of the calls waits but `wait`.
 pub(crate) trait Carrier {
@@ -38,6 +45,9 @@ pub(crate) trait Carrier {
 
     /// Whether something from `rank` is there to be read.
     fn has_data(&self, rank: usize) -> bool;
+
+    /// Whether `rank` has closed its stream and all of it has been read.
+    fn has_ended(&self, rank: usize) -> bool;
 
     /// Waits until one of `senders` has sent something or one of `receivers` has room, or a moment has passed.
     fn wait(
@@ -59,7 +69,17 @@ impl Streams {
     ) -> Self {
         let place = |rank| mail.as_ref().and_then(|_| local.iter().position(|&here| here == rank));
         let places = (0..fate.members.len()).map(place).collect();
-        Self { process, fate: fate.clone(), me, places, mail, out: HashMap::new(), inward: HashMap::new() }
+        Self {
+            process,
+            fate: fate.clone(),
+            me,
+            places,
+            mail,
+            out: HashMap::new(),
+            inward: HashMap::new(),
+            ended: HashSet::new(),
+            given_up_since: None,
+        }
     }
 }
 
@@ -72,7 +92,9 @@ impl Carrier for Streams {
             let stream = self.connect(watch, to)?;
             self.out.insert(to, stream);
         }
-        settle(to, (&self.out[&to]).write(bytes))
+        let written = settle(to, (&self.out[&to]).write(bytes))?;
+        self.given_up_since = self.given_up_since.filter(|_| written == 0);
+        Ok(written)
     }
 
     fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop> {
@@ -85,12 +107,16 @@ impl Carrier for Streams {
         if !self.find(from) {
             return Ok(0);
         }
-        match (&self.inward[&from]).read(into) {
+        let outcome = (&self.inward[&from]).read(into);
+        match outcome {
             Ok(0) if due => {
-                Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() })
+                return Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() });
             }
-            other => settle(from, other),
+            Ok(0) => drop(self.ended.insert(from)),
+            Ok(_) => self.given_up_since = None,
+            Err(_) => {}
         }
+        settle(from, outcome)
     }
 
     fn has_data(&self, rank: usize) -> bool {
@@ -98,6 +124,10 @@ impl Carrier for Streams {
             (Some(place), Some(mail)) => mail.can_move(&[place], &[]),
             _ => self.inward.get(&rank).is_some_and(|stream| matches!(stream.peek(&mut [0]), Ok(1..))),
         }
+    }
+
+    fn has_ended(&self, rank: usize) -> bool {
+        self.ended.contains(&rank)
     }
 
     fn wait(
@@ -110,8 +140,10 @@ impl Carrier for Streams {
         let local =
             |ranks: &[usize]| -> Vec<usize> { ranks.iter().filter_map(|&rank| self.places[rank]).collect() };
         let (from, to) = (local(senders), local(receivers));
-        if from.len() == senders.len() && to.len() == receivers.len() {
-            let Some(mail) = &self.mail else { return watch.check(begin, None, &|| false) };
+        if let Some(mail) = &self.mail
+            && from.len() == senders.len()
+            && to.len() == receivers.len()
+        {
             // Cut short, so that the caller can look at ranks that left.
             let short = Watch { timeout: Duration::from_millis(20), ..watch.clone() };
             match mail.wait(&short, &from, &to) {
@@ -121,14 +153,23 @@ impl Carrier for Streams {
         }
         // Between nodes: sleep on the links, but not for long if rings are waited for as well.
         let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
-        let inward =
-            senders.iter().filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
+        let open = || senders.iter().filter(|rank| !self.ended.contains(rank));
+        let inward = open().filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
         let out =
             receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
         let streams: Vec<_> = inward.chain(out).map(|(stream, flags)| (stream.as_fd(), flags)).collect();
         let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let _ = rustix::event::poll(&mut fds, Some(&rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap }));
-        watch.check(begin, None, &|| false)
+        let may_move = open().next().is_some() || !receivers.is_empty();
+        match watch.check(begin, None, &|| false) {
+            // A rank may die when it has done its part, and what it and the others sent is on its way.
+            Err(Stop::GivenUp)
+                if may_move && self.given_up_since.get_or_insert_with(Instant::now).elapsed() < UNDER_WAY =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
     }
 }
 
@@ -144,7 +185,7 @@ impl Streams {
         }
         let Ok(hub) = self.process.hub() else { return false };
         let Some(stream) = hub.claim(&self.name(from)) else { return false };
-        if stream.set_nonblocking(true).is_ok() {
+        if prepare(&stream).is_ok() {
             self.inward.insert(from, stream);
         }
         self.inward.contains_key(&from)
@@ -159,8 +200,7 @@ impl Streams {
             let address = self.process.hub_address(self.fate.members[to], deadline);
             match address.and_then(|address| hub.connect(address, &self.name(self.me), deadline)) {
                 Ok(stream) => {
-                    let ready = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
-                    return ready.map(|()| stream).map_err(|error| link(error.to_string()));
+                    return prepare(&stream).map(|()| stream).map_err(|error| link(error.to_string()));
                 }
                 Err(cause) => match watch.check(begin, Some(to), &|| false) {
                     Err(Stop::TimedOut) => return Err(link(cause)),

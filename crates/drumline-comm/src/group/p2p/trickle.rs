@@ -42,6 +42,10 @@ impl Carrier for Trickle {
         !self.from[rank].is_empty()
     }
 
+    fn has_ended(&self, _: usize) -> bool {
+        false
+    }
+
     /// Nothing more will come unless an empty piece has held something back.
     fn wait(&mut self, _: &Watch<'_>, _: Instant, senders: &[usize], _: &[usize]) -> Result<(), Stop> {
         if senders.iter().any(|&rank| self.has_data(rank)) { Ok(()) } else { Err(Stop::TimedOut) }

@@ -1,0 +1,221 @@
+//! Messages in pieces, messages nobody asked for yet, and messages of a group that is no more.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::post_office::PostOffice;
+use super::slot::{Halt, Slot};
+use super::trickle::Trickle;
+use super::{P2p, Source};
+use crate::process::{GroupOptions, Transport};
+use crate::shm::Watch;
+use crate::tcp::frame::MailHeader;
+use crate::{CommError, LocalGroup, ProcessGroup};
+
+const BOTH: [Transport; 2] = [Transport::Shm, Transport::Tcp];
+
+/// A message from rank 1 or 2: sender, tag, elements.
+type Sent = (usize, u64, usize);
+
+fn stream(sent: &[Sent], rank: usize) -> VecDeque<u8> {
+    let mut bytes = VecDeque::new();
+    for (index, &(from, tag, elements)) in sent.iter().enumerate().filter(|(_, sent)| sent.0 == rank) {
+        let header = MailHeader { dtype: crate::DType::U8, tag, elements: elements as u64 };
+        debug_assert_eq!(from, rank);
+        bytes.extend(header.encode());
+        bytes.extend(vec![index as u8; elements]);
+    }
+    bytes
+}
+
+proptest! {
+    /// However the streams are cut, and in whatever order receives are made, each gets its own message whole.
+    #[test]
+    fn every_message_finds_its_receive(
+        sent in prop::collection::vec((1usize..3, 0u64..3, 0usize..200), 1..12),
+        pieces in prop::collection::vec(0usize..90, 0..60),
+        order in any::<u64>(),
+    ) {
+        let mut streams = Trickle::new(3);
+        (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
+        streams.pieces = pieces.into();
+        let mut post = PostOffice::over(streams, 0, 3);
+        let (given_up, left) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; 3]);
+        let watch = Watch { given_up: &given_up, left: &left, board: None, timeout: Duration::from_secs(5) };
+        // Receives of one sender and tag in the order sent, all else in any order.
+        let mut turns: Vec<usize> = (0..sent.len()).collect();
+        turns.sort_by_key(|&index| (sent[index].0 * 3 + sent[index].1 as usize).wrapping_mul(order as usize | 1) % 7);
+        for index in turns {
+            let (from, tag, elements) = sent[index];
+            let mut data = vec![0u8; elements];
+            let mut slots = [Slot::from(P2p::recv(&mut data, Source::Rank(from), tag))];
+            let outcome = post.drive(&mut slots, &watch, |slots| slots[0].done.is_some());
+            prop_assert!(outcome.is_ok(), "{:?}", outcome);
+            prop_assert_eq!(slots[0].done, Some(from));
+            prop_assert!(data.iter().all(|&byte| byte == index as u8));
+        }
+        prop_assert!(post.waiting.is_empty());
+    }
+}
+
+/// Receives so many bytes with a tag and says who sent them and whether all are `expected`.
+fn receive(
+    post: &mut PostOffice<Trickle>,
+    (from, tag, len): (Source, u64, usize),
+    expected: u8,
+) -> Result<usize, Halt> {
+    let (given_up, left) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; 3]);
+    let watch = Watch { given_up: &given_up, left: &left, board: None, timeout: Duration::from_secs(5) };
+    let mut data = vec![0u8; len];
+    let mut slots = [Slot::from(P2p::recv(&mut data, from, tag))];
+    post.drive(&mut slots, &watch, |slots| slots[0].done.is_some())?;
+    let from = slots[0].done.expect("it has ended well");
+    assert!(data.iter().all(|&byte| byte == expected), "{data:?}");
+    Ok(from)
+}
+
+#[test]
+fn a_long_message_stays_with_its_sender_until_it_is_received() {
+    for (limit, is_kept) in [(100, false), (200, true)] {
+        let mut streams = Trickle::new(3);
+        let sent = [(1, 1, 200), (1, 2, 10), (2, 5, 10)];
+        (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
+        let mut post = PostOffice::over(streams, 0, 3);
+        post.most_unexpected = limit;
+        assert_eq!(receive(&mut post, (Source::Any, 5, 10), 2).unwrap(), 2);
+        assert_eq!(post.streams.from[1].len() >= 200, !is_kept, "nothing is taken of what cannot be kept");
+        let behind = receive(&mut post, (Source::Rank(1), 2, 10), 1);
+        match (&behind, is_kept) {
+            (Ok(1), true) => {}
+            (Err(Halt::Misfit { from: 1, what }), false) => {
+                assert!(
+                    what.contains("200 u8 with tag 1") && what.contains("try receiving them first"),
+                    "{what}"
+                )
+            }
+            _ => panic!("{behind:?}"),
+        }
+        assert_eq!(receive(&mut post, (Source::Any, 1, 200), 0).unwrap(), 1);
+        assert!(is_kept || receive(&mut post, (Source::Rank(1), 2, 10), 1).is_ok());
+        assert!(post.waiting.is_empty() && post.streams.from[1].is_empty());
+    }
+}
+
+fn outcomes(
+    ranks: usize,
+    (transport, timeout): (Transport, Duration),
+    body: impl Fn(ProcessGroup) -> Result<(), CommError> + Sync,
+) -> Vec<Result<(), CommError>> {
+    LocalGroup::outcomes(ranks, &GroupOptions { transport, timeout }, body)
+}
+
+/// Longer than rings and socket buffers, so that its sender feels that it is not taken.
+const LONG: usize = 24 << 20;
+
+#[test]
+fn the_sender_of_a_long_message_waits_and_nothing_is_lost() {
+    for transport in BOTH {
+        let outcomes = outcomes(3, (transport, Duration::from_secs(30)), |group| {
+            let mut data = [0u8; 3];
+            match group.rank() {
+                0 => group.send(&vec![7u8; LONG], 1, 1)?,
+                1 => {
+                    group.inner.post().most_unexpected = 1000;
+                    for _ in 0..3 {
+                        assert_eq!(group.recv(&mut data, Source::Any, 2)?, 2);
+                    }
+                    assert!(group.inner.post().waiting.is_empty());
+                    let mut long = vec![0u8; LONG];
+                    group.recv(&mut long, Source::Any, 1)?;
+                    assert!(long.iter().all(|&byte| byte == 7));
+                }
+                _ => {
+                    for _ in 0..3 {
+                        std::thread::sleep(Duration::from_millis(50));
+                        group.send(&data, 1, 2)?;
+                    }
+                }
+            }
+            group.barrier()
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{transport:?}: {outcomes:?}");
+    }
+}
+
+#[test]
+fn a_receive_behind_a_long_message_says_what_holds_it_up() {
+    for transport in BOTH {
+        let begin = Instant::now();
+        let outcomes = outcomes(2, (transport, Duration::from_millis(300)), |group| {
+            if group.rank() == 0 {
+                group.scope(|scope| {
+                    scope.isend(&[7u8; 2000], 1, 1)?;
+                    scope.isend(&[8u8; 3], 1, 2).map(drop)
+                })?;
+                std::thread::sleep(Duration::from_millis(900));
+                return Ok(());
+            }
+            group.inner.post().most_unexpected = 1000;
+            group.recv(&mut [0u8; 3], Source::Rank(0), 2).map(drop)
+        });
+        let text = outcomes[1].as_ref().unwrap_err().to_string();
+        assert!(text.contains("rank 0 sent 2000 u8 with tag 1"), "{text}");
+        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    }
+}
+
+/// What rank 0 receives from rank 1, which sends `late`, when its group is given up after 100 ms.
+fn receive_in_a_lost_group(transport: Transport, late: Duration) -> Result<(), CommError> {
+    let mut outcomes = outcomes(2, (transport, Duration::from_secs(30)), move |group| {
+        // So that the link is there.
+        let mut data = [0u8];
+        match group.rank() {
+            0 => group.recv(&mut data, Source::Rank(1), 1)?,
+            _ => group.send(&data, 0, 1).map(|()| 0)?,
+        };
+        if group.rank() == 1 {
+            std::thread::sleep(late);
+            return group.send(&[5u8], 0, 2);
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                group.inner.fate.give_up(CommError::Store { group: "world".into(), cause: "a test".into() });
+            });
+            group.recv(&mut data, Source::Rank(1), 2)
+        })?;
+        assert_eq!(data, [5]);
+        Ok(())
+    });
+    outcomes.swap_remove(0)
+}
+
+#[test]
+fn a_message_on_its_way_still_arrives_in_a_group_that_was_given_up() {
+    receive_in_a_lost_group(Transport::Tcp, Duration::from_millis(200)).unwrap();
+    let begin = Instant::now();
+    let error = receive_in_a_lost_group(Transport::Tcp, Duration::from_millis(1500)).unwrap_err();
+    assert!(error.to_string().contains("a test"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+}
+
+/// As the links of collectives do: both ends notice within seconds that the other no longer answers.
+#[test]
+fn links_for_messages_end_when_the_other_side_no_longer_answers() {
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_user_timeout};
+    let outcomes = outcomes(2, (Transport::Tcp, Duration::from_secs(30)), |group| {
+        let other = 1 - group.rank();
+        group.send(&[1u8], other, 0)?;
+        group.recv(&mut [0u8], Source::Any, 0)?;
+        let post = group.inner.post();
+        for stream in [&post.streams.out[&other], &post.streams.inward[&other]] {
+            assert!(socket_keepalive(stream).unwrap());
+            assert_eq!((tcp_keepcnt(stream).unwrap(), tcp_user_timeout(stream).unwrap()), (3, 6_000));
+        }
+        Ok(())
+    });
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+}

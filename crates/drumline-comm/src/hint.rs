@@ -1,0 +1,80 @@
+//! What to try when ranks made different calls: decided by what is different in them.
+
+use std::collections::BTreeSet;
+
+use crate::call::Trace;
+
+/// The advice for these calls, in words that follow "try".
+pub(crate) fn hint(calls: &[(usize, Trace)]) -> &'static str {
+    let parts: Vec<Parts<'_>> = calls.iter().map(|(_, trace)| Parts::of(trace)).collect();
+    let differ = |part: fn(&Parts<'_>) -> String| parts.iter().map(part).collect::<BTreeSet<_>>().len() > 1;
+    if differ(|parts| parts.op.into()) || differ(|parts| parts.sequence.to_string()) {
+        "looking for a branch that not all ranks take"
+    } else if differ(|parts| parts.dtype.into()) {
+        "giving elements of the same type on all ranks"
+    } else if differ(|parts| parts.lists.into()) {
+        "giving the same list on all ranks"
+    } else if differ(|parts| parts.count.into()) {
+        "giving the same length on all ranks; a short last batch or a parameter that only some ranks have is a usual cause"
+    } else if differ(|parts| parts.root.into()) {
+        "naming the same root on all ranks"
+    } else {
+        "giving the same options on all ranks"
+    }
+}
+
+/// A call taken apart again: `op(count dtype, reduction, root N, lists XXXX)`.
+#[derive(Debug, Default)]
+struct Parts<'a> {
+    sequence: u64,
+    op: &'a str,
+    count: &'a str,
+    dtype: &'a str,
+    root: &'a str,
+    lists: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(trace: &'a Trace) -> Self {
+        let (op, arguments) = trace.what.split_once('(').unwrap_or((&trace.what, ""));
+        let mut parts = Self { sequence: trace.sequence, op, ..Self::default() };
+        for argument in arguments.trim_end_matches(')').split(", ") {
+            match argument.split_once(' ') {
+                Some(("root", rank)) => parts.root = rank,
+                Some(("lists", hash)) => parts.lists = hash,
+                Some((count, dtype)) => (parts.count, parts.dtype) = (count, dtype),
+                None => {}
+            }
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(a: &str, b: &str, words: &str) {
+        let trace = |what: &str| Trace { sequence: 4, what: what.into(), site: "a.rs:1".into() };
+        let hint = hint(&[(0, trace(a)), (1, trace(a)), (2, trace(b))]);
+        assert!(hint.contains(words), "{a} and {b}: {hint}");
+    }
+
+    #[test]
+    fn the_advice_fits_the_difference() {
+        check("barrier()", "all_reduce(8 f32, sum)", "branch");
+        check("barrier()", "a call it did not name", "branch");
+        check("all_reduce(8 f32, sum)", "all_reduce(9 f32, sum)", "same length");
+        check("all_reduce(8 f32, sum)", "all_reduce(8 f64, sum)", "same type");
+        check("all_reduce(8 f32, sum)", "all_reduce(8 f32, max)", "same options");
+        check("broadcast(8 f32, root 0)", "broadcast(8 f32, root 1)", "same root");
+        check("new_group(lists 01ab)", "new_group(lists 02ab)", "same list");
+    }
+
+    #[test]
+    fn ranks_at_different_calls_have_gone_different_ways() {
+        let trace = |sequence| Trace { sequence, what: "barrier()".into(), site: "a.rs:1".into() };
+        assert!(hint(&[(0, trace(4)), (1, trace(5))]).contains("branch"));
+    }
+}

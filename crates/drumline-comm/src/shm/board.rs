@@ -1,0 +1,84 @@
+//! What the ranks of a node show of themselves besides data: what they did last, and that they have left the group.
+//!
+//! Reading it needs no lock and no answer, so it tells of ranks that are frozen, and of this rank while it is in a call.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::layout::{Control, Layout};
+use super::line::Bell;
+use super::record::KnownSites;
+use super::segment::Segment;
+use super::wait::wake;
+use crate::call::{Call, Trace};
+
+/// This process's view of it. Ranks are counted in the group.
+#[derive(Debug)]
+pub(crate) struct Board {
+    _segment: Arc<Segment>,
+    controls: Vec<NonNull<Control>>,
+    /// For each rank of the group its place on this node, if it is here.
+    places: Vec<Option<usize>>,
+    me: usize,
+}
+
+// SAFETY: the pointers lead into the segment that is kept alive here; what they lead to is made of atomics.
+unsafe impl Send for Board {}
+// SAFETY: as above.
+unsafe impl Sync for Board {}
+
+impl Board {
+    /// The view of local rank `me`; `members` are the ranks of the group that live here.
+    pub(super) fn new(segment: Arc<Segment>, layout: Layout, members: &[usize], me: usize) -> Self {
+        let control = |place| segment.at(layout.control(place), size_of::<Control>()).cast();
+        let controls = (0..members.len()).map(control).collect();
+        let place = |rank| members.iter().position(|&member| member == rank);
+        let places = (0..=members.iter().copied().max().unwrap_or(0)).map(place).collect();
+        Self { controls, places, _segment: segment, me }
+    }
+
+    fn here(&self, place: usize) -> &Control {
+        // SAFETY: as in `Node::control`.
+        unsafe { self.controls[place].as_ref() }
+    }
+
+    fn control(&self, rank: usize) -> Option<&Control> {
+        Some(self.here((*self.places.get(rank)?)?))
+    }
+
+    /// The last collective of a rank, if it is on this node.
+    pub(crate) fn last_collective(&self, rank: usize) -> Option<Trace> {
+        Some(self.control(rank)?.record.read())
+    }
+
+    /// The last call of a rank, collective or not, if it is on this node.
+    pub(crate) fn last_call(&self, rank: usize) -> Option<Trace> {
+        let control = self.control(rank)?;
+        let (collective, letter) = (control.record.read(), control.letters.read());
+        let is_newer = control.letter_after.load(Ordering::Relaxed) >= collective.sequence;
+        Some(if letter.sequence > 0 && is_newer { letter } else { collective })
+    }
+
+    /// Notes the call of this rank that sends or receives messages, its `number`-th.
+    pub(crate) fn note_letter(&self, call: &Call, number: u64, known: &mut KnownSites) {
+        let control = self.here(self.me);
+        control.letter_after.store(control.record.sequence(), Ordering::Relaxed);
+        control.letters.write(call, number, known);
+    }
+
+    /// Whether a rank of this node has left the group.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.control(rank).is_some_and(|control| control.left.load(Ordering::Acquire) != 0)
+    }
+
+    /// This rank leaves the group: whoever waits for it need not any longer.
+    pub(crate) fn leave(&self) {
+        self.here(self.me).left.store(1, Ordering::Release);
+        Bell::order();
+        for place in (0..self.controls.len()).filter(|&place| place != self.me) {
+            wake(&self.here(place).flags.bell);
+            wake(&self.here(place).mail);
+        }
+    }
+}
