@@ -99,7 +99,7 @@ fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
             meanwhile(phase, Duration::from_millis(5), || (0..30).try_for_each(|_| form_child(group)))
         }
         "buffers" => meanwhile(phase, Duration::from_millis(3), || {
-            (0..50).try_for_each(|_| Ok(drop(group.heap_alloc::<u8>(9)?)))
+            (0..50).try_for_each(|_| Ok(group.heap_alloc::<u8>(9).map(drop)?))
         }),
         "exit" => {
             group.barrier()?;
@@ -203,6 +203,7 @@ fn start(
 fn wait_until_struck(running: &RunningRanks, victim: usize, phase: &str) -> Result<Instant> {
     let fault = format!("fault stop:rank={victim}@step={}", step_of(phase));
     running.wait_for_line(victim, &fault, SOON)?;
+    running.wait_until_stopped(victim, SOON)?;
     Ok(Instant::now())
 }
 
@@ -217,7 +218,7 @@ fn names(line: &str, phase: &str, victim: usize, pid: u32) -> bool {
             let named =
                 line.contains(&format!("rank {victim}: (")) && line.contains(&format!("pid {pid}, stopped"));
             let others_live = line.matches(", pid ").count() == 1 + line.matches(", alive)").count();
-            let unlinked = line.contains(&format!("link to rank {victim} of group `world/"));
+            let unlinked = line.contains(&format!("link to rank {victim} of group `world"));
             (timed_out && named && others_live) || unlinked
         }
     }

@@ -103,6 +103,7 @@ fn duration(line: &str) -> Result<Duration> {
 fn freeze_the_host(ranks: &Ranks, transport: &str) -> Result<()> {
     let running = ranks.clone().fault("stop:rank=0@step=1").start()?;
     running.wait_for_line(0, "rank-test: fault", SOON)?;
+    running.wait_until_stopped(0, SOON)?;
     for rank in [1, 2] {
         running.wait_for_line(rank, "worked on", SOON)?;
         let child = running.wait_for_line(rank, "new group", SOON)?;
