@@ -101,6 +101,7 @@ impl ProcessGroup {
             if let (Err(error), Some(node)) = (&region, &tiers.node)
                 && error.kind() == std::io::ErrorKind::TimedOut
             {
+                // The next round would wait for the same rank once more, as long again.
                 return Err(Stop::Silent(vec![node.members()[0]]));
             }
             let mut have_it = [region.is_ok()];
