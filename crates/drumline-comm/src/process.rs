@@ -100,7 +100,7 @@ pub(crate) struct Who {
     cores: Cores,
     transport: Transport,
     /// The store ends with this rank.
-    hosts_store: bool,
+    pub(crate) hosts_store: bool,
 }
 
 impl Who {

@@ -1,6 +1,8 @@
 //! Groups tested from outside: as threads, as processes, over both transports, and when things go wrong.
 #![allow(clippy::unwrap_used)]
 
+#[path = "it/any_moment.rs"]
+mod any_moment;
 #[path = "it/async_calls.rs"]
 mod async_calls;
 #[path = "it/bits.rs"]
@@ -11,6 +13,10 @@ mod corners;
 mod cycles;
 #[path = "it/death.rs"]
 mod death;
+#[path = "it/frozen.rs"]
+mod frozen;
+#[path = "it/frozen_host.rs"]
+mod frozen_host;
 #[path = "it/grid.rs"]
 mod grid;
 #[path = "it/heap.rs"]
@@ -27,6 +33,8 @@ mod mismatch;
 mod numbers;
 #[path = "it/objects.rs"]
 mod objects;
+#[path = "it/one_core.rs"]
+mod one_core;
 #[path = "it/p2p_notes.rs"]
 mod p2p_notes;
 #[path = "it/strangers.rs"]

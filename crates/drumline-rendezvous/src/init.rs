@@ -164,7 +164,7 @@ impl Place {
 
     fn connect(&self, addr: &str, key: &JobKey, deadline: Instant) -> Result<TcpStore, InitError> {
         let hello = Hello::new(Role::Store).member(self.rank, self.world_size).round(self.round);
-        Ok(TcpStore::connect(addr, key, hello, deadline)?)
+        Ok(TcpStore::connect(addr, key, hello, deadline)?.prompt_within(self.timeout))
     }
 
     fn member(

@@ -135,6 +135,11 @@ impl Stat {
     }
 }
 
+/// Whether a process stands still for SIGSTOP.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    Stat::of(pid).is_some_and(|stat| stat.state == "T")
+}
+
 fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 use drumline_launch::{Exit, JobReport, RunningJob, Signal};
 
 use crate::in_rank;
-use crate::leftovers::Watch;
+use crate::leftovers::{Watch, is_stopped};
 
 /// The ranks of a test while they run. Dropping it kills them all.
 #[derive(Debug)]
@@ -47,6 +47,22 @@ impl RunningRanks {
     /// SIGSTOP: the rank stands still and is not dead.
     pub fn stop(&self, rank: usize) -> Result<()> {
         self.signal(rank, Signal::STOP)
+    }
+
+    /// Waits until a rank stands still, after [`stop`](Self::stop) or a fault of its own: a SIGCONT before that has no
+    /// effect, and the rank would stand still for good.
+    pub fn wait_until_stopped(&self, rank: usize, within: Duration) -> Result<()> {
+        let (pid, deadline) = (self.pid(rank)?, Instant::now() + within);
+        while !is_stopped(pid) {
+            if Instant::now() >= deadline {
+                bail!(
+                    "rank {rank} does not stand still after {within:?}; it printed:\n{}",
+                    self.printed(rank)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// SIGCONT: a stopped rank goes on.

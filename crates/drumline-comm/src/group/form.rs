@@ -16,7 +16,7 @@ use crate::monitor::Fate;
 use crate::process::{GroupOptions, Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{
-    Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, create, region_len,
+    Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, Stop, create, region_len,
 };
 use crate::tcp::Mesh;
 
@@ -98,6 +98,12 @@ impl ProcessGroup {
             tiers.barrier(cx)?;
             tiers.children += 1;
             let region = self.make_region(tiers, bytes);
+            if let (Err(error), Some(node)) = (&region, &tiers.node)
+                && error.kind() == std::io::ErrorKind::TimedOut
+            {
+                // The next round would wait for the same rank once more, as long again.
+                return Err(Stop::Silent(vec![node.members()[0]]));
+            }
             let mut have_it = [region.is_ok()];
             tiers.all_reduce(cx, &mut have_it, ReduceOp::Min)?;
             Ok((region, have_it[0]))
@@ -222,6 +228,7 @@ fn share_memory(
     }
     let deadline = Instant::now() + process.options.timeout.min(process.member.timeout);
     let failed = |cause: String| {
+        let cause = format!("{cause}{}", standing_still(process, fate, local));
         let error = CommError::System { group: fate.group.clone(), what: "sharing memory", cause };
         fate.cause_soon().unwrap_or(error)
     };
@@ -233,7 +240,8 @@ fn share_memory(
     let passing = if place == 0 {
         let door = Door::open().map_err(|error| failed(error.to_string()))?;
         process.store().set(&key, door.invitation()).map_err(|error| failed(error.to_string()))?;
-        let passing = door.admit(local.len(), deadline, all_here);
+        let ranks: Vec<usize> = local.iter().map(|&index| fate.members[index]).collect();
+        let passing = door.admit(&ranks, deadline, all_here);
         let _ = process.store().delete(&key);
         passing
     } else {
@@ -248,4 +256,15 @@ fn share_memory(
     let segment = Segment::map(&fd, len, Pages::WhenTouched).map_err(|error| failed(error.to_string()))?;
     let node = Node::new(Arc::new(segment), local.to_vec(), place, pace);
     Ok((Some(node), Some(passing)))
+}
+
+/// Who does nothing any more of those that others depend on here, in words: the ranks of the node, and the store's host.
+fn standing_still(process: &Process, fate: &Fate, local: &[usize]) -> String {
+    let here: Vec<usize> = local.iter().map(|&index| fate.members[index]).collect();
+    let needed = |rank: &usize| here.contains(rank) || process.who[*rank].hosts_store;
+    let words = (0..process.who.len()).filter(needed).filter_map(|rank| {
+        let (who, state) = (&process.who[rank], process.state_of(rank).filter(|state| state != "alive")?);
+        Some(format!("; rank {rank}: ({}, pid {}, {state})", who.host, who.pid))
+    });
+    words.collect()
 }

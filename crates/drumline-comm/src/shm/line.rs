@@ -128,10 +128,45 @@ impl Bell {
     }
 }
 
+/// Memory for loom's tests, which reports any access to it that is not ordered after the one before.
+#[cfg(all(test, loom))]
+pub(super) mod loom_cells {
+    use loom::cell::UnsafeCell;
+
+    pub(crate) struct Cell(UnsafeCell<u64>);
+
+    // SAFETY: unordered access from two threads is what loom is to find, and panics at.
+    unsafe impl Sync for Cell {}
+
+    impl Cell {
+        pub(crate) fn write(&self, value: u64) {
+            // SAFETY: loom panics first if anybody else may use it now.
+            self.0.with_mut(|place| unsafe { *place = value });
+        }
+
+        pub(crate) fn read(&self) -> u64 {
+            // SAFETY: loom panics first if anybody may write it now.
+            self.0.with(|place| unsafe { *place })
+        }
+    }
+
+    /// Tries all orders with at most so many preemptions, or as many as `LOOM_MAX_PREEMPTIONS` says.
+    pub(crate) fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+        builder.max_branches = 50_000;
+        builder.check(body);
+    }
+
+    pub(crate) fn cells(count: usize) -> Vec<Cell> {
+        (0..count).map(|_| Cell(UnsafeCell::new(0))).collect()
+    }
+}
+
 #[cfg(all(test, loom))]
 mod loom_tests {
+    use super::loom_cells::{Cell, cells};
     use super::*;
-    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 
     fn flags() -> Flags {
@@ -143,35 +178,75 @@ mod loom_tests {
         Flags { lines: [line(), line()], bell: Bell { asleep: AtomicU32::new(0), ring: AtomicU32::new(0) } }
     }
 
-    /// What one rank owns: its flags and two staging places. loom reports any unordered access to a place.
+    /// What one rank owns: its flags and, for either parity, a staging place of one cell for each rank.
     struct Rank {
         flags: Flags,
-        places: [UnsafeCell<u64>; 2],
+        places: [Vec<Cell>; 2],
     }
 
     fn ranks(n: usize) -> Arc<Vec<Rank>> {
-        Arc::new(
-            (0..n)
-                .map(|_| Rank { flags: flags(), places: [UnsafeCell::new(0), UnsafeCell::new(0)] })
-                .collect(),
-        )
+        Arc::new((0..n).map(|_| Rank { flags: flags(), places: [cells(n), cells(n)] }).collect())
+    }
+
+    /// Runs `part` as each of `n` ranks, in all orders with so many preemptions at most.
+    fn run(n: usize, part: impl Fn(&[Rank], usize) + Copy + Send + Sync + 'static) {
+        // Three of them have too many orders; they are switched wherever one waits, and read old values where they may.
+        super::loom_cells::model(if n == 2 { 3 } else { 0 }, move || {
+            let ranks = ranks(n);
+            let others: Vec<_> = (1..n)
+                .map(|me| {
+                    let ranks = ranks.clone();
+                    loom::thread::spawn(move || part(&ranks, me))
+                })
+                .collect();
+            part(&ranks, 0);
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+    }
+
+    fn peers(ranks: &[Rank], me: usize) -> impl Iterator<Item = (usize, &Rank)> {
+        ranks.iter().enumerate().filter(move |(rank, _)| *rank != me)
     }
 
     fn take_part(ranks: &[Rank], me: usize, rounds: u64) {
         for epoch in 1..=rounds {
             let parity = (epoch & 1) as usize;
-            // SAFETY: loom checks exactly this: that nobody reads the place while it is filled.
-            ranks[me].places[parity].with_mut(|place| unsafe { *place = epoch * 10 + me as u64 });
+            ranks[me].places[parity][0].write(epoch * 10 + me as u64);
             ranks[me].flags.publish(epoch, 7, &[epoch]);
-            for (rank, peer) in ranks.iter().enumerate().filter(|(rank, _)| *rank != me) {
+            for (rank, peer) in peers(ranks, me) {
                 spin(&peer.flags, epoch);
-                // SAFETY: as above, for reading.
-                let seen = peer.places[parity].with(|place| unsafe { *place });
-                assert_eq!(seen, epoch * 10 + rank as u64);
+                assert_eq!(peer.places[parity][0].read(), epoch * 10 + rank as u64);
                 let mut words = [0];
                 peer.flags.read_words(epoch, &mut words);
                 assert_eq!((words, peer.flags.fingerprint(epoch)), ([epoch], 7));
             }
+        }
+    }
+
+    /// As `Node::reduce_my_part`: in its peers' places a rank reads the cell that is its own part, and then takes it over
+    /// by writing to it.
+    fn take_over(ranks: &[Rank], me: usize, rounds: u64) {
+        for epoch in 1..=rounds {
+            let parity = (epoch & 1) as usize;
+            ranks[me].places[parity].iter().for_each(|cell| cell.write(epoch * 10 + me as u64));
+            ranks[me].flags.publish(epoch, 7, &[]);
+            for (rank, peer) in peers(ranks, me) {
+                spin(&peer.flags, epoch);
+                assert_eq!(peer.places[parity][me].read(), epoch * 10 + rank as u64);
+                peer.places[parity][me].write(0);
+            }
+        }
+    }
+
+    /// Waits as `Patience::wait` does when it has run out of patience. The futex is modelled as "returns once the word
+    /// differs"; a lost wake-up would be a thread that never ends, which loom reports.
+    fn sleep_until(bell: &Bell, ready: impl Fn() -> bool) {
+        while !ready() {
+            bell.doze(&ready, |ring, value| {
+                while ring.load(Ordering::Acquire) == value {
+                    loom::thread::yield_now();
+                }
+            });
         }
     }
 
@@ -183,66 +258,96 @@ mod loom_tests {
 
     #[test]
     fn loom_two_ranks_four_rounds() {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(|| {
-            let ranks = ranks(2);
-            let theirs = ranks.clone();
-            let other = loom::thread::spawn(move || take_part(&theirs, 1, 4));
-            take_part(&ranks, 0, 4);
-            other.join().unwrap();
-        });
+        run(2, |ranks, me| take_part(ranks, me, 4));
     }
 
-    /// The control: with one place instead of two, loom must find the overwrite.
+    #[test]
+    fn loom_three_ranks_three_rounds() {
+        run(3, |ranks, me| take_part(ranks, me, 3));
+    }
+
+    /// With one place instead of two.
+    fn overwrite(ranks: &[Rank], me: usize) {
+        for epoch in 1..=2 {
+            ranks[me].places[0][0].write(epoch);
+            ranks[me].flags.publish(epoch, 7, &[]);
+            for (_, peer) in peers(ranks, me) {
+                spin(&peer.flags, epoch);
+                peer.places[0][0].read();
+            }
+        }
+    }
+
+    /// The control: loom must find the overwrite.
     #[test]
     #[should_panic]
     fn loom_finds_a_single_place_unsafe() {
-        loom::model(|| {
-            let ranks = ranks(2);
-            let both = |ranks: &[Rank], me: usize| {
-                for epoch in 1..=2 {
-                    // SAFETY: deliberately wrong; loom panics.
-                    ranks[me].places[0].with_mut(|place| unsafe { *place = epoch });
-                    ranks[me].flags.publish(epoch, 7, &[]);
-                    spin(&ranks[1 - me].flags, epoch);
-                    // SAFETY: as above.
-                    ranks[1 - me].places[0].with(|place| unsafe { *place });
-                }
-            };
-            let other = ranks.clone();
-            let thread = loom::thread::spawn(move || both(&other, 1));
-            both(&ranks, 0);
-            thread.join().unwrap();
+        run(2, overwrite);
+    }
+
+    #[test]
+    #[should_panic]
+    fn loom_finds_a_single_place_unsafe_among_three() {
+        run(3, overwrite);
+    }
+
+    #[test]
+    fn loom_lines_taken_over_come_back_to_their_owner() {
+        run(2, |ranks, me| take_over(ranks, me, 4));
+        run(3, |ranks, me| take_over(ranks, me, 3));
+    }
+
+    /// The control: what a peer takes over the owner must not read in the same round.
+    #[test]
+    #[should_panic]
+    fn loom_finds_an_owner_that_reads_what_is_taken_over() {
+        run(2, |ranks, me| {
+            take_over(ranks, me, 1);
+            ranks[me].places[1][1 - me].read();
         });
     }
 
-    /// A sleeper is always woken: the futex is modelled as "returns once the word differs", and a lost wake-up would be
-    /// a thread that never ends, which loom reports.
+    #[test]
+    #[should_panic]
+    fn loom_finds_three_that_take_over_the_same() {
+        run(3, |ranks, me| {
+            ranks[me].flags.publish(1, 7, &[]);
+            for (_, peer) in peers(ranks, me) {
+                spin(&peer.flags, 1);
+                peer.places[1][0].write(0);
+            }
+        });
+    }
+
     #[test]
     fn loom_no_wake_up_is_lost() {
-        loom::model(|| {
-            let ranks = ranks(2);
-            let other = ranks.clone();
-            let sleeper = loom::thread::spawn(move || {
-                let mine = &other[1].flags;
-                while !other[0].flags.arrived(1) {
-                    mine.bell.doze(
-                        || other[0].flags.arrived(1),
-                        |ring, value| {
-                            while ring.load(Ordering::Acquire) == value {
-                                loom::thread::yield_now();
-                            }
-                        },
-                    );
+        run(2, |ranks, me| match me {
+            0 => {
+                ranks[0].flags.publish(1, 0, &[]);
+                Bell::order();
+                if ranks[1].flags.bell.wanted() {
+                    ranks[1].flags.bell.strike();
                 }
-            });
-            ranks[0].flags.publish(1, 0, &[]);
-            Bell::order();
-            if ranks[1].flags.bell.wanted() {
-                ranks[1].flags.bell.strike();
             }
-            sleeper.join().unwrap();
+            _ => sleep_until(&ranks[1].flags.bell, || ranks[0].flags.arrived(1)),
         });
+    }
+
+    /// As `Node::round`: a rank looks for sleepers only after it has waited itself, since the last to arrive wakes all.
+    fn round(ranks: &[Rank], me: usize) {
+        ranks[me].flags.publish(1, 0, &[]);
+        for (_, peer) in peers(ranks, me) {
+            sleep_until(&ranks[me].flags.bell, || peer.flags.arrived(1));
+        }
+        Bell::order();
+        for (_, peer) in peers(ranks, me).filter(|(_, peer)| peer.flags.bell.wanted()) {
+            peer.flags.bell.strike();
+        }
+    }
+
+    #[test]
+    fn loom_the_last_to_arrive_wakes_all() {
+        run(2, round);
+        run(3, round);
     }
 }

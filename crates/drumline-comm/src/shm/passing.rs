@@ -14,6 +14,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, SendAncillaryBuffer, SendAncillaryMessage};
 
 /// Random bytes in the name of a socket, so that names do not collide; all users of the machine can see it.
@@ -45,16 +46,22 @@ impl Door {
         &self.invitation
     }
 
-    /// Waits until the `ranks - 1` others have come in, as long as `go_on` does not object.
+    /// Waits until the others have come in, as long as `go_on` does not object. `ranks` are all of this node by the names
+    /// under which an error lists them, the leader first.
     pub(crate) fn admit(
         self,
-        ranks: usize,
+        ranks: &[usize],
         deadline: Instant,
         go_on: impl Fn() -> io::Result<()>,
     ) -> io::Result<Passing> {
-        let mut members: Vec<Option<UnixStream>> = (1..ranks).map(|_| None).collect();
+        let mut members: Vec<Option<UnixStream>> = (1..ranks.len()).map(|_| None).collect();
         while members.iter().any(Option::is_none) {
             go_on()?;
+            if Instant::now() >= deadline {
+                let late = ranks[1..].iter().zip(&members).filter(|(_, member)| member.is_none());
+                let late: Vec<String> = late.map(|(rank, _)| format!("rank {rank}")).collect();
+                return Err(too_late(format!("{} did not come for it in time", late.join(", "))));
+            }
             if !poll_readable(self.listener.as_fd(), deadline)? {
                 continue;
             }
@@ -162,7 +169,9 @@ fn send(stream: &UnixStream, made: &io::Result<OwnedFd>) -> io::Result<()> {
     let len = text.len().min(TEXT - 1);
     frame[0] = len as u8;
     frame[1..=len].copy_from_slice(&text.as_bytes()[..len]);
-    rustix::net::sendmsg(stream, &[IoSlice::new(&frame)], &mut control, rustix::net::SendFlags::NOSIGNAL)?;
+    let flags = rustix::net::SendFlags::NOSIGNAL;
+    // A process that was stopped and goes on finds such calls interrupted.
+    retry_on_intr(|| rustix::net::sendmsg(stream, &[IoSlice::new(&frame)], &mut control, flags))?;
     Ok(())
 }
 
@@ -171,7 +180,13 @@ fn receive(stream: &UnixStream) -> io::Result<OwnedFd> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut frame = [0; TEXT];
     let flags = rustix::net::RecvFlags::CMSG_CLOEXEC | rustix::net::RecvFlags::WAITALL;
-    let got = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut frame)], &mut control, flags)?;
+    let got = retry_on_intr(|| {
+        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut frame)], &mut control, flags)
+    });
+    let got = got.map_err(|error| match error {
+        Errno::AGAIN => too_late("the first rank of this node did not share it in time".into()),
+        other => other.into(),
+    })?;
     if got.bytes < TEXT {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the first rank of this node went away"));
     }
@@ -192,20 +207,18 @@ fn set_deadline(stream: &UnixStream, deadline: Instant) -> io::Result<()> {
     stream.set_write_timeout(Some(left))
 }
 
-/// Whether somebody knocks, after a moment; an error once the deadline has passed.
+fn too_late(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, what)
+}
+
+/// Whether somebody knocks, after a moment or at the deadline.
 fn poll_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "not all ranks of this node came to share memory",
-        ));
-    }
     let nap =
         rustix::fs::Timespec { tv_sec: 0, tv_nsec: left.min(Duration::from_millis(20)).as_nanos() as _ };
     match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&nap)) {
         Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -227,7 +240,7 @@ mod tests {
             let passing = Passing::enter(&name, 1, soon()).unwrap();
             passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap()
         });
-        let leader = door.admit(2, soon(), || Ok(())).unwrap();
+        let leader = door.admit(&[0, 1], soon(), || Ok(())).unwrap();
         let mine = leader.share(|| create(4096, Pages::WhenTouched), soon()).unwrap();
         let theirs = member.join().unwrap();
         assert_eq!(rustix::fs::fstat(&mine).unwrap().st_ino, rustix::fs::fstat(&theirs).unwrap().st_ino);
@@ -241,7 +254,7 @@ mod tests {
             let passing = Passing::enter(&name, 1, soon()).unwrap();
             passing.share(|| unreachable!("only the leader makes it"), soon()).unwrap_err().to_string()
         });
-        let leader = door.admit(2, soon(), || Ok(())).unwrap();
+        let leader = door.admit(&[0, 1], soon(), || Ok(())).unwrap();
         assert!(leader.share(|| Err(io::Error::other("no memory left")), soon()).is_err());
         assert_eq!(member.join().unwrap(), "the first rank of this node: no memory left");
     }
@@ -260,7 +273,7 @@ mod tests {
         }
         let member = std::thread::spawn(move || Passing::enter(&name, 1, soon()).unwrap());
         assert!(
-            matches!(door.admit(2, soon(), || Ok(())).unwrap(), Passing::Leader(members) if members.len() == 1)
+            matches!(door.admit(&[0, 1], soon(), || Ok(())).unwrap(), Passing::Leader(members) if members.len() == 1)
         );
         drop(member.join());
     }
@@ -268,8 +281,10 @@ mod tests {
     #[test]
     fn nobody_coming_is_an_error_in_time() {
         let begin = Instant::now();
-        let error = Door::open().unwrap().admit(2, begin + Duration::from_millis(50), || Ok(())).unwrap_err();
+        let deadline = begin + Duration::from_millis(50);
+        let error = Door::open().unwrap().admit(&[4, 6, 8], deadline, || Ok(())).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "rank 6, rank 8 did not come for it in time");
         assert!(begin.elapsed() < Duration::from_secs(2));
     }
 }

@@ -4,6 +4,9 @@
 //! record sees two different sequence numbers and looks again. The text of a place in the program is written when a call
 //! is first made from there; later calls only name its slot.
 
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::call::{Call, Op, Trace};
@@ -11,10 +14,10 @@ use crate::element::DType;
 use crate::reduce::ReduceOp;
 
 /// Longest `file:line` kept; the end of a longer one is kept, since that tells files apart.
-const SITE_BYTES: usize = 96;
+const SITE_BYTES: usize = if cfg!(loom) { 8 } else { 96 };
 
-/// Places in the program remembered at a time.
-const SITES: usize = 64;
+/// Places in the program remembered at a time. Under loom, which tries all orders, any two are one too many.
+const SITES: usize = if cfg!(loom) { 1 } else { 64 };
 
 #[repr(C, align(128))]
 pub(crate) struct Record {
@@ -94,15 +97,21 @@ impl Record {
     /// The last call noted here.
     pub(crate) fn read(&self) -> Trace {
         for _ in 0..1000 {
-            let after = self.after.load(Ordering::Acquire);
-            let trace = self.read_once(after);
-            fence(Ordering::Acquire);
-            if self.before.load(Ordering::Relaxed) == after {
+            if let Some(trace) = self.read_whole() {
                 return trace;
             }
             std::hint::spin_loop();
         }
         self.read_once(self.after.load(Ordering::Acquire))
+    }
+
+    /// The last call, unless the owner is just writing it.
+    fn read_whole(&self) -> Option<Trace> {
+        let after = self.after.load(Ordering::Acquire);
+        let trace = self.read_once(after);
+        // Whoever has seen a word of a later call also sees that call's number in `before`.
+        fence(Ordering::Acquire);
+        (self.before.load(Ordering::Relaxed) == after).then_some(trace)
     }
 
     fn read_once(&self, sequence: u64) -> Trace {
@@ -172,5 +181,76 @@ mod tests {
         assert_eq!(record.read(), elsewhere.trace(13));
         record.write(&call, 14, &mut known);
         assert_eq!(record.read(), call.trace(14));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::shm::line::loom_cells::model;
+
+    fn record() -> Record {
+        let word = || AtomicU64::new(0);
+        let site = || Site { len: word(), text: std::array::from_fn(|_| word()) };
+        Record {
+            before: word(),
+            kind: word(),
+            count: word(),
+            root: word(),
+            factor: word(),
+            extra: word(),
+            site: word(),
+            after: word(),
+            sites: std::array::from_fn(|_| site()),
+        }
+    }
+
+    fn first() -> Call {
+        Call::new(Op::Reduce).of(DType::F16, 99).root(3)
+    }
+
+    fn second() -> Call {
+        Call::new(Op::Broadcast).of(DType::U8, 5).root(1)
+    }
+
+    fn texts(trace: &Trace) -> (u64, String) {
+        (trace.sequence, trace.what.clone())
+    }
+
+    /// What a reader may see while `write` notes two calls, the second over the first.
+    fn watch(write: fn(&Record)) {
+        model(2, move || {
+            let record = loom::sync::Arc::new(record());
+            let none = record.read_once(0);
+            let theirs = record.clone();
+            let writer = loom::thread::spawn(move || write(&theirs));
+            let seen = record.read_whole();
+            writer.join().unwrap();
+            let Some(seen) = seen else { return };
+            let whole = [none, first().trace(1), second().trace(2)];
+            assert!(whole.iter().any(|call| texts(call) == texts(&seen)), "half of each: {seen}");
+        });
+    }
+
+    #[test]
+    fn loom_a_record_is_seen_whole_or_not_at_all() {
+        watch(|record| {
+            let mut known = KnownSites::default();
+            record.write(&first(), 1, &mut known);
+            record.write(&second(), 2, &mut known);
+        });
+    }
+
+    /// The control: a writer that does not say before that it writes.
+    #[test]
+    #[should_panic(expected = "half of each")]
+    fn loom_finds_a_record_without_its_first_number() {
+        watch(|record| {
+            let mut known = KnownSites::default();
+            record.write(&first(), 1, &mut known);
+            record.count.store(second().count as u64, Ordering::Relaxed);
+            record.before.store(2, Ordering::Relaxed);
+            record.after.store(2, Ordering::Release);
+        });
     }
 }

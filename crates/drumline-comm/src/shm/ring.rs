@@ -6,8 +6,13 @@
 //! ```
 //! Neither side waits here: both calls do what they can and say how much that was.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::segment::Segment;
@@ -51,50 +56,76 @@ impl Ring {
 
     /// Bytes that can be given now.
     pub(crate) fn room(&self) -> usize {
-        let Counters { given, taken } = self.counters();
-        let held = given.0.load(Ordering::Relaxed).wrapping_sub(taken.0.load(Ordering::Acquire));
-        CAPACITY.saturating_sub(held as usize)
+        self.counters().room(CAPACITY)
     }
 
     /// Bytes that can be taken now.
     pub(crate) fn ready(&self) -> usize {
-        let Counters { given, taken } = self.counters();
-        let held = given.0.load(Ordering::Acquire).wrapping_sub(taken.0.load(Ordering::Relaxed));
-        (held as usize).min(CAPACITY)
+        self.counters().ready(CAPACITY)
     }
 
     /// Copies as much of `bytes` into the ring as there is room for, and says how much.
     pub(crate) fn give(&mut self, bytes: &[u8]) -> usize {
-        let len = bytes.len().min(self.room());
-        let given = self.counters().given.0.load(Ordering::Relaxed);
-        let start = (given % CAPACITY as u64) as usize;
-        let before_end = len.min(CAPACITY - start);
-        // SAFETY: only this side writes between `given` and `taken + CAPACITY`, and the reader does not look there until
-        // the counter below is published; both pieces lie inside the ring.
-        unsafe {
-            let data = self.data.as_ptr();
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), data.add(start), before_end);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr().add(before_end), data, len - before_end);
-        }
-        self.counters().given.0.store(given + len as u64, Ordering::Release);
-        len
+        let data = self.data.as_ptr();
+        self.counters().give(CAPACITY, bytes.len(), |at, places| {
+            // SAFETY: the places lie inside the ring, and until `give` returns they are this side's alone.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), data.add(places.start), places.len())
+            };
+        })
     }
 
     /// Copies as much as is ready, at most `into.len()`, and says how much.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
-        let len = into.len().min(self.ready());
-        let taken = self.counters().taken.0.load(Ordering::Relaxed);
-        let start = (taken % CAPACITY as u64) as usize;
-        let before_end = len.min(CAPACITY - start);
-        // SAFETY: the writer published these bytes and does not touch them until the counter below moves on.
-        unsafe {
-            let data = self.data.as_ptr();
-            std::ptr::copy_nonoverlapping(data.add(start), into.as_mut_ptr(), before_end);
-            std::ptr::copy_nonoverlapping(data, into.as_mut_ptr().add(before_end), len - before_end);
-        }
-        self.counters().taken.0.store(taken + len as u64, Ordering::Release);
+        let data = self.data.as_ptr();
+        self.counters().take(CAPACITY, into.len(), |at, places| {
+            // SAFETY: the places lie inside the ring, and until `take` returns they are this side's alone.
+            unsafe {
+                std::ptr::copy_nonoverlapping(data.add(places.start), into[at..].as_mut_ptr(), places.len())
+            };
+        })
+    }
+}
+
+/// Who may touch which places of a ring, without the ring.
+impl Counters {
+    fn room(&self, capacity: usize) -> usize {
+        let held = self.given.0.load(Ordering::Relaxed).wrapping_sub(self.taken.0.load(Ordering::Acquire));
+        capacity.saturating_sub(held as usize)
+    }
+
+    fn ready(&self, capacity: usize) -> usize {
+        let held = self.given.0.load(Ordering::Acquire).wrapping_sub(self.taken.0.load(Ordering::Relaxed));
+        (held as usize).min(capacity)
+    }
+
+    /// Lets `fill` write up to `most` bytes, then shows them to the reader; says how many. Between `given` and
+    /// `taken + capacity` only the writer touches the ring, and the reader does not look there until `given` moves.
+    fn give(&self, capacity: usize, most: usize, fill: impl FnMut(usize, Range<usize>)) -> usize {
+        let len = most.min(self.room(capacity));
+        let given = self.given.0.load(Ordering::Relaxed);
+        pieces(capacity, given, len, fill);
+        self.given.0.store(given + len as u64, Ordering::Release);
         len
     }
+
+    /// Lets `read` see up to `most` bytes, then leaves their places to the writer, who does not touch them before.
+    fn take(&self, capacity: usize, most: usize, read: impl FnMut(usize, Range<usize>)) -> usize {
+        let len = most.min(self.ready(capacity));
+        let taken = self.taken.0.load(Ordering::Relaxed);
+        pieces(capacity, taken, len, read);
+        self.taken.0.store(taken + len as u64, Ordering::Release);
+        len
+    }
+}
+
+/// The places of `len` bytes from `count` on: up to the end of the ring, then from its start. `each` gets how many bytes
+/// come before, and the places.
+fn pieces(capacity: usize, count: u64, len: usize, mut each: impl FnMut(usize, Range<usize>)) {
+    let start = (count % capacity as u64) as usize;
+    let before_end = len.min(capacity - start);
+    each(0, start..start + before_end);
+    each(before_end, 0..len - before_end);
 }
 
 #[cfg(all(test, not(loom)))]
@@ -135,5 +166,76 @@ mod tests {
         assert_eq!((ring.room(), ring.ready(), ring.give(&[1])), (0, CAPACITY, 0));
         assert_eq!(ring.take(&mut [0; 10]), 10);
         assert_eq!(ring.room(), 10);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::shm::line::loom_cells::{Cell, cells, model};
+
+    const PLACES: usize = 2;
+    const BYTES: u64 = 3;
+
+    fn counters() -> Counters {
+        Counters { given: Counter(AtomicU64::new(0)), taken: Counter(AtomicU64::new(0)) }
+    }
+
+    fn write(counters: &Counters, places: &[Cell], most: usize) {
+        let mut next = 1;
+        while next <= BYTES {
+            let left = (BYTES - next + 1) as usize;
+            let given = counters.give(PLACES, left.min(most), |at, range| {
+                range.enumerate().for_each(|(i, place)| places[place].write(next + (at + i) as u64));
+            });
+            next += given as u64;
+            if given == 0 {
+                loom::thread::yield_now();
+            }
+        }
+    }
+
+    fn read(counters: &Counters, places: &[Cell]) {
+        let mut next = 1;
+        while next <= BYTES {
+            let taken = counters.take(PLACES, PLACES, |at, range| {
+                range
+                    .enumerate()
+                    .for_each(|(i, place)| assert_eq!(places[place].read(), next + (at + i) as u64));
+            });
+            next += taken as u64;
+            if taken == 0 {
+                loom::thread::yield_now();
+            }
+        }
+    }
+
+    fn pass(most: usize, writer: fn(&Counters, &[Cell], usize)) {
+        model(3, move || {
+            let ring = loom::sync::Arc::new((counters(), cells(PLACES)));
+            let theirs = ring.clone();
+            let thread = loom::thread::spawn(move || writer(&theirs.0, &theirs.1, most));
+            read(&ring.0, &ring.1);
+            thread.join().unwrap();
+        });
+    }
+
+    /// Three bytes go through two places, so every place is used again.
+    #[test]
+    fn loom_a_ring_passes_all_bytes_in_order() {
+        pass(1, write);
+        pass(PLACES, write);
+    }
+
+    /// The control: a writer that does not look for room overwrites what the reader has not taken.
+    #[test]
+    #[should_panic]
+    fn loom_finds_a_writer_without_room() {
+        pass(1, |counters, places, _| {
+            for next in 1..=BYTES {
+                places[(next - 1) as usize % PLACES].write(next);
+                counters.given.0.store(next, Ordering::Release);
+            }
+        });
     }
 }

@@ -98,9 +98,7 @@ impl Mesh {
         loop {
             if connects {
                 let outcome = self.process.hub_address(self.members[peer], begin + cx.watch.timeout);
-                match outcome
-                    .and_then(|address| hub.connect(address, &name, Instant::now() + cx.watch.timeout))
-                {
+                match outcome.and_then(|address| hub.connect(address, &name, begin + cx.watch.timeout)) {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last_error = error,
                 }

@@ -328,6 +328,7 @@ fn stand_still(ranks: &Ranks, transport: &str) -> Result<()> {
     let ranks = ranks.clone().env([("DRUMLINE_TIMEOUT", "600ms")]);
     let deed = Deed { fault: "stop", words: "", exit: Exit::Code(0) };
     let (running, struck) = blow("small", 1, 4, deed).strike(&ranks, transport)?;
+    running.wait_until_stopped(1, SOON)?;
     for rank in [0, 2] {
         let line = running.wait_for_line(rank, "verdict:", SOON)?;
         let time = struck.elapsed();

@@ -22,8 +22,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use wire::{Broken, Wire};
 
-/// Time for requests that wait for nobody, and for one more connection.
+/// Time for requests that wait for nobody, and for one more connection, unless less is wanted.
 const PROMPT: Duration = Duration::from_secs(30);
+/// Less than this is not enough for a busy machine.
+const LEAST_PROMPT: Duration = Duration::from_secs(1);
 /// Idle connections kept besides the life line.
 const IDLE: usize = 8;
 
@@ -34,6 +36,7 @@ pub struct TcpStore {
     server: SocketAddr,
     idle: Mutex<Vec<Wire>>,
     left: AtomicBool,
+    prompt: Duration,
 }
 
 impl TcpStore {
@@ -58,7 +61,13 @@ impl TcpStore {
         dial.was_there = true;
         let (local, server) = life_line.ends().map_err(StoreError::io("the connection has no address"))?;
         let (idle, left) = (Mutex::new(vec![life_line]), AtomicBool::new(false));
-        Ok(TcpStore { dial, local, server, idle, left })
+        Ok(TcpStore { dial, local, server, idle, left, prompt: PROMPT })
+    }
+
+    /// A server that stands still is given up on after `limit` also by requests that wait for nobody.
+    pub(crate) fn prompt_within(mut self, limit: Duration) -> Self {
+        self.prompt = limit.clamp(LEAST_PROMPT, PROMPT);
+        self
     }
 
     /// The address from which this process reaches the store.
@@ -112,7 +121,7 @@ impl Store for TcpStore {
     fn call(&self, request: Request, deadline: Option<Instant>) -> Result<Reply, StoreError> {
         request.check_limits()?;
         let began = Instant::now();
-        let deadline = if request.waits() { deadline.unwrap_or(began) } else { began + PROMPT };
+        let deadline = if request.waits() { deadline.unwrap_or(began) } else { began + self.prompt };
         let mut wire = self.take_wire(deadline.max(began + Duration::from_secs(1)))?;
         // What a wait was for is needed when it fails; other requests may carry much.
         let wait = request.waits().then(|| request.clone());

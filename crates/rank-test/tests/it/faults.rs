@@ -42,6 +42,7 @@ ranks_test!(
     |ranks| {
         let running = ranks.fault("stop:rank=0@step=1").start()?;
         running.wait_for_line(0, "fault stop:rank=0@step=1", SOON)?;
+        running.wait_until_stopped(0, SOON)?;
         assert_eq!(running.wait_rank(1, SOON)?, Exit::Code(0));
         assert!(running.wait_rank(0, Duration::from_millis(100)).is_err());
         running.resume(0)?;
