@@ -150,7 +150,7 @@ fn lists_in_which_a_rank_disagrees_with_itself_are_an_error_and_the_group_goes_o
             receives[me] = 1;
             let error = group.all_to_all_uneven(&[0u8; 5], &sends, &mut [0; 3], &receives).unwrap_err();
             let text = format!("rank {me} sends itself 3 elements, but expects 1 from itself");
-            assert_eq!(error.to_string(), text);
+            assert!(error.to_string().starts_with(&format!("{text} (at ")), "{error}");
             group.barrier()
         });
     }
@@ -175,7 +175,8 @@ fn coalesced_buffers_that_do_not_fit_are_an_error_and_the_group_goes_on() {
             ),
         ];
         for (outcome, text) in outcomes {
-            assert_eq!(outcome.unwrap_err().to_string(), text);
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{text} (at ")), "{error}");
         }
         group.barrier()
     });

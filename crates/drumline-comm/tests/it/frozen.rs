@@ -218,7 +218,7 @@ fn names(line: &str, phase: &str, victim: usize, pid: u32) -> bool {
             let named =
                 line.contains(&format!("rank {victim}: (")) && line.contains(&format!("pid {pid}, stopped"));
             let others_live = line.matches(", pid ").count() == 1 + line.matches(", alive)").count();
-            let unlinked = line.contains(&format!("link to rank {victim} of group `world"));
+            let unlinked = line.contains(&format!("link to rank {victim} "));
             (timed_out && named && others_live) || unlinked
         }
     }
