@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::all_reduce::Keep;
-use super::copy::copy;
+use super::copy::{copy, copy_for};
 use super::heap::Symmetric;
 use super::layout::Area;
 use super::node::{Context, Node, blocks};
@@ -90,8 +90,8 @@ impl Node {
         shifted(range, self.me() * self.cell_capacity::<T>())
     }
 
-    /// Copies this rank's cell of `peer`, after `pass_cells`.
-    fn take_cell<T: Element>(&self, peer: usize, output: &mut [T]) {
+    /// Copies this rank's cell of `peer` by `copy`, after `pass_cells`.
+    fn take_cell<T: Element>(&self, peer: usize, output: &mut [T], copy: fn(&mut [T], &[T])) {
         let cell = self.cell::<T>(&(0..output.len()));
         // SAFETY: `pass_cells` awaited all, and a cell has one reader.
         unsafe { self.consume(peer, Area::Stage, cell, |block, given| copy(&mut output[block], given)) };
@@ -112,6 +112,7 @@ impl Node {
             }
             return self.round(cx, &[]);
         }
+        let copy = copy_for(size_of_val(data));
         let mut rows = vec![0; self.ranks()];
         rows[root] = data.len();
         self.staged(|node| match node.me() == root {
@@ -132,6 +133,7 @@ impl Node {
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
         let keep = root.map_or(Keep::All, Keep::Only);
+        let copy = copy_for(output.as_deref().map_or(0, size_of_val));
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
             if let Some(output) = &mut output {
                 copy(&mut output[starts[peer]..][range], given);
@@ -156,7 +158,7 @@ impl Node {
         output: &mut [T],
         root: usize,
     ) -> Result<(), Stop> {
-        let count = output.len();
+        let (count, copy) = (output.len(), copy_for(size_of_val(output)));
         for window in self.cell_windows::<T>(count) {
             match input.filter(|_| self.me() == root) {
                 Some(input) => {
@@ -166,7 +168,7 @@ impl Node {
                 }
                 None => {
                     self.pass_cells::<T>(cx, &[], |_| 0..0)?;
-                    self.take_cell(root, &mut output[window]);
+                    self.take_cell(root, &mut output[window], copy);
                 }
             }
         }
@@ -182,12 +184,13 @@ impl Node {
         longest: usize,
     ) -> Result<(), Stop> {
         let (from, to, me) = (offsets(sends), offsets(receives), self.me());
+        let copy = copy_for(size_of_val(output));
         copy(&mut output[to[me]..][..receives[me]], &input[from[me]..][..sends[me]]);
         for window in self.cell_windows::<T>(longest) {
             self.pass_cells(cx, input, |peer| shifted(&clip(sends[peer], &window), from[peer]))?;
             for peer in self.peers() {
                 let range = clip(receives[peer], &window);
-                self.take_cell(peer, &mut output[to[peer]..][range]);
+                self.take_cell(peer, &mut output[to[peer]..][range], copy);
             }
         }
         Ok(())
