@@ -25,10 +25,10 @@ pub(crate) fn copy<T: Element>(to: &mut [T], from: &[T]) {
     to.copy_from_slice(from);
 }
 
-/// From this many bytes on a result is written past the caches.
+/// From this many bytes of input and output on a rank's result is written past the caches.
 const PAST_CACHES: usize = 32 << 20;
 
-/// How to copy the pieces of a result of `bytes` bytes.
+/// How to copy the pieces of a result, when input and output have `bytes` bytes together.
 pub(crate) fn copy_for<T: Element>(bytes: usize) -> fn(&mut [T], &[T]) {
     if bytes >= PAST_CACHES { copy_past_caches } else { copy }
 }

@@ -133,7 +133,7 @@ impl Node {
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
         let keep = root.map_or(Keep::All, Keep::Only);
-        let copy = copy_for(output.as_deref().map_or(0, size_of_val));
+        let copy = copy_for(size_of_val(input) + output.as_deref().map_or(0, size_of_val));
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
             if let Some(output) = &mut output {
                 copy(&mut output[starts[peer]..][range], given);
@@ -158,7 +158,7 @@ impl Node {
         output: &mut [T],
         root: usize,
     ) -> Result<(), Stop> {
-        let (count, copy) = (output.len(), copy_for(size_of_val(output)));
+        let (count, copy) = (output.len(), copy_for(input.map_or(0, size_of_val) + size_of_val(output)));
         for window in self.cell_windows::<T>(count) {
             match input.filter(|_| self.me() == root) {
                 Some(input) => {
@@ -184,7 +184,7 @@ impl Node {
         longest: usize,
     ) -> Result<(), Stop> {
         let (from, to, me) = (offsets(sends), offsets(receives), self.me());
-        let copy = copy_for(size_of_val(output));
+        let copy = copy_for(size_of_val(input) + size_of_val(output));
         copy(&mut output[to[me]..][..receives[me]], &input[from[me]..][..sends[me]]);
         for window in self.cell_windows::<T>(longest) {
             self.pass_cells(cx, input, |peer| shifted(&clip(sends[peer], &window), from[peer]))?;
