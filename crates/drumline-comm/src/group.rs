@@ -77,21 +77,19 @@ impl Drop for Inner {
     /// Ranks that still want something of this one learn that they want it in vain. Where the group was given up they
     /// hear of the cause, and of a panic in another way.
     fn drop(&mut self) {
+        // With its last group the process leaves the job, which is told to all anyway.
+        let is_last = self.process.num_groups.fetch_sub(1, Ordering::Relaxed) == 1;
         if self.fate.given_up.load(Ordering::Acquire) || std::thread::panicking() {
             return;
         }
         if let Some(board) = self.fate.board.get() {
             board.leave();
         }
-        // With its last group the process leaves the job, which is told to all anyway.
-        if self.topology.nodes.len() > 1 && Arc::strong_count(&self.process) > NUM_HOLDERS {
+        if self.topology.nodes.len() > 1 && !is_last {
             self.process.monitor.let_go(&self.fate);
         }
     }
 }
-
-/// Parts of one group that hold its process: the group itself, its links and its messages.
-const NUM_HOLDERS: usize = 3;
 
 /// What a call has to itself while it runs.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! The one thread that listens for bad news: follows the job's event log and gives up the groups concerned.
 //!
 //! ```text
-//!   store ── Lost, Exit, Left, Abort ──▶ monitor ──▶ Fate of each group: "given up, because …"
-//!                                          │            ▲ looked at by every wait
-//!            ◀── Call (what we do) ────────┘ when somebody else says what he does
+//!   store ── Lost, Exit, Left, LeftGroup, Abort ──▶ monitor ──▶ Fate of each group: "given up, because …"
+//!                                                     │            ▲ looked at by every wait
+//!            ◀── Call (what we do) ───────────────────┘ when somebody else says what he does
 //! ```
 //! A rank that runs into trouble first says what it does, which the others take as a question and answer, so that the
 //! cause with which it then calls the group off has everybody's call in it.
@@ -14,7 +14,7 @@ mod fate;
 mod gone;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -35,6 +35,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// How long the exit status of a lost rank may take to arrive.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
 
+/// How often a process tells that it lets go of a group: the log is for the whole job. Later its links' ends tell it.
+const FAREWELLS: usize = 256;
+
 /// How many times a rank let go of a group are remembered: a group is formed by all its ranks at about the same time.
 const REMEMBERED: usize = 1024;
 
@@ -43,6 +46,7 @@ const REMEMBERED: usize = 1024;
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
     speaker: Speaker,
+    num_farewells: AtomicUsize,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -87,7 +91,8 @@ impl Monitor {
         let follower = shared.clone();
         let thread =
             std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
-        Ok(Self { shared, speaker: Speaker::default(), thread: Some(thread) })
+        let (speaker, num_farewells) = (Speaker::default(), AtomicUsize::new(0));
+        Ok(Self { shared, speaker, num_farewells, thread: Some(thread) })
     }
 
     /// From now on the end of the store is the end of this rank.
@@ -137,7 +142,9 @@ impl Monitor {
     #[cold]
     pub(crate) fn answer(&self, fate: &Fate) {
         let asked = fate.state().asked;
-        self.shared.answer(fate, asked);
+        if let Some(event) = self.shared.answer(fate, asked) {
+            self.tell(event);
+        }
     }
 
     /// Tells all ranks that a group is called off.
@@ -156,7 +163,9 @@ impl Monitor {
 
     /// Tells all ranks that this one has let go of a group.
     pub(crate) fn let_go(&self, fate: &Fate) {
-        self.tell(Event::LeftGroup { group: fate.group.clone(), rank: self.shared.rank });
+        if self.num_farewells.fetch_add(1, Ordering::Relaxed) < FAREWELLS {
+            self.tell(Event::LeftGroup { group: fate.group.clone(), rank: self.shared.rank });
+        }
     }
 
     fn tell(&self, event: Event) {
@@ -241,14 +250,19 @@ impl Shared {
             }
             Event::Call { group, rank, text } => {
                 if let Ok(word) = serde_json::from_str::<Word>(&text) {
-                    self.for_group(&group, |fate| {
-                        fate.state().hear(rank, word.clone());
-                        if word.asks && rank != self.rank {
-                            self.answer(fate, word.trace.sequence);
-                        }
-                    });
+                    self.for_group(&group, |fate| self.hear(fate, rank, &word));
                 }
             }
+        }
+    }
+
+    fn hear(&self, fate: &Fate, rank: usize, word: &Word) {
+        fate.state().hear(rank, word.clone());
+        if word.asks
+            && rank != self.rank
+            && let Some(event) = self.answer(fate, word.trace.sequence)
+        {
+            self.post(&event);
         }
     }
 
@@ -267,28 +281,24 @@ impl Shared {
     }
 
     fn has_let_go(&self, group: String, rank: usize) {
-        self.for_group(&group, |fate| Gone::Left.tell(fate, rank));
+        // Remembered first: a group that is formed just now looks there or is told.
         let mut let_go = lock(&self.let_go);
         if let_go.len() == REMEMBERED {
             let_go.pop_front();
         }
-        let_go.push_back((group, rank));
+        let_go.push_back((group.clone(), rank));
+        drop(let_go);
+        self.for_group(&group, |fate| Gone::Left.tell(fate, rank));
     }
 
-    /// Says what this rank did as its `asked`-th call in a group, or last if it has not come that far, unless it has said
-    /// so before.
-    fn answer(&self, fate: &Fate, asked: u64) {
-        let word = {
-            let mut state = fate.state();
-            state.asked = asked;
-            let before = state.answered;
-            let word = state.word(asked);
-            if state.answered == before {
-                return;
-            }
-            word
-        };
-        self.post(&self.call_event(fate, &word));
+    /// What this rank did as its `asked`-th call in a group, or last if it has not come that far, unless it has said so
+    /// before.
+    fn answer(&self, fate: &Fate, asked: u64) -> Option<Event> {
+        let mut state = fate.state();
+        state.asked = asked;
+        let before = state.answered;
+        let word = state.word(asked);
+        (state.answered != before).then(|| self.call_event(fate, &word))
     }
 
     fn call_event(&self, fate: &Fate, word: &Word) -> Event {
@@ -311,12 +321,10 @@ impl Shared {
         }
     }
 
-    fn for_group(&self, group: &str, mut act: impl FnMut(&Fate)) {
-        lock(&self.fates)
-            .iter()
-            .filter_map(Weak::upgrade)
-            .filter(|fate| fate.group == group)
-            .for_each(|fate| act(&fate));
+    /// Acts on the group's fate, without a lock: to act may take the time of a message.
+    fn for_group(&self, group: &str, act: impl Fn(&Fate)) {
+        let fates: Vec<_> = lock(&self.fates).iter().filter_map(Weak::upgrade).collect();
+        fates.iter().filter(|fate| fate.group == group).for_each(|fate| act(fate));
     }
 
     fn lost_store(&self, error: &str) {

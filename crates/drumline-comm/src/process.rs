@@ -1,6 +1,7 @@
 //! This process as a member of the job: who the others are, its one listener and its one monitor, shared by all groups.
 
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -130,6 +131,8 @@ pub(crate) struct Process {
     hub_start: Mutex<()>,
     pub(crate) who: Vec<Who>,
     pub(crate) options: GroupOptions,
+    /// Groups of this process that are in use.
+    pub(crate) num_groups: AtomicUsize,
     /// The part of the store that belongs to this meeting.
     store: MeetingStore,
     pub(crate) member: Member,
@@ -164,7 +167,8 @@ impl Process {
         }
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
         let store = store(&member);
-        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, store, member }))
+        let num_groups = AtomicUsize::new(0);
+        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, num_groups, store, member }))
     }
 
     /// Whether two ranks of the job share memory.

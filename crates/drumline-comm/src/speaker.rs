@@ -1,7 +1,7 @@
 //! Tells the others without waiting: a store that can no longer be reached must not hold up the bad news at home.
 //!
 //! A thread posts what it is given, in that order. It is started with the first event, so a process in which all goes well
-//! has none, unless it lets go of a group of several nodes.
+//! has none, unless it lets go of one of several groups that span nodes.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};

@@ -24,8 +24,9 @@
 //!
 //! # Size
 //!
-//! Calls that succeed post nothing: the log grows with failures and with ranks that leave, not with steps. A failed group
-//! costs at most a line of 8 KiB and a few short ones from each of its ranks, and the log has 64 MiB a round.
+//! Calls that succeed post nothing: the log grows with failures and with ranks that leave the job or a group, not with steps.
+//! A failed group costs at most a line of 8 KiB and a few short ones from each of its ranks, a rank tells of the first
+//! groups it leaves only, and the log has 64 MiB a round.
 
 use crate::store::Store;
 use crate::store::error::StoreError;
@@ -36,7 +37,8 @@ use std::time::Instant;
 
 /// The key of the log.
 pub const LOG: &str = "drumline/events";
-/// How much the log takes from members; the rest is for what the server has to say, so that a death is always told.
+/// How much the log takes from members; the rest is for what the server and launchers have to say, so that a death is
+/// always told.
 pub(crate) const MEMBERS_SHARE: usize = MAX_VALUE - MAX_VALUE / 16;
 /// Bytes of an [`Event::Abort`]'s cause in the log. In a large world each rank may tell of every rank's call.
 const MAX_CAUSE: usize = 8 * 1024;

@@ -1,5 +1,6 @@
 //! How groups come to be: the whole job first, then groups of some of its ranks.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -170,6 +171,7 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     if let Some(node) = &node {
         let _ = fate.board.set(node.board());
     }
+    process.num_groups.fetch_add(1, Ordering::Relaxed);
     let tiers = Tiers { node, mesh, heap: Heap::default(), topology: topology.clone(), children: 0 };
     let inner = Inner {
         process,
@@ -232,7 +234,7 @@ fn share_memory(
         let error = CommError::System { group: fate.group.clone(), what: "sharing memory", cause };
         fate.cause_soon().unwrap_or(error)
     };
-    let all_here = || match fate.absence() {
+    let all_here = || match fate.absence(local) {
         Some(absence) => Err(std::io::Error::other(absence)),
         None => Ok(()),
     };

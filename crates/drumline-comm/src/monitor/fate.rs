@@ -24,7 +24,7 @@ pub(crate) struct Fate {
     pub(crate) members: Vec<usize>,
     /// Raised once; the cause is there before.
     pub(crate) given_up: AtomicBool,
-    /// Members that are known to have left the job in good order, by index.
+    /// Members that are known to have let go of the group, or left the job, in good order, by index.
     pub(crate) left: Vec<AtomicBool>,
     /// What the members on this node show of themselves, once the group is formed.
     pub(crate) board: OnceLock<Board>,
@@ -142,13 +142,13 @@ impl Fate {
         self.cause()
     }
 
-    /// Why a group that is still forming never will, if a member is gone.
-    pub(crate) fn absence(&self) -> Option<String> {
+    /// Why these members, by index, never will share memory, if one is gone. Others may be done with the group already.
+    pub(crate) fn absence(&self, local: &[usize]) -> Option<String> {
         if let Some(cause) = self.cause() {
             return Some(cause.to_string());
         }
-        let index = self.left.iter().position(|left| left.load(Ordering::Acquire))?;
-        Some(format!("rank {} has left", self.members[index]))
+        let index = local.iter().find(|&&index| self.left[index].load(Ordering::Acquire))?;
+        Some(format!("rank {} has left", self.members[*index]))
     }
 
     /// The `sequence`-th collective of this rank, or the last if it has not come that far.

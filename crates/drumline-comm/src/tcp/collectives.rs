@@ -12,7 +12,8 @@
 
 use std::ops::Range;
 
-use super::mesh::{BURST, Drive, Mesh, Piece};
+use super::drive::{BURST, Drive, Piece};
+use super::mesh::Mesh;
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};

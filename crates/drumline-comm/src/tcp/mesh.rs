@@ -1,44 +1,24 @@
-//! The links of one group, and the drive: the one loop that moves bytes over several of them at once.
-//!
-//! A **drive** is one step of a collective. Its sends are queued at the start, each behind a header; then the caller asks
-//! to receive, piece by piece if it likes, and whatever can be sent meanwhile is sent. So both directions of every link
-//! are busy at the same time without a thread for each, and a piece can be reduced while the next one arrives.
-//!
-//! Links are made when first needed: of two ranks the one with the higher number connects.
+//! The links of one group, made when first needed: of two ranks the one with the higher number connects.
+//! Not here: moving bytes over them (`drive`).
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::io;
 use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
-
-use super::frame::{DataHeader, HEADER};
 use super::hub::{Channel, LinkName};
 use crate::process::Process;
 use crate::shm::{Context, Stop};
 
 /// Longest wait before looking at death and deadline again.
-const NAP: Duration = Duration::from_millis(20);
-
-/// How long data may be on its way after the group was given up.
-const UNDER_WAY: Duration = Duration::from_millis(300);
+pub(super) const NAP: Duration = Duration::from_millis(20);
 
 /// How long the link of a rank that has left may take to come in.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long nothing may move on a link to a rank that has left: it may never have taken the link. Longer than what was lost
-/// on the way needs to be sent again.
-const UNCLAIMED: Duration = Duration::from_secs(5);
-
 /// Bytes that may be under way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;
-
-/// Bytes moved in one direction of a link before the other has its turn. So little is under way at a time that the kernel's
-/// copy of it is still in the caches when the peer reads it.
-pub(super) const BURST: usize = 256 << 10;
 
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
@@ -47,9 +27,9 @@ pub(crate) struct Mesh {
     process: Arc<Process>,
     members: Vec<usize>,
     me: usize,
-    links: HashMap<usize, TcpStream>,
+    pub(super) links: HashMap<usize, TcpStream>,
     /// Tries before sleeping; none when ranks outnumber cores.
-    spins: u32,
+    pub(super) spins: u32,
     /// Room for what is received only to be reduced, kept from call to call: new memory costs a page fault each 4 KiB.
     scratch: Vec<u64>,
 }
@@ -77,7 +57,7 @@ impl Mesh {
         self.scratch = scratch;
     }
 
-    fn ensure(&mut self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
+    pub(super) fn ensure(&mut self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
         if !self.links.contains_key(&peer) {
             let stream = self.open(cx, peer)?;
             prepare(&stream).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
@@ -117,23 +97,6 @@ impl Mesh {
             }
         }
     }
-
-    /// Begins one step: `sends` go out while the caller receives.
-    pub(crate) fn drive<'m, 'd>(
-        &'m mut self,
-        cx: &'m Context<'m>,
-        step: u32,
-        sends: impl IntoIterator<Item = (usize, &'d [u8])>,
-    ) -> Result<Drive<'m, 'd>, Stop> {
-        let mut drive = Drive { mesh: self, cx, step, sends: Vec::new(), opened: Vec::new() };
-        for (peer, data) in sends {
-            drive.mesh.ensure(cx, peer)?;
-            let header = drive.header(data.len()).encode();
-            drive.sends.push(Sending { peer, header, data, sent: 0 });
-        }
-        drive.send_some()?;
-        Ok(drive)
-    }
 }
 
 /// Of a link that ended while its process was not known to.
@@ -151,256 +114,10 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(3))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    sockopt::set_tcp_user_timeout(stream, 6_000)?;
+    // No time limit for data under way: it would also end the link to a peer that is alive and busy with other things, whose
+    // window is closed. Its death is news of the store, and its silence has the call's deadline.
+    sockopt::set_tcp_user_timeout(stream, 0)?;
     Ok(())
-}
-
-struct Sending<'d> {
-    peer: usize,
-    header: [u8; HEADER],
-    data: &'d [u8],
-    /// Bytes gone out, header included.
-    sent: usize,
-}
-
-/// One step of a collective under way.
-pub(crate) struct Drive<'m, 'd> {
-    mesh: &'m mut Mesh,
-    cx: &'m Context<'m>,
-    step: u32,
-    sends: Vec<Sending<'d>>,
-    /// Peers whose header has come.
-    opened: Vec<usize>,
-}
-
-/// A piece of what a peer sends.
-pub(crate) struct Piece<'b> {
-    pub(crate) peer: usize,
-    /// Length of all the peer sends in this step.
-    pub(crate) total: usize,
-    pub(crate) into: &'b mut [u8],
-}
-
-impl Drive<'_, '_> {
-    fn header(&self, len: usize) -> DataHeader {
-        let Context { fingerprint, sequence, .. } = *self.cx;
-        DataHeader { step: self.step, sequence, fingerprint, len: len as u64 }
-    }
-
-    /// Receives all pieces, at most one from each peer; sends meanwhile.
-    pub(crate) fn receive(&mut self, pieces: &mut [Piece<'_>]) -> Result<(), Stop> {
-        let mut state: Vec<Receiving> = Vec::with_capacity(pieces.len());
-        for piece in pieces.iter() {
-            self.mesh.ensure(self.cx, piece.peer)?;
-            state.push(Receiving {
-                header: [0; HEADER],
-                got: if self.opened.contains(&piece.peer) { HEADER } else { 0 },
-            });
-        }
-        let mut idle = Idle::new();
-        loop {
-            let mut moved = self.send_some()?;
-            let mut done = true;
-            for (piece, state) in pieces.iter_mut().zip(&mut state) {
-                moved |= self.receive_some(piece, state)?;
-                done &= state.got == HEADER + piece.into.len();
-            }
-            if done {
-                return Ok(());
-            }
-            if moved {
-                idle = Idle::new();
-                continue;
-            }
-            let awaited: Vec<usize> = pieces
-                .iter()
-                .zip(&state)
-                .filter(|(piece, state)| state.got < HEADER + piece.into.len())
-                .map(|(piece, _)| piece.peer)
-                .collect();
-            self.wait(&mut idle, &awaited)?;
-        }
-    }
-
-    /// Sends what is left.
-    pub(crate) fn finish(mut self) -> Result<(), Stop> {
-        let mut idle = Idle::new();
-        while !self.sends.iter().all(Sending::done) {
-            if self.send_some()? {
-                idle = Idle::new();
-            } else {
-                self.wait(&mut idle, &[])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn send_some(&mut self) -> Result<bool, Stop> {
-        let mut moved = false;
-        for send in self.sends.iter_mut().filter(|send| !send.done()) {
-            let stream = &self.mesh.links[&send.peer];
-            moved |= send.push(stream).map_err(|error| link_error(send.peer, &error))?;
-        }
-        Ok(moved)
-    }
-
-    fn receive_some(&mut self, piece: &mut Piece<'_>, state: &mut Receiving) -> Result<bool, Stop> {
-        let stream = &self.mesh.links[&piece.peer];
-        let before = state.got;
-        while state.got < HEADER + piece.into.len() && state.got < before + BURST {
-            let in_header = state.got < HEADER;
-            match state.pull(stream, piece.into) {
-                Ok(0) => return Err(link_error(piece.peer, &ErrorKind::UnexpectedEof.into())),
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(link_error(piece.peer, &error)),
-            }
-            if in_header && state.got >= HEADER {
-                // What came with a header of another call may be of another type: it must not stay in the buffer.
-                self.check(piece, &state.header).inspect_err(|_| piece.into.fill(0))?;
-                self.opened.push(piece.peer);
-            }
-        }
-        Ok(state.got > before)
-    }
-
-    /// The header must be the one this rank would send in the peer's place.
-    fn check(&self, piece: &Piece<'_>, header: &[u8; HEADER]) -> Result<(), Stop> {
-        let peer = piece.peer;
-        let got =
-            DataHeader::decode(header).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
-        if got == self.header(piece.total) || cfg!(feature = "unchecked") {
-            return Ok(());
-        }
-        if got.fingerprint != self.cx.fingerprint || got.sequence != self.cx.sequence {
-            return Err(Stop::Mismatch(got.sequence.min(self.cx.sequence)));
-        }
-        let expected = self.header(piece.total);
-        Err(Stop::Link { peer, cause: format!("it sent {got:?} where {expected:?} was due") })
-    }
-
-    /// A rank that only sends would never read that its receiver, too, only sends: in another call.
-    fn look_for_other_calls(&self) -> Result<(), Stop> {
-        for send in self.sends.iter().filter(|send| !send.done()) {
-            let mut header = [0; HEADER];
-            if !matches!(self.mesh.links[&send.peer].peek(&mut header), Ok(HEADER)) {
-                continue;
-            }
-            if let Ok(DataHeader { sequence, fingerprint, .. }) = DataHeader::decode(&header)
-                && sequence == self.cx.sequence
-                && fingerprint != self.cx.fingerprint
-            {
-                return Err(Stop::Mismatch(sequence));
-            }
-        }
-        Ok(())
-    }
-
-    /// Spins a little, then sleeps until a link can move.
-    fn wait(&mut self, idle: &mut Idle, awaited: &[usize]) -> Result<(), Stop> {
-        idle.tries += 1;
-        if idle.tries <= self.mesh.spins {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        let mut interest: HashMap<usize, PollFlags> = HashMap::new();
-        for &peer in awaited {
-            *interest.entry(peer).or_insert(PollFlags::empty()) |= PollFlags::IN;
-        }
-        for send in self.sends.iter().filter(|send| !send.done()) {
-            *interest.entry(send.peer).or_insert(PollFlags::empty()) |= PollFlags::OUT;
-        }
-        let fds: Vec<_> =
-            interest.iter().map(|(peer, flags)| (self.mesh.links[peer].as_fd(), *flags)).collect();
-        let mut fds: Vec<PollFd<'_>> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
-        let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
-        if let Ok(0) = rustix::event::poll(&mut fds, Some(&nap)) {
-            self.look_for_other_calls()?;
-        }
-        // A peer that has left in good order may have data under way; its end of the link tells when that is all.
-        let absent = interest.keys().find(|&&peer| self.cx.watch.has_left(peer));
-        if let Some(&peer) = absent.filter(|_| idle.begin.elapsed() > UNCLAIMED) {
-            return Err(Stop::Left(peer));
-        }
-        match self.cx.watch.check(idle.begin, None, &|| false) {
-            Err(Stop::TimedOut) => Err(Stop::Silent(interest.into_keys().collect())),
-            // A rank may die when it has done its part, and what it and the others sent is on its way.
-            Err(Stop::GivenUp)
-                if idle.given_up_since.get_or_insert_with(Instant::now).elapsed() < UNDER_WAY =>
-            {
-                Ok(())
-            }
-            other => other,
-        }
-    }
-}
-
-/// How long nothing has moved.
-struct Idle {
-    begin: Instant,
-    tries: u32,
-    given_up_since: Option<Instant>,
-}
-
-impl Idle {
-    fn new() -> Self {
-        Self { begin: Instant::now(), tries: 0, given_up_since: None }
-    }
-}
-
-struct Receiving {
-    header: [u8; HEADER],
-    /// Bytes come in, header included.
-    got: usize,
-}
-
-impl Receiving {
-    /// One read: into what is left of the header and of the piece at once.
-    fn pull(&mut self, mut stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
-        let header = self.got.min(HEADER);
-        let data = self.got.saturating_sub(HEADER);
-        let read = if header == HEADER {
-            let end = into.len().min(data + BURST);
-            stream.read(&mut into[data..end])?
-        } else {
-            stream.read_vectored(&mut [IoSliceMut::new(&mut self.header[header..]), IoSliceMut::new(into)])?
-        };
-        self.got += read;
-        Ok(read)
-    }
-}
-
-impl Sending<'_> {
-    fn done(&self) -> bool {
-        self.sent == HEADER + self.data.len()
-    }
-
-    /// Writes a burst, or as much as the link takes; says whether that was anything.
-    fn push(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
-        let before = self.sent;
-        while !self.done() && self.sent < before + BURST {
-            let header = self.sent.min(HEADER);
-            let data = self.sent.saturating_sub(HEADER);
-            let burst = &self.data[data..self.data.len().min(data + BURST)];
-            let written = stream.write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(burst)]);
-            match written {
-                Ok(written) => self.sent += written,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(self.sent > before)
-    }
-}
-
-fn link_error(peer: usize, error: &io::Error) -> Stop {
-    let cause = match error.kind() {
-        ErrorKind::UnexpectedEof => CLOSED.into(),
-        _ => error.to_string(),
-    };
-    Stop::Link { peer, cause }
 }
 
 impl Drop for Mesh {

@@ -1,8 +1,9 @@
 //! Ranks of different nodes: authenticated links and the collectives over them.
 //!
-//! `hub` (how links begin) → `mesh` (moving bytes over several at once) → `collectives`; `frame` is what precedes data.
+//! `hub` (how links begin) → `mesh` (those of a group) → `drive` (bytes over several at once) → `collectives`; `frame` is what precedes data.
 
 mod collectives;
+mod drive;
 pub(crate) mod frame;
 mod hub;
 mod mesh;

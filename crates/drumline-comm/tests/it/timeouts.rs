@@ -163,3 +163,42 @@ fn a_timeout_can_be_recovered_from_and_a_mismatch_cannot() {
         }
     }
 }
+
+/// Longer than a link would wait for room in the window of a peer, were it to limit that.
+const BUSY: Duration = Duration::from_secs(8);
+
+/// Rank 1 is busy with other things while what rank 0 sends fills all buffers on the way.
+fn wait_for_a_busy_rank(call: impl Fn(&ProcessGroup) -> Result + Send + Sync + 'static) {
+    let outcomes = outcomes(2, Transport::Tcp, Duration::from_secs(30), move |group| {
+        group.barrier()?;
+        if group.rank() == 1 {
+            std::thread::sleep(BUSY);
+        }
+        call(group)
+    });
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+}
+
+#[test]
+fn a_rank_that_is_busy_for_long_is_waited_for_with_a_collective() {
+    wait_for_a_busy_rank(|group| {
+        let mut data = vec![1f32; 8 << 20];
+        group.all_reduce(&mut data, ReduceOp::Sum)?;
+        assert!(data.iter().all(|x| *x == 2.0));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_is_busy_for_long_is_waited_for_with_a_message() {
+    wait_for_a_busy_rank(|group| {
+        let mut data = vec![1u8; 32 << 20];
+        if group.rank() == 0 {
+            return group.send(&data, 1, 0);
+        }
+        data.fill(0);
+        group.recv(&mut data, Source::Rank(0), 0)?;
+        assert!(data.iter().all(|x| *x == 1));
+        Ok(())
+    });
+}

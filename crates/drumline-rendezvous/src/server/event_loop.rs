@@ -186,7 +186,9 @@ impl EventLoop {
         let mut replies = Vec::new();
         match call {
             Call::Request(Request::Append { key, value })
-                if key == LOG && self.core.len_of(LOG) + value.len() > MEMBERS_SHARE =>
+                if key == LOG
+                    && self.core.len_of(LOG) + value.len() > MEMBERS_SHARE
+                    && self.links.get(&token).is_some_and(|link| link.hello.rank.is_some()) =>
             {
                 let reason = format!("the event log has {MEMBERS_SHARE} bytes for members and is full");
                 replies.push(((token, seq), Reply::Failed(reason)));
