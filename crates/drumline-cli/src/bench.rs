@@ -128,7 +128,7 @@ impl BenchArgs {
 
 fn ranks_to_start(text: &str) -> Result<usize, String> {
     let ranks = text.parse().ok().filter(|ranks| (1..=MOST_RANKS).contains(ranks));
-    ranks.ok_or_else(|| format!("`{text}` is no number of ranks from 1 to {MOST_RANKS}; try 2"))
+    ranks.ok_or_else(|| format!("`{text}` is not a number of ranks between 1 and {MOST_RANKS}; try 2"))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

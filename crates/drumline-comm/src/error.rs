@@ -184,7 +184,7 @@ pub struct Silence {
     pub pid: u32,
     /// The last call it made, if that is known.
     pub last_call: Option<Trace>,
-    /// What its process does: "stopped", "running", "no longer exists"; only for ranks of the same node.
+    /// What its process does: "alive", "stopped", "no longer exists", …; only for ranks of the same node.
     pub state: Option<String>,
 }
 

@@ -27,12 +27,13 @@ use crate::process::GroupOptions;
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// Runs `body` as `ranks` ranks with the default options; returns what each returned, or the first error.
+    /// Runs `body` as `ranks` ranks with the options of the environment; returns what each returned, or the error that is the
+    /// others' cause.
     pub fn run<R: Send>(
         ranks: usize,
         body: impl Fn(ProcessGroup) -> Result<R, CommError> + Sync,
     ) -> Result<Vec<R>, CommError> {
-        Self::run_with(ranks, &GroupOptions::default(), body)
+        Self::run_with(ranks, &GroupOptions::from_env()?, body)
     }
 
     /// Runs `body` as `ranks` ranks with the given options.
@@ -43,7 +44,16 @@ impl LocalGroup {
         options: &GroupOptions,
         body: impl Fn(ProcessGroup) -> Result<R, CommError> + Sync,
     ) -> Result<Vec<R>, CommError> {
-        Self::outcomes(ranks, options, body).into_iter().collect()
+        if ranks == 0 {
+            return Err(CommError::invalid("a group has at least one rank, 0 were asked for"));
+        }
+        let (results, mut errors): (Vec<_>, Vec<_>) =
+            Self::outcomes(ranks, options, body).into_iter().partition(Result::is_ok);
+        // Those that only say that another rank is gone come last.
+        errors.sort_by_key(|error| {
+            matches!(error, Err(CommError::PeerLeft { .. } | CommError::CalledOff { .. }))
+        });
+        errors.into_iter().take(1).chain(results).collect()
     }
 
     /// As [`run_with`](Self::run_with), with each rank's own outcome.
@@ -59,11 +69,13 @@ impl LocalGroup {
                 .map(|rank| {
                     let member = member(rank, ranks, store.clone(), key.clone());
                     let (options, body) = (options.clone(), &body);
-                    scope.spawn(move || body(ProcessGroup::new(member, options)?))
+                    let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+                    thread.spawn_scoped(scope, move || body(ProcessGroup::new(member, options)?))
                 })
                 .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(error) => Err(CommError::Init { cause: format!("cannot start a thread: {error}") }),
             };
             threads.into_iter().map(join).collect()
         })
@@ -72,4 +84,23 @@ impl LocalGroup {
 
 fn member(rank: usize, ranks: usize, store: Arc<dyn Store>, key: JobKey) -> Member {
     Member::in_process(rank, ranks, store, key, Duration::from_secs(60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_told_and_not_what_followed() {
+        let error = LocalGroup::run(3, |group| match group.rank() {
+            2 => Err(CommError::invalid("the cause")),
+            _ => group.barrier(),
+        });
+        assert!(error.unwrap_err().to_string().starts_with("the cause"));
+    }
+
+    #[test]
+    fn no_rank_is_no_group() {
+        assert!(LocalGroup::run(0, |_| Ok(())).unwrap_err().to_string().contains("at least one rank"));
+    }
 }

@@ -5,15 +5,20 @@ use std::fmt;
 /// An operation of a process group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Op {
+    #[value(alias = "all_reduce")]
     AllReduce,
+    #[value(alias = "all_gather")]
     AllGather,
+    #[value(alias = "reduce_scatter")]
     ReduceScatter,
     Broadcast,
+    #[value(alias = "all_to_all")]
     AllToAll,
     Reduce,
     Gather,
     Scatter,
     Barrier,
+    #[value(alias = "send_recv")]
     SendRecv,
 }
 

@@ -48,7 +48,10 @@ impl<W: Write> Table<W> {
 fn column_names(row: &Row) -> String {
     match row.bytes {
         0 => format!("{:>12}{:>12}", "median", "p99"),
-        _ => format!("{:>10}{:>12}{:>12}{:>12}{:>12}", "size", "median", "p99", "algbw", "busbw"),
+        _ => format!(
+            "{:>10}{:>12}{:>12}{:>12}{:>12}  a cell more is twice the busbw",
+            "size", "median", "p99", "algbw", "busbw"
+        ),
     }
 }
 

@@ -23,7 +23,7 @@ fn bad_arguments_are_refused_with_advice() {
             &["all-reduce", "--seconds-per-size", "-1"],
             "`-1` is no number of seconds from 0 to 86400; try 0.4",
         ),
-        (&["all-reduce", "--nproc-per-node", "x"], "`x` is no number of ranks from 1 to 65535; try 2"),
+        (&["all-reduce", "--nproc-per-node", "x"], "`x` is not a number of ranks between 1 and 65535; try 2"),
         (&["all-reduce", "--sizes", "0"], "nothing to measure; try --sizes 4 or more"),
         (&["send-recv", "--nproc-per-node", "1"], "try --nproc-per-node 2"),
         (&["all-reduce", "--hot", "--cold"], "cannot be used with"),

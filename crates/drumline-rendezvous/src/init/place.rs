@@ -252,7 +252,7 @@ fn invalid(variable: &str, value: &str, expected: &'static str, advice: &'static
 
 fn no_rank() -> InitError {
     let advice = format!(
-        "nor are {OMPI_COMM_WORLD_RANK}, {PMI_RANK}, {SLURM_PROCID}; try a launcher, or {RANK}=0 {WORLD_SIZE}=1 for a single process"
+        "nor are {OMPI_COMM_WORLD_RANK}, {PMI_RANK}, {SLURM_PROCID}; try srun or mpirun, or {RANK}=0 {WORLD_SIZE}=1 for a single process"
     );
     InitError::Missing { variable: RANK, advice }
 }
