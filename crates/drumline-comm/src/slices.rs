@@ -62,6 +62,17 @@ pub(crate) fn cells<T>(
     })
 }
 
+/// Of a buffer with `counts[i]` elements for rank `i`: the cell of `me`, and those of the others with their ranks.
+pub(crate) fn own_and_others<T>(
+    slice: &mut [T],
+    counts: impl IntoIterator<Item = usize>,
+    me: usize,
+) -> (&mut [T], Vec<(usize, &mut [T])>) {
+    let mut others: Vec<_> = cells(slice, counts).enumerate().collect();
+    let (_, own) = others.remove(me);
+    (own, others)
+}
+
 /// Some cells of a buffer that has one for each rank, in any order: to be handled as if they lay end to end.
 #[derive(Debug)]
 pub(crate) struct Selection {

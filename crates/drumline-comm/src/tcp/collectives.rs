@@ -18,7 +18,7 @@ use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
-use crate::slices::{cells, chunks, offsets, part};
+use crate::slices::{chunks, offsets, own_and_others, part};
 
 /// Bytes received from all peers together before they are reduced: many ranks have smaller windows.
 const SCRATCH: usize = 8 << 20;
@@ -154,16 +154,8 @@ impl<'t> Team<'t> {
         parts: &[Range<usize>],
         op: ReduceOp,
     ) -> Result<(), Stop> {
-        let me = self.me();
-        let mut gives = Vec::new();
-        let mut mine: &mut [T] = &mut [];
-        for (place, cell) in cells(data, parts.iter().map(Range::len)).enumerate() {
-            if place == me {
-                mine = cell;
-            } else {
-                gives.push((place, &*cell));
-            }
-        }
+        let (mine, others) = own_and_others(data, parts.iter().map(Range::len), self.me());
+        let gives = others.into_iter().map(|(place, cell)| (place, &*cell));
         self.reduce_in_place(cx, mine, gives, op)
     }
 
@@ -174,30 +166,22 @@ impl<'t> Team<'t> {
         data: &mut [T],
         parts: &[Range<usize>],
     ) -> Result<(), Stop> {
-        let me = self.me();
-        let mut others = Vec::new();
-        let mut own: &[T] = &[];
-        for (place, cell) in cells(data, parts.iter().map(Range::len)).enumerate() {
-            if place == me {
-                own = cell;
-            } else {
-                others.push((place, cell));
-            }
-        }
+        let (own, others) = own_and_others(data, parts.iter().map(Range::len), self.me());
+        let own = &*own;
         self.exchange(cx, self.peers().map(|place| (place, own)), others)
     }
 
     /// Gives each peer what is meant for it; `mine` becomes its reduction with what comes from all of them, in team order.
-    fn reduce_in_place<T: Element>(
+    fn reduce_in_place<'d, T: Element>(
         &mut self,
         cx: &Context<'_>,
         mine: &mut [T],
-        gives: Vec<(usize, &[T])>,
+        gives: impl Iterator<Item = (usize, &'d [T])>,
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let (me, ranks) = (self.me(), self.ranks);
         let mut scratch = self.mesh.take_scratch();
-        let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
+        let sends = gives.map(|(place, data)| (ranks[place], bytes::of(data)));
         let mut drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
         let total = size_of_val(mine);
@@ -235,16 +219,9 @@ impl<'t> Team<'t> {
         output: &mut [T],
         counts: &[usize],
     ) -> Result<(), Stop> {
-        let me = self.me();
-        let mut takes = Vec::new();
-        for (place, cell) in cells(output, counts.iter().copied()).enumerate() {
-            if place == me {
-                cell.copy_from_slice(input);
-            } else {
-                takes.push((place, cell));
-            }
-        }
-        self.exchange(cx, self.peers().map(|place| (place, input)), takes)
+        let (own, others) = own_and_others(output, counts.iter().copied(), self.me());
+        own.copy_from_slice(input);
+        self.exchange(cx, self.peers().map(|place| (place, input)), others)
     }
 
     /// Everybody's `input` laid end to end in the root's `output`.
@@ -260,15 +237,9 @@ impl<'t> Team<'t> {
         let Some(output) = output.filter(|_| me == root) else {
             return self.exchange(cx, [(root, input)], []);
         };
-        let mut takes = Vec::new();
-        for (place, cell) in cells(output, counts.iter().copied()).enumerate() {
-            if place == me {
-                cell.copy_from_slice(input);
-            } else {
-                takes.push((place, cell));
-            }
-        }
-        self.exchange(cx, [], takes)
+        let (own, others) = own_and_others(output, counts.iter().copied(), me);
+        own.copy_from_slice(input);
+        self.exchange(cx, [], others)
     }
 
     /// The root's `data` is copied to all: straight, or if it is large and goes to several, in parts that all pass on.
@@ -322,7 +293,7 @@ impl<'t> Team<'t> {
         let starts = offsets(counts);
         let cell = |place: usize| &input[starts[place]..][..counts[place]];
         output.copy_from_slice(cell(self.me()));
-        let gives = self.peers().map(|place| (place, cell(place))).collect();
+        let gives = self.peers().map(|place| (place, cell(place)));
         self.reduce_in_place(cx, output, gives, op)
     }
 }
