@@ -24,10 +24,10 @@ use crate::shm::{Context, Stop};
 const NAP: Duration = Duration::from_millis(20);
 
 /// How long data may be on its way after the group was given up.
-const UNDER_WAY: Duration = Duration::from_millis(300);
+pub(crate) const UNDER_WAY: Duration = Duration::from_millis(300);
 
 /// How long the link of a rank that has left may take to come in.
-const GRACE: Duration = Duration::from_secs(2);
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// How long nothing may move on a link to a rank that has left: it may never have taken the link. Longer than what was lost
 /// on the way needs to be sent again.

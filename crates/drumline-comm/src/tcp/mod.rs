@@ -9,4 +9,4 @@ mod mesh;
 
 pub(crate) use collectives::Team;
 pub(crate) use hub::{Channel, Hub, LinkName};
-pub(crate) use mesh::{CLOSED, Mesh, prepare};
+pub(crate) use mesh::{CLOSED, GRACE, Mesh, UNDER_WAY, prepare};
