@@ -1,6 +1,7 @@
 //! The deadline of a receive beside other traffic, and scopes of several threads on one group.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use drumline_comm::{CommError, P2p, Source, Transport};
@@ -52,6 +53,14 @@ fn other_messages_do_not_put_off_the_deadline() {
     }
 }
 
+/// Both threads go on within less than a wake-up takes.
+fn together(arrived: &AtomicUsize) {
+    arrived.fetch_add(1, Ordering::AcqRel);
+    while arrived.load(Ordering::Acquire) < 2 {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn of_two_threads_only_one_has_a_scope_with_messages() {
     const ROUNDS: usize = 300;
@@ -65,11 +74,11 @@ fn of_two_threads_only_one_has_a_scope_with_messages() {
                 });
             }
             (0..ROUNDS).try_for_each(|_| {
-                let (start, tried) = (Barrier::new(2), Barrier::new(2));
+                let (start, tried) = (AtomicUsize::new(0), Barrier::new(2));
                 let receive = || {
                     let mut data = [0u32];
                     let outcome = group.scope(|scope| {
-                        start.wait();
+                        together(&start);
                         let letter = scope.irecv(&mut data, Source::Rank(1), 5);
                         tried.wait();
                         let letter = letter?;
