@@ -295,7 +295,7 @@ fn a_message_on_its_way_still_arrives_in_a_group_that_was_given_up() {
 /// As the links of collectives do: both ends notice within seconds that the other no longer answers.
 #[test]
 fn links_for_messages_end_when_the_other_side_no_longer_answers() {
-    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_user_timeout};
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt};
     let outcomes = outcomes(2, (Transport::Tcp, Duration::from_secs(30)), |group| {
         let other = 1 - group.rank();
         group.send(&[1u8], other, 0)?;
@@ -303,7 +303,7 @@ fn links_for_messages_end_when_the_other_side_no_longer_answers() {
         let post = group.inner.post();
         for stream in [&post.streams.out[&other], &post.streams.inward[&other]] {
             assert!(socket_keepalive(stream).unwrap());
-            assert_eq!((tcp_keepcnt(stream).unwrap(), tcp_user_timeout(stream).unwrap()), (3, 6_000));
+            assert_eq!(tcp_keepcnt(stream).unwrap(), 3);
         }
         Ok(())
     });
