@@ -35,6 +35,8 @@ mod numbers;
 mod objects;
 #[path = "it/one_core.rs"]
 mod one_core;
+#[path = "it/p2p_deadlines.rs"]
+mod p2p_deadlines;
 #[path = "it/p2p_notes.rs"]
 mod p2p_notes;
 #[path = "it/strangers.rs"]

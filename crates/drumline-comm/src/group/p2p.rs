@@ -12,6 +12,7 @@ mod streams;
 mod tests;
 #[cfg(any(test, fuzzing))]
 mod trickle;
+mod vain;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -243,11 +244,13 @@ impl<'scope> Scope<'scope, '_> {
     fn begin(&self, message: P2p<'scope>) -> Result<Letter, CommError> {
         self.group().check_message(&message)?;
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
-        self.group().inner.post().check_free_for(Some(self.letters().owner()))?;
-        self.note(message.call(Call::new(Op::Batch)));
+        // Held until the message is under way, so that no other scope finds the group free meanwhile.
+        let mut post = self.group().inner.post();
+        post.check_free_for(Some(self.letters().owner()))?;
+        self.group().note_letter(&mut post, &message.call(Call::new(Op::Batch)));
         slots.push(message.into());
         let letter = Letter(slots.len() - 1);
-        self.push_on(&mut slots, |_| true)?;
+        self.push_on(&mut post, &mut slots, |_| true)?;
         Ok(letter)
     }
 
@@ -255,7 +258,7 @@ impl<'scope> Scope<'scope, '_> {
     #[track_caller]
     pub fn is_delivered(&self, letter: Letter) -> Result<bool, CommError> {
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
-        self.push_on(&mut slots, |_| true)?;
+        self.push_on(&mut self.group().inner.post(), &mut slots, |_| true)?;
         Ok(slots[letter.0].done.is_some())
     }
 
@@ -263,8 +266,9 @@ impl<'scope> Scope<'scope, '_> {
     #[track_caller]
     pub fn wait_for(&self, letter: Letter) -> Result<usize, CommError> {
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
-        self.note(slots[letter.0].message.call(Call::new(Op::Batch)));
-        self.push_on(&mut slots, |slots| slots[letter.0].done.is_some())?;
+        let mut post = self.group().inner.post();
+        self.group().note_letter(&mut post, &slots[letter.0].message.call(Call::new(Op::Batch)));
+        self.push_on(&mut post, &mut slots, |slots| slots[letter.0].done.is_some())?;
         slots[letter.0].done.ok_or_else(|| CommError::invalid("the message did not end"))
     }
 
@@ -273,28 +277,25 @@ impl<'scope> Scope<'scope, '_> {
     pub fn wait_for_all(&self) -> Result<(), CommError> {
         let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
         let count = slots.iter().filter(|slot| slot.done.is_none()).count();
-        self.note(Call { count, ..Call::new(Op::Batch) });
-        self.push_on(&mut slots, |slots| slots.iter().all(|slot| slot.done.is_some()))
-    }
-
-    fn note(&self, call: Call) {
-        self.group().note_letter(&mut self.group().inner.post(), &call);
+        let mut post = self.group().inner.post();
+        self.group().note_letter(&mut post, &Call { count, ..Call::new(Op::Batch) });
+        self.push_on(&mut post, &mut slots, |slots| slots.iter().all(|slot| slot.done.is_some()))
     }
 
     #[track_caller]
     fn push_on(
         &self,
-        slots: &mut Vec<Slot<'scope>>,
+        post: &mut PostOffice,
+        slots: &mut [Slot<'scope>],
         enough: impl Fn(&[Slot<'_>]) -> bool,
     ) -> Result<(), CommError> {
         let group = self.group();
         let call = Call::new(Op::Batch);
         group.check_alive()?;
-        let mut post = group.inner.post();
         let outcome = post.drive(slots, &group.watch(), enough);
         let open = slots.iter().any(|slot| slot.done.is_none());
         post.claim(self.letters().owner(), open);
-        outcome.map_err(|halt| group.mail_failed(&post, call, slots, halt))
+        outcome.map_err(|halt| group.mail_failed(post, call, slots, halt))
     }
 
     /// At the end of the scope: messages that were not waited for are, unless the program gave up on them.

@@ -17,7 +17,7 @@ use super::mesh::{CLOSED, Mesh, NAP};
 use crate::shm::{Context, Stop};
 
 /// How long data may be on its way after the group was given up.
-const UNDER_WAY: Duration = Duration::from_millis(300);
+pub(crate) const UNDER_WAY: Duration = Duration::from_millis(300);
 
 /// How long nothing may move on a link to a rank that has left: it may never have taken the link. Longer than what was lost
 /// on the way needs to be sent again.

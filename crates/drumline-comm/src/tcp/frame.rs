@@ -15,7 +15,7 @@ pub(crate) const HEADER: usize = 32;
 const DATA_MAGIC: [u8; 4] = *b"DLd1";
 const MAIL_MAGIC: [u8; 4] = *b"DLm1";
 
-/// The longest message a receiver that did not expect it takes in.
+/// The most a receiver takes in from one rank of messages that it did not expect.
 pub(crate) const MAX_UNEXPECTED: u64 = 1 << 30;
 
 /// Announces the data of one step of a collective.

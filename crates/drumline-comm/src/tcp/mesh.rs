@@ -15,7 +15,7 @@ use crate::shm::{Context, Stop};
 pub(super) const NAP: Duration = Duration::from_millis(20);
 
 /// How long the link of a rank that has left may take to come in.
-const GRACE: Duration = Duration::from_secs(2);
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Bytes that may be under way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;

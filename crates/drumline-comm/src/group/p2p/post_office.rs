@@ -9,23 +9,22 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::slot::{Halt, Slot, To, deliver, fitting, take_slot};
 use super::streams::{Carrier, Streams};
-use super::{Source, Way};
+use super::{P2p, Way};
 use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{KnownSites, Node, Stop, Watch};
-use crate::tcp::CLOSED;
 use crate::tcp::frame::{HEADER, MAX_UNEXPECTED, MailHeader};
 
 #[derive(Debug)]
 pub(crate) struct PostOffice<C = Streams> {
     pub(super) streams: C,
-    me: usize,
-    arriving: Vec<Arriving>,
+    pub(super) me: usize,
+    pub(super) arriving: Vec<Arriving>,
     /// Complete messages that nobody has asked for, in the order of arrival.
     pub(super) waiting: VecDeque<Kept>,
     /// The scope that has messages under way.
@@ -33,12 +32,9 @@ pub(crate) struct PostOffice<C = Streams> {
     /// The calls that send or receive messages so far.
     pub(super) num_calls: u64,
     pub(super) known_sites: KnownSites,
-    /// The longest message that is taken in before its receive is made.
+    /// The most that is taken in from one rank before the receives are made.
     pub(super) most_unexpected: u64,
 }
-
-/// How long the last words of a rank that has left may take.
-const UNDER_WAY: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
 pub(super) struct Kept {
@@ -49,10 +45,29 @@ pub(super) struct Kept {
 
 /// What has come from one rank of the message it is sending.
 #[derive(Debug, Default)]
-struct Arriving {
+pub(super) struct Arriving {
     header: [u8; HEADER],
     got: usize,
-    letter: Option<(MailHeader, To)>,
+    pub(super) letter: Option<(MailHeader, To)>,
+    /// Memory its messages that nobody has asked for take.
+    pub(super) kept: u64,
+}
+
+/// What a turn has moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Moved {
+    Nothing,
+    /// Something that this call does not wait for.
+    Beside,
+    /// A message of this call.
+    Ours,
+}
+
+impl Kept {
+    /// The memory it takes. An empty message, too, takes some.
+    fn size(&self) -> u64 {
+        (size_of::<Self>() + self.data.len()) as u64
+    }
 }
 
 impl PostOffice {
@@ -110,7 +125,8 @@ impl<C: Carrier> PostOffice<C> {
         self.waiting.iter().map(|kept| kept.data.len()).sum()
     }
 
-    /// Moves messages until it is `enough`.
+    /// Moves messages until it is `enough`. The deadline is counted from when a message of this call last moved: what comes
+    /// for others does not put it off.
     pub(super) fn drive(
         &mut self,
         slots: &mut [Slot<'_>],
@@ -119,28 +135,36 @@ impl<C: Carrier> PostOffice<C> {
     ) -> Result<(), Halt> {
         self.hand_out_waiting(slots)?;
         let mut begin = Instant::now();
-        let mut left_since = None;
         loop {
-            let moved = self.send_some(slots, watch)? | self.receive_some(slots)?;
+            let moved = self.send_some(slots, watch)?.max(self.receive_some(slots)?);
             if enough(slots) {
                 return Ok(());
             }
-            if moved {
-                (begin, left_since) = (Instant::now(), None);
-                continue;
-            }
-            if let Some(stop) = self.absent(slots, watch)
-                && left_since.get_or_insert_with(Instant::now).elapsed() > UNDER_WAY
-            {
-                return Err(stop.into());
-            }
-            let (mut senders, receivers) = self.awaited(slots);
-            senders.retain(|&rank| !self.is_held_up(rank));
-            match self.streams.wait(watch, begin, &senders, &receivers) {
-                Err(Stop::TimedOut) => return Err(self.blockade().unwrap_or(Stop::TimedOut.into())),
+            let outcome = match moved {
+                Moved::Nothing => self.wait(slots, watch, begin),
+                Moved::Beside => watch.check(begin, None, &|| false),
+                Moved::Ours => {
+                    begin = Instant::now();
+                    Ok(())
+                }
+            };
+            match outcome {
+                Err(Stop::TimedOut) => return Err(self.blockade(slots).unwrap_or(Stop::TimedOut.into())),
+                // What moves in a group that was given up may be the last that was under way.
+                Err(Stop::GivenUp) if moved == Moved::Beside => {}
                 other => other?,
             }
         }
+    }
+
+    /// Waits a moment for something to move; an error if it never will.
+    fn wait(&mut self, slots: &[Slot<'_>], watch: &Watch<'_>, begin: Instant) -> Result<(), Stop> {
+        if let Some(stop) = self.absent(slots, watch) {
+            return Err(stop);
+        }
+        let (mut senders, receivers) = self.awaited(slots);
+        senders.retain(|&rank| !self.is_held_up(rank));
+        self.streams.wait(watch, begin, &senders, &receivers)
     }
 
     /// Gives messages that came early to receives that were made since.
@@ -151,6 +175,7 @@ impl<C: Carrier> PostOffice<C> {
             match fitting(slots, *from, header)? {
                 Some(slot) => {
                     let kept = self.waiting.remove(index).expect("index is in range");
+                    self.arriving[kept.from].kept -= kept.size();
                     deliver(&mut slots[slot], kept.from, &kept.data);
                 }
                 None => index += 1,
@@ -159,178 +184,155 @@ impl<C: Carrier> PostOffice<C> {
         Ok(())
     }
 
-    fn send_some(&mut self, slots: &mut [Slot<'_>], watch: &Watch<'_>) -> Result<bool, Halt> {
-        let mut moved = false;
+    /// Keeps a message until its receive is made, which may have been done while it arrived.
+    fn keep(&mut self, kept: Kept, slots: &mut [Slot<'_>]) -> Result<(), Halt> {
+        self.arriving[kept.from].kept += kept.size();
+        self.waiting.push_back(kept);
+        self.hand_out_waiting(slots)
+    }
+
+    fn send_some(&mut self, slots: &mut [Slot<'_>], watch: &Watch<'_>) -> Result<Moved, Halt> {
+        let mut moved = Moved::Nothing;
         let mut busy = Vec::new();
         for index in 0..slots.len() {
-            let slot = &slots[index];
+            let slot = &mut slots[index];
             let Way::Send { to, bytes } = slot.message.way else { continue };
             // One message at a time to each rank, in the order they were begun.
             if slot.done.is_some() || busy.contains(&to) {
                 continue;
             }
-            let header = MailHeader {
-                dtype: slot.message.dtype,
-                tag: slot.message.tag,
-                elements: slot.message.elements() as u64,
-            };
             if to == self.me {
-                self.waiting.push_back(Kept { from: to, header, data: bytes.to_vec() });
-                slots[index].done = Some(to);
-                self.hand_out_waiting(slots)?;
-                moved = true;
+                slot.done = Some(to);
+                let header = header_of(&slot.message);
+                self.keep(Kept { from: to, header, data: bytes.to_vec() }, slots)?;
+                moved = Moved::Ours;
                 continue;
             }
-            let encoded = header.encode();
-            let before = slots[index].moved;
-            let mut at = before;
-            while at < HEADER + bytes.len() {
-                let rest = if at < HEADER { &encoded[at..] } else { &bytes[at - HEADER..] };
-                match self.streams.write(watch, to, rest)? {
-                    0 => break,
-                    written => at += written,
-                }
+            let before = slot.moved;
+            self.push(slot, watch)?;
+            if slot.moved > before {
+                moved = Moved::Ours;
             }
-            slots[index].moved = at;
-            moved |= at > before;
-            if at == HEADER + bytes.len() {
-                slots[index].done = Some(to);
-            } else {
+            if slot.done.is_none() {
                 busy.push(to);
             }
         }
         Ok(moved)
     }
 
-    fn receive_some(&mut self, slots: &mut [Slot<'_>]) -> Result<bool, Halt> {
-        let mut moved = false;
-        for from in self.awaited(slots).0 {
-            while self.receive_from(from, slots)? {
-                moved = true;
+    /// Writes as much of a message as its stream takes.
+    fn push(&mut self, slot: &mut Slot<'_>, watch: &Watch<'_>) -> Result<(), Halt> {
+        let Way::Send { to, bytes } = slot.message.way else { return Ok(()) };
+        let header = header_of(&slot.message).encode();
+        while slot.moved < HEADER + bytes.len() {
+            let rest = match slot.moved.checked_sub(HEADER) {
+                None => &header[slot.moved..],
+                Some(sent) => &bytes[sent..],
+            };
+            match self.streams.write(watch, to, rest)? {
+                0 => return Ok(()),
+                written => slot.moved += written,
             }
         }
+        slot.done = Some(to);
+        Ok(())
+    }
+
+    fn receive_some(&mut self, slots: &mut [Slot<'_>]) -> Result<Moved, Halt> {
+        let mut most = Moved::Nothing;
+        for from in self.awaited(slots).0 {
+            loop {
+                let moved = match self.arriving[from].letter {
+                    None => self.receive_header(from, slots)?,
+                    Some(_) => self.receive_data(from, slots)?,
+                };
+                most = most.max(moved);
+                if moved == Moved::Nothing {
+                    break;
+                }
+            }
+        }
+        Ok(most)
+    }
+
+    /// One read of what precedes a message.
+    fn receive_header(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<Moved, Halt> {
+        let arriving = &mut self.arriving[from];
+        let read = self.streams.read(from, &mut arriving.header[arriving.got..], arriving.got > 0)?;
+        arriving.got += read;
+        if arriving.got < HEADER {
+            return Ok(if read > 0 { Moved::Beside } else { Moved::Nothing });
+        }
+        arriving.got = 0;
+        let header = MailHeader::decode(&arriving.header)
+            .map_err(|error| Stop::Link { peer: from, cause: error.to_string() })?;
+        let slot = take_slot(slots, from, &header)?;
+        let moved = if slot.is_some() { Moved::Ours } else { Moved::Beside };
+        let to = slot.unwrap_or_else(|| without_receive(&header, arriving.kept, self.most_unexpected));
+        arriving.letter = Some((header, to));
+        self.complete(from, slots)?;
         Ok(moved)
     }
 
-    /// One read from one rank; says whether anything came.
-    fn receive_from(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<bool, Halt> {
+    /// One read of a message whose header has come.
+    fn receive_data(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<Moved, Halt> {
         let arriving = &mut self.arriving[from];
-        let Some((header, to)) = &mut arriving.letter else {
-            let read = self.streams.read(from, &mut arriving.header[arriving.got..], arriving.got > 0)?;
-            arriving.got += read;
-            if arriving.got == HEADER {
-                arriving.got = 0;
-                let header = MailHeader::decode(&arriving.header)
-                    .map_err(|error| Stop::Link { peer: from, cause: error.to_string() })?;
-                let to = match take_slot(slots, from, &header)? {
-                    None if header.bytes() > self.most_unexpected => To::Later,
-                    None => To::Nobody(Vec::new()),
-                    Some(slot) => slot,
-                };
-                arriving.letter = Some((header, to));
-                self.complete(from, slots)?;
-            }
-            return Ok(read > 0);
-        };
+        let Some((header, to)) = &mut arriving.letter else { return Ok(Moved::Nothing) };
         if let To::Later = to {
-            // Its receive may have been made since.
-            let Some(slot) = take_slot(slots, from, header)? else { return Ok(false) };
-            *to = slot;
+            // Its receive may have been made since, or those of what was kept.
+            let slot = take_slot(slots, from, header)?;
+            *to = slot.unwrap_or_else(|| without_receive(header, arriving.kept, self.most_unexpected));
         }
-        let total = header.bytes() as usize;
-        let read = match to {
+        let (read, is_ours) = match to {
             To::Slot(index) => {
                 let Way::Receive { bytes, .. } = &mut slots[*index].message.way else {
                     unreachable!("only receives are given messages")
                 };
-                self.streams.read(from, &mut bytes[arriving.got..], true)?
+                (self.streams.read(from, &mut bytes[arriving.got..], true)?, true)
             }
             To::Nobody(data) => {
                 // Memory grows with what has arrived, not with what was announced.
-                let len = total.min(arriving.got + (64 << 10));
+                let len = (header.bytes() as usize).min(arriving.got + (64 << 10));
                 data.resize(len, 0);
-                self.streams.read(from, &mut data[arriving.got..], true)?
+                let read = self.streams.read(from, &mut data[arriving.got..], true)?;
+                (read, fitting(slots, from, header)?.is_some())
             }
-            To::Later => 0,
+            To::Later => return Ok(Moved::Nothing),
         };
         arriving.got += read;
-        self.complete(from, slots)?;
-        Ok(read > 0)
+        let is_complete = self.complete(from, slots)?;
+        Ok(match (read > 0 || is_complete, is_ours) {
+            (false, _) => Moved::Nothing,
+            (true, false) => Moved::Beside,
+            (true, true) => Moved::Ours,
+        })
     }
 
-    /// Files the message from `from` if all of it has come.
-    fn complete(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<(), Halt> {
+    /// Files the message from `from` if all of it has come; says whether it has.
+    fn complete(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<bool, Halt> {
         let arriving = &mut self.arriving[from];
-        if !matches!(&arriving.letter, Some((header, _)) if arriving.got as u64 == header.bytes()) {
-            return Ok(());
+        match &arriving.letter {
+            Some((header, To::Slot(_) | To::Nobody(_))) if arriving.got as u64 == header.bytes() => {}
+            _ => return Ok(false),
         }
         arriving.got = 0;
         match arriving.letter.take() {
             Some((_, To::Slot(index))) => slots[index].done = Some(from),
             Some((header, To::Nobody(mut data))) => {
                 data.truncate(header.bytes() as usize);
-                self.waiting.push_back(Kept { from, header, data });
-                // Its receive may have been made while it arrived.
-                self.hand_out_waiting(slots)?;
+                self.keep(Kept { from, header, data }, slots)?;
             }
             Some((_, To::Later)) | None => {}
         }
-        Ok(())
+        Ok(true)
     }
+}
 
-    /// Whether nothing more is taken from this rank until the receive for its message is made.
-    fn is_held_up(&self, rank: usize) -> bool {
-        matches!(self.arriving[rank].letter, Some((_, To::Later)))
-    }
+fn header_of(message: &P2p<'_>) -> MailHeader {
+    MailHeader { dtype: message.dtype, tag: message.tag, elements: message.elements() as u64 }
+}
 
-    /// When the time is up: the message that kept others of the same rank from coming, if there is one.
-    fn blockade(&self) -> Option<Halt> {
-        let from = (0..self.arriving.len()).find(|&rank| self.is_held_up(rank))?;
-        let (header, _) = self.arriving[from].letter.as_ref()?;
-        let MailHeader { tag, elements, dtype } = header;
-        let what = format!(
-            "{elements} {dtype} with tag {tag}, which are more than is kept for later and hold up what it sends \
-             after them; try receiving them first"
-        );
-        Some(Halt::Misfit { from, what })
-    }
-
-    /// Ranks something may come from, and ranks that something waits to go to.
-    fn awaited(&self, slots: &[Slot<'_>]) -> (Vec<usize>, Vec<usize>) {
-        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
-        let everybody = || (0..self.arriving.len()).filter(|&rank| rank != self.me);
-        for slot in slots.iter().filter(|slot| slot.done.is_none()) {
-            match slot.message.way {
-                Way::Send { to, .. } => {
-                    receivers.push(to);
-                    senders.extend(everybody());
-                }
-                Way::Receive { from: Source::Any, .. } => senders.extend(everybody()),
-                Way::Receive { from: Source::Rank(rank), .. } if rank != self.me => senders.push(rank),
-                Way::Receive { .. } => {}
-            }
-        }
-        senders.sort_unstable();
-        senders.dedup();
-        (senders, receivers)
-    }
-
-    /// Why some message will never move, if there is one whose rank is gone. What that sent before may still be under way.
-    fn absent(&self, slots: &[Slot<'_>], watch: &Watch<'_>) -> Option<Stop> {
-        let left =
-            |rank: usize| (watch.has_left(rank) && !self.streams.has_data(rank)).then_some(Stop::Left(rank));
-        let closed = |peer: usize| {
-            let stop = || Stop::Link { peer, cause: CLOSED.into() };
-            self.streams.has_ended(peer).then(stop)
-        };
-        let silent = |rank: usize| left(rank).or_else(|| closed(rank));
-        let others = || (0..watch.left.len()).filter(|&rank| rank != self.me);
-        slots.iter().filter(|slot| slot.done.is_none()).find_map(|slot| match slot.message.way {
-            Way::Send { to, .. } => left(to),
-            Way::Receive { from: Source::Rank(rank), .. } => silent(rank),
-            Way::Receive { from: Source::Any, .. } => {
-                others().map(silent).collect::<Option<Vec<_>>>()?.into_iter().next()
-            }
-        })
-    }
+/// Where a message goes that no receive was made for, from a rank of which so much is kept.
+fn without_receive(header: &MailHeader, kept: u64, most: u64) -> To {
+    if header.bytes().saturating_add(kept) > most { To::Later } else { To::Nobody(Vec::new()) }
 }

@@ -2,7 +2,7 @@
 //!
 //! A link carries messages one way, from the rank that made it; the receiver finds it among those that came in.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Mail, Stop, Watch};
-use crate::tcp::{Channel, LinkName, prepare};
+use crate::tcp::{CLOSED, Channel, GRACE, LinkName, UNDER_WAY, prepare};
 
 #[derive(Debug)]
 pub(crate) struct Streams {
@@ -26,14 +26,13 @@ pub(crate) struct Streams {
     mail: Option<Mail>,
     pub(super) out: HashMap<usize, TcpStream>,
     pub(super) inward: HashMap<usize, TcpStream>,
-    /// Ranks that have closed their link: nothing more will come.
-    ended: HashSet<usize>,
+    /// Ranks that have closed their link, and since when: nothing more will come.
+    ended: HashMap<usize, Instant>,
+    /// Ranks that have left and of which no link has come in, since that was noticed.
+    left_since: HashMap<usize, Instant>,
     /// Since when nothing has moved in a group that was given up.
     given_up_since: Option<Instant>,
 }
-
-/// How long data may be on its way after the group was given up.
-const UNDER_WAY: Duration = Duration::from_millis(300);
 
 /// How bytes come from other ranks and go to them. None of the calls waits but `wait`.
 pub(crate) trait Carrier {
@@ -43,11 +42,8 @@ pub(crate) trait Carrier {
     /// Reads what has come from `from`; `due` says that more of a message must come.
     fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop>;
 
-    /// Whether something from `rank` is there to be read.
-    fn has_data(&self, rank: usize) -> bool;
-
-    /// Whether `rank` has closed its stream and all of it has been read.
-    fn has_ended(&self, rank: usize) -> bool;
+    /// Why nothing more will come from `from`, once that is certain: it is gone, and all it sent has been read.
+    fn end_of(&mut self, watch: &Watch<'_>, from: usize) -> Option<Stop>;
 
     /// Waits until one of `senders` has sent something or one of `receivers` has room, or a moment has passed.
     fn wait(
@@ -77,7 +73,8 @@ impl Streams {
             mail,
             out: HashMap::new(),
             inward: HashMap::new(),
-            ended: HashSet::new(),
+            ended: HashMap::new(),
+            left_since: HashMap::new(),
             given_up_since: None,
         }
     }
@@ -112,22 +109,34 @@ impl Carrier for Streams {
             Ok(0) if due => {
                 return Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() });
             }
-            Ok(0) => drop(self.ended.insert(from)),
+            Ok(0) => drop(self.ended.entry(from).or_insert_with(Instant::now)),
             Ok(_) => self.given_up_since = None,
             Err(_) => {}
         }
         settle(from, outcome)
     }
 
-    fn has_data(&self, rank: usize) -> bool {
-        match (self.places[rank], &self.mail) {
-            (Some(place), Some(mail)) => mail.can_move(&[place], &[]),
-            _ => self.inward.get(&rank).is_some_and(|stream| matches!(stream.peek(&mut [0]), Ok(1..))),
+    fn end_of(&mut self, watch: &Watch<'_>, from: usize) -> Option<Stop> {
+        // Asked first: what it sent was there before it left.
+        let has_left = watch.has_left(from);
+        if let (Some(place), Some(mail)) = (self.places[from], &self.mail) {
+            return (has_left && !mail.can_move(&[place], &[])).then_some(Stop::Left(from));
         }
-    }
-
-    fn has_ended(&self, rank: usize) -> bool {
-        self.ended.contains(&rank)
+        if let Some(since) = self.ended.get(&from) {
+            // Why it has ended is heard a moment later.
+            let closed = || Stop::Link { peer: from, cause: CLOSED.into() };
+            return if has_left {
+                Some(Stop::Left(from))
+            } else {
+                (since.elapsed() > UNDER_WAY).then(closed)
+            };
+        }
+        // News may overtake data: only a link's own end says that nothing more will come over it.
+        if !has_left || self.inward.contains_key(&from) {
+            return None;
+        }
+        let since = self.left_since.entry(from).or_insert_with(Instant::now);
+        (since.elapsed() > GRACE).then_some(Stop::Left(from))
     }
 
     fn wait(
@@ -146,21 +155,15 @@ impl Carrier for Streams {
         {
             // Cut short, so that the caller can look at ranks that left.
             let short = Watch { timeout: Duration::from_millis(20), ..watch.clone() };
-            match mail.wait(&short, &from, &to) {
-                Err(Stop::TimedOut) => return watch.check(begin, None, &|| false),
-                other => return other,
-            }
+            return match mail.wait(&short, &from, &to) {
+                Err(Stop::TimedOut) => watch.check(begin, None, &|| false),
+                other => other,
+            };
         }
         // Between nodes: sleep on the links, but not for long if rings are waited for as well.
         let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
-        let open = || senders.iter().filter(|rank| !self.ended.contains(rank));
-        let inward = open().filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
-        let out =
-            receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
-        let streams: Vec<_> = inward.chain(out).map(|(stream, flags)| (stream.as_fd(), flags)).collect();
-        let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
-        let _ = rustix::event::poll(&mut fds, Some(&rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap }));
-        let may_move = open().next().is_some() || !receivers.is_empty();
+        self.doze(senders, receivers, rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap });
+        let may_move = senders.iter().any(|rank| !self.ended.contains_key(rank)) || !receivers.is_empty();
         match watch.check(begin, None, &|| false) {
             // A rank may die when it has done its part, and what it and the others sent is on its way.
             Err(Stop::GivenUp)
@@ -174,6 +177,17 @@ impl Carrier for Streams {
 }
 
 impl Streams {
+    /// Sleeps until one of these links can move.
+    fn doze(&self, senders: &[usize], receivers: &[usize], nap: rustix::fs::Timespec) {
+        let open = senders.iter().filter(|rank| !self.ended.contains_key(rank));
+        let inward = open.filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
+        let out =
+            receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
+        let streams: Vec<_> = inward.chain(out).map(|(stream, flags)| (stream.as_fd(), flags)).collect();
+        let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
+        let _ = rustix::event::poll(&mut fds, Some(&nap));
+    }
+
     fn name(&self, from: usize) -> LinkName {
         LinkName { group: self.fate.group.clone(), channel: Channel::Mail, from }
     }

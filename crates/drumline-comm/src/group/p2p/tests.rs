@@ -1,7 +1,7 @@
 //! Messages in pieces, messages nobody asked for yet, and messages of a group that is no more.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use super::slot::{Halt, Slot};
 use super::trickle::Trickle;
 use super::{P2p, Source};
 use crate::process::{GroupOptions, Transport};
-use crate::shm::Watch;
+use crate::shm::{Stop, Watch};
 use crate::tcp::frame::MailHeader;
 use crate::{CommError, LocalGroup, ProcessGroup};
 
@@ -87,6 +87,8 @@ fn a_long_message_stays_with_its_sender_until_it_is_received() {
         post.most_unexpected = limit;
         assert_eq!(receive(&mut post, (Source::Any, 5, 10), 2).unwrap(), 2);
         assert_eq!(post.streams.from[1].len() >= 200, !is_kept, "nothing is taken of what cannot be kept");
+        let silent = receive(&mut post, (Source::Rank(2), 6, 10), 2);
+        assert!(matches!(silent, Err(Halt::Stop(Stop::TimedOut))), "rank 1 is not to blame: {silent:?}");
         let behind = receive(&mut post, (Source::Rank(1), 2, 10), 1);
         match (&behind, is_kept) {
             (Ok(1), true) => {}
@@ -101,6 +103,28 @@ fn a_long_message_stays_with_its_sender_until_it_is_received() {
         assert_eq!(receive(&mut post, (Source::Any, 1, 200), 0).unwrap(), 1);
         assert!(is_kept || receive(&mut post, (Source::Rank(1), 2, 10), 1).is_ok());
         assert!(post.waiting.is_empty() && post.streams.from[1].is_empty());
+    }
+}
+
+#[test]
+fn many_short_messages_together_take_no_more_than_one_long_one() {
+    for (limit, all_are_kept) in [(1000, false), (1 << 20, true)] {
+        let mut streams = Trickle::new(3);
+        let mut sent = vec![(1, 1, 100); 30];
+        sent.extend([(1, 1, 0), (1, 2, 10), (2, 5, 10)]);
+        (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
+        let mut post = PostOffice::over(streams, 0, 3);
+        post.most_unexpected = limit;
+        assert_eq!(receive(&mut post, (Source::Any, 5, 10), 32).unwrap(), 2);
+        assert!(post.arriving[1].kept <= limit + 200, "{}", post.arriving[1].kept);
+        assert_eq!(post.streams.from[1].is_empty(), all_are_kept);
+        // Each that is received makes room for one that is kept.
+        for index in 0..30 {
+            assert_eq!(receive(&mut post, (Source::Rank(1), 1, 100), index).unwrap(), 1);
+        }
+        assert_eq!(receive(&mut post, (Source::Rank(1), 2, 10), 31).unwrap(), 1);
+        assert_eq!(receive(&mut post, (Source::Rank(1), 1, 0), 30).unwrap(), 1);
+        assert_eq!((post.arriving[1].kept, post.waiting.len()), (0, 0));
     }
 }
 
@@ -167,6 +191,72 @@ fn a_receive_behind_a_long_message_says_what_holds_it_up() {
     }
 }
 
+#[test]
+fn a_silent_rank_is_named_though_another_holds_itself_up() {
+    for transport in BOTH {
+        let outcomes = outcomes(3, (transport, Duration::from_secs(1)), |group| {
+            match group.rank() {
+                0 => group.scope(|scope| scope.isend(&[7u8; 2000], 1, 1).map(drop))?,
+                1 => {
+                    group.inner.post().most_unexpected = 1000;
+                    group.recv(&mut [0u8; 3], Source::Any, 5)?;
+                    return group.recv(&mut [0u8; 3], Source::Rank(2), 6).map(drop);
+                }
+                _ => {
+                    std::thread::sleep(Duration::from_millis(200));
+                    group.send(&[1u8; 3], 1, 5)?;
+                }
+            }
+            std::thread::sleep(Duration::from_secs(2));
+            Ok(())
+        });
+        match &outcomes[1] {
+            Err(CommError::Timeout { missing, .. }) if matches!(missing[..], [(2, _)]) => {}
+            other => panic!("{transport:?}: {other:?}"),
+        }
+    }
+}
+
+/// What rank 0 receives from rank 1, of which it hears that it has left, before what rank 1 sends `late`. The link is there
+/// if messages were sent `before`.
+fn receive_after_the_news(before: usize, late: Option<Duration>) -> Result<Duration, CommError> {
+    let took = std::sync::Mutex::new(Duration::ZERO);
+    let mut outcomes = outcomes(2, (Transport::Tcp, Duration::from_secs(30)), |group| {
+        let mut data = [0u8];
+        for _ in 0..before {
+            match group.rank() {
+                0 => group.recv(&mut data, Source::Rank(1), 1).map(drop)?,
+                _ => group.send(&data, 0, 1)?,
+            }
+        }
+        if group.rank() == 1 {
+            let Some(late) = late else { return Ok(()) };
+            std::thread::sleep(late);
+            return group.send(&[5u8], 0, 2);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        group.inner.fate.left[1].store(true, Ordering::Release);
+        let begin = Instant::now();
+        let outcome = group.recv(&mut data, Source::Any, 2);
+        *took.lock().unwrap() = begin.elapsed();
+        outcome.map(|_| assert_eq!(data, [5]))
+    });
+    outcomes.swap_remove(0)?;
+    Ok(took.into_inner().unwrap())
+}
+
+#[test]
+fn news_that_a_rank_has_left_may_overtake_its_message() {
+    for (before, limit) in [(1, Duration::from_secs(2)), (0, Duration::from_secs(5))] {
+        let took = receive_after_the_news(before, Some(Duration::from_millis(1100))).unwrap();
+        assert!(took > Duration::from_millis(800), "the news came first: {took:?}");
+        let begin = Instant::now();
+        let nothing = receive_after_the_news(before, None);
+        assert!(matches!(nothing, Err(CommError::PeerLeft { rank: 1, .. })), "{nothing:?}");
+        assert!(begin.elapsed() < limit, "{before} messages before: {:?}", begin.elapsed());
+    }
+}
+
 /// What rank 0 receives from rank 1, which sends `late`, when its group is given up after 100 ms.
 fn receive_in_a_lost_group(transport: Transport, late: Duration) -> Result<(), CommError> {
     let mut outcomes = outcomes(2, (transport, Duration::from_secs(30)), move |group| {
@@ -205,7 +295,7 @@ fn a_message_on_its_way_still_arrives_in_a_group_that_was_given_up() {
 /// As the links of collectives do: both ends notice within seconds that the other no longer answers.
 #[test]
 fn links_for_messages_end_when_the_other_side_no_longer_answers() {
-    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_user_timeout};
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt};
     let outcomes = outcomes(2, (Transport::Tcp, Duration::from_secs(30)), |group| {
         let other = 1 - group.rank();
         group.send(&[1u8], other, 0)?;
@@ -213,7 +303,7 @@ fn links_for_messages_end_when_the_other_side_no_longer_answers() {
         let post = group.inner.post();
         for stream in [&post.streams.out[&other], &post.streams.inward[&other]] {
             assert!(socket_keepalive(stream).unwrap());
-            assert_eq!((tcp_keepcnt(stream).unwrap(), tcp_user_timeout(stream).unwrap()), (3, 0));
+            assert_eq!(tcp_keepcnt(stream).unwrap(), 3);
         }
         Ok(())
     });

@@ -38,16 +38,12 @@ impl Carrier for Trickle {
         Ok(len)
     }
 
-    fn has_data(&self, rank: usize) -> bool {
-        !self.from[rank].is_empty()
-    }
-
-    fn has_ended(&self, _: usize) -> bool {
-        false
+    fn end_of(&mut self, _: &Watch<'_>, _: usize) -> Option<Stop> {
+        None
     }
 
     /// Nothing more will come unless an empty piece has held something back.
     fn wait(&mut self, _: &Watch<'_>, _: Instant, senders: &[usize], _: &[usize]) -> Result<(), Stop> {
-        if senders.iter().any(|&rank| self.has_data(rank)) { Ok(()) } else { Err(Stop::TimedOut) }
+        if senders.iter().any(|&rank| !self.from[rank].is_empty()) { Ok(()) } else { Err(Stop::TimedOut) }
     }
 }
