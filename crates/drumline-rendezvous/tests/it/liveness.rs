@@ -203,7 +203,7 @@ fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
 #[test]
 fn a_death_is_told_even_when_members_have_filled_the_log() {
     let job = Job::start();
-    let store = job.guest();
+    let (store, launcher) = (job.member(0, 2), job.guest());
     let mut child = start(&job, "wait");
     let (line, mut filled) = (vec![b'\n'; 1 << 20], 0);
     let error = loop {
@@ -217,4 +217,6 @@ fn a_death_is_told_even_when_members_have_filled_the_log() {
     let told = store.tail(events::LOG, filled, after(5000)).unwrap();
     assert!(String::from_utf8_lossy(&told).contains("\"event\":\"lost\""), "{told:?}");
     child.wait().unwrap();
+    let exit = Event::Exit { rank: 1, host: "here".into(), pid: child.id(), code: None, signal: Some(9) };
+    events::post(&launcher, &exit).expect("a launcher's news has room, too");
 }
