@@ -102,7 +102,7 @@ impl ProcessGroup {
         let input = cells.collect::<Vec<_>>().concat();
         joined(outputs, |output| {
             let counts = vec![output.len(); self.size()];
-            self.run(call, |tiers, cx| tiers.reduce_scatter(cx, &input, output, &counts, op))
+            self.run(call, |tiers, cx| tiers.reduce_scatter(cx, &input, (output, &counts), op))
         })
     }
 

@@ -64,7 +64,7 @@ impl ProcessGroup {
         self.check_root(root)?;
         self.check_for_root("output", output.as_deref(), root, &counts)?;
         let call = Call::new(Op::Gather).of(T::DTYPE, input.len()).root(root);
-        self.run(call, |tiers, cx| tiers.gather(cx, input, output, &counts, root))
+        self.run(call, |tiers, cx| tiers.gather(cx, input, (output, &counts), root))
     }
 
     /// As [`gather`](Self::gather), with `counts[i]` elements from rank `i`.
@@ -81,7 +81,7 @@ impl ProcessGroup {
         self.check_own("input", input.len(), counts)?;
         self.check_for_root("output", output.as_deref(), root, counts)?;
         let call = Call::new(Op::Gather).of(T::DTYPE, 0).root(root).extra(counts.iter().copied());
-        self.run(call, |tiers, cx| tiers.gather(cx, input, output, counts, root))
+        self.run(call, |tiers, cx| tiers.gather(cx, input, (output, counts), root))
     }
 
     /// The root's `input`, which only the root gives, is dealt out: its `i`-th part becomes rank `i`'s `output`.
@@ -97,7 +97,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result {
         let counts = vec![output.len(); self.size()];
-        self.reduce_scatter_uneven_as(Call::new(Op::ReduceScatter), input, output, &counts, op)
+        self.reduce_scatter_uneven_as(Call::new(Op::ReduceScatter), input, (output, &counts), op)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), with `counts[i]` elements for rank `i`.
@@ -111,7 +111,7 @@ impl ProcessGroup {
     ) -> Result {
         self.check_counts::<T>("counts", counts)?;
         let call = Call::new(Op::ReduceScatter).extra(counts.iter().copied());
-        self.reduce_scatter_uneven_as(call, input, output, counts, op)
+        self.reduce_scatter_uneven_as(call, input, (output, counts), op)
     }
 
     #[track_caller]
@@ -119,15 +119,14 @@ impl ProcessGroup {
         &self,
         call: Call,
         input: &[T],
-        output: &mut [T],
-        counts: &[usize],
+        (output, counts): (&mut [T], &[usize]),
         op: ReduceOp,
     ) -> Result {
         check_reduction(op, T::DTYPE)?;
         check_len("input", input, counts)?;
         self.check_own("output", output.len(), counts)?;
         let call = call.of(T::DTYPE, input.len()).reduce(op);
-        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, output, counts, op))
+        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, (output, counts), op))
     }
 
     /// Part `i` of `input` goes to rank `i`; part `i` of `output` comes from rank `i`. All parts are equally long.

@@ -29,6 +29,13 @@ pub(crate) enum Keep {
     Only(usize),
 }
 
+/// How values become one, and who keeps it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reduction {
+    pub(crate) op: ReduceOp,
+    pub(crate) keep: Keep,
+}
+
 impl Keep {
     pub(super) fn kept_by(self, rank: usize) -> bool {
         self == Keep::All || self == Keep::Only(rank)
@@ -42,21 +49,21 @@ impl Node {
         &mut self,
         cx: &Context<'_>,
         data: &mut [T],
-        op: ReduceOp,
-        keep: Keep,
+        reduction: Reduction,
         heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
+        let Reduction { op, keep } = reduction;
         let choice = node_reduce(size_of_val(data), size_of::<T>(), self.ranks(), self.pace());
         if choice == NodeReduce::Inline {
-            return self.reduce_inline(cx, data, op, keep);
+            return self.reduce_inline(cx, data, reduction);
         }
         let heap = heap.filter(|_| keep == Keep::All);
         if self.reduce_direct(cx, data, op, heap)? {
             return Ok(());
         }
         self.staged(|node| match choice {
-            NodeReduce::TwoPhase { chunk } => node.reduce_two_phase(cx, data, op, keep, chunk),
-            NodeReduce::OneShot { chunk } => node.reduce_one_shot(cx, data, op, keep, chunk),
+            NodeReduce::TwoPhase { chunk } => node.reduce_two_phase(cx, data, reduction, chunk),
+            NodeReduce::OneShot { chunk } => node.reduce_one_shot(cx, data, reduction, chunk),
             NodeReduce::Inline => unreachable!("handled above"),
         })
     }
@@ -85,8 +92,7 @@ impl Node {
         &mut self,
         cx: &Context<'_>,
         data: &mut [T],
-        op: ReduceOp,
-        keep: Keep,
+        Reduction { op, keep }: Reduction,
     ) -> Result<(), Stop> {
         const WORDS: usize = INLINE / 8;
         let bytes = size_of_val(data);
@@ -117,8 +123,7 @@ impl Node {
         &mut self,
         cx: &Context<'_>,
         data: &mut [T],
-        op: ReduceOp,
-        keep: Keep,
+        Reduction { op, keep }: Reduction,
         chunk: usize,
     ) -> Result<(), Stop> {
         for range in chunks(data.len(), chunk) {
@@ -150,8 +155,7 @@ impl Node {
         &mut self,
         cx: &Context<'_>,
         data: &mut [T],
-        op: ReduceOp,
-        keep: Keep,
+        Reduction { op, keep }: Reduction,
         chunk: usize,
     ) -> Result<(), Stop> {
         let mut staged: Option<Range<usize>> = None;

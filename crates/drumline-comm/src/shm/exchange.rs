@@ -31,8 +31,7 @@ impl Node {
         &mut self,
         cx: &Context<'_>,
         mine: &[T],
-        rows: &[usize],
-        keep: Keep,
+        (rows, keep): (&[usize], Keep),
         mut take: impl FnMut(usize, Range<usize>, &[T]),
     ) -> Result<(), Stop> {
         let alone = self.ranks() == 2 || keep == Keep::Only(self.me());
@@ -116,23 +115,20 @@ impl Node {
         let mut rows = vec![0; self.ranks()];
         rows[root] = data.len();
         self.staged(|node| match node.me() == root {
-            true => node.rows(cx, data, &rows, Keep::All, |_, _, _: &[T]| {}),
-            false => node.rows(cx, &[], &rows, Keep::All, |_, range, given| copy(&mut data[range], given)),
+            true => node.rows(cx, data, (&rows, Keep::All), |_, _, _: &[T]| {}),
+            false => node.rows(cx, &[], (&rows, Keep::All), |_, range, given| copy(&mut data[range], given)),
         })
     }
 
-    /// Every rank's `input` laid end to end in `output`, on the root or on all. `counts[i]` is the length of rank `i`'s.
+    /// Every rank's `input` laid end to end in `output`, on those that `keep` it. `counts[i]` is the length of rank `i`'s.
     pub(crate) fn gather<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        input: &[T],
-        mut output: Option<&mut [T]>,
-        counts: &[usize],
-        root: Option<usize>,
-        heap: Option<Symmetric>,
+        (input, heap): (&[T], Option<Symmetric>),
+        (mut output, counts): (Option<&mut [T]>, &[usize]),
+        keep: Keep,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);
-        let keep = root.map_or(Keep::All, Keep::Only);
         let copy = copy_for(size_of_val(input) + output.as_deref().map_or(0, size_of_val));
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
             if let Some(output) = &mut output {
@@ -147,7 +143,7 @@ impl Node {
             }
             return self.round(cx, &[]);
         }
-        self.staged(|node| node.rows(cx, input, counts, keep, &mut place))
+        self.staged(|node| node.rows(cx, input, (counts, keep), &mut place))
     }
 
     /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
@@ -200,11 +196,9 @@ impl Node {
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        input: &[T],
-        output: &mut [T],
-        counts: &[usize],
+        (input, heap): (&[T], Option<Symmetric>),
+        (output, counts): (&mut [T], &[usize]),
         op: ReduceOp,
-        heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(input), heap)? {
@@ -215,15 +209,14 @@ impl Node {
             reduce_into(output, &inputs, op);
             return self.round(cx, &[]);
         }
-        self.staged(|node| node.reduce_cells(cx, input, output, counts, op))
+        self.staged(|node| node.reduce_cells(cx, input, (&mut *output, counts), op))
     }
 
     fn reduce_cells<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        output: &mut [T],
-        counts: &[usize],
+        (output, counts): (&mut [T], &[usize]),
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
@@ -265,7 +258,7 @@ impl Node {
         let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
         let mine = ranges[self.me()].clone();
         let mut reduced = vec![T::zeroed(); mine.len()];
-        self.reduce_scatter(cx, data, &mut reduced, &counts, op, None)?;
+        self.reduce_scatter(cx, (data, None), (&mut reduced, &counts), op)?;
         data[mine].copy_from_slice(&reduced);
         Ok(())
     }
@@ -280,7 +273,7 @@ impl Node {
         let ranges = self.ranges::<T>(data.len(), parts);
         let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
         let mine = data[ranges[self.me()].clone()].to_vec();
-        self.gather(cx, &mine, Some(data), &counts, None, None)
+        self.gather(cx, (&mine, None), (Some(data), &counts), Keep::All)
     }
 
     fn ranges<T>(&self, len: usize, parts: usize) -> Vec<Range<usize>> {

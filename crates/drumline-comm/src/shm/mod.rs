@@ -22,7 +22,7 @@ mod ring;
 mod segment;
 mod wait;
 
-pub(crate) use all_reduce::Keep;
+pub(crate) use all_reduce::{Keep, Reduction};
 pub(crate) use board::Board;
 pub use heap::HeapBuffer;
 pub(crate) use heap::{Heap, Region, Symmetric, region_len};

@@ -229,8 +229,7 @@ impl<'t> Team<'t> {
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        output: Option<&mut [T]>,
-        counts: &[usize],
+        (output, counts): (Option<&mut [T]>, &[usize]),
         root: usize,
     ) -> Result<(), Stop> {
         let me = self.me();
@@ -278,16 +277,15 @@ impl<'t> Team<'t> {
     ) -> Result<(), Stop> {
         let counts: Vec<usize> = self.parts(data).iter().map(Range::len).collect();
         let mut reduced = vec![T::zeroed(); counts[self.me()]];
-        self.reduce_scatter(cx, data, &mut reduced, &counts, op)?;
-        self.gather(cx, &reduced, Some(data), &counts, root)
+        self.reduce_scatter(cx, data, (&mut reduced, &counts), op)?;
+        self.gather(cx, &reduced, (Some(data), &counts), root)
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        output: &mut [T],
-        counts: &[usize],
+        (output, counts): (&mut [T], &[usize]),
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);

@@ -2,7 +2,7 @@
 
 use super::Tiers;
 use crate::element::Element;
-use crate::shm::{Context, Node, Stop};
+use crate::shm::{Context, Keep, Node, Stop};
 use crate::slices::{Selection, cells, offsets};
 use crate::tcp::Team;
 
@@ -75,7 +75,7 @@ fn longest_cell(
 ) -> Result<usize, Stop> {
     let mine: Vec<u64> = sends.iter().map(|&count| count as u64).collect();
     let mut all = vec![0u64; mine.len() * mine.len()];
-    node.gather(cx, &mine, Some(&mut all), &vec![mine.len(); mine.len()], None, None)?;
+    node.gather(cx, (&mine, None), (Some(&mut all), &vec![mine.len(); mine.len()]), Keep::All)?;
     for (peer, (row, &expected)) in all.chunks(mine.len()).zip(receives).enumerate() {
         let given = row[node.me()];
         if given != expected as u64 {

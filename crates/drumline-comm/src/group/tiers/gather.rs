@@ -6,7 +6,7 @@
 
 use super::Tiers;
 use crate::element::Element;
-use crate::shm::{Context, Stop, Symmetric};
+use crate::shm::{Context, Keep, Stop, Symmetric};
 use crate::slices::{Selection, cells, part};
 use crate::tcp::Team;
 
@@ -21,7 +21,7 @@ impl Tiers {
     ) -> Result<(), Stop> {
         let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
-            return node.gather(cx, input, Some(output), counts, None, heap);
+            return node.gather(cx, (input, heap), (Some(output), counts), Keep::All);
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
@@ -44,7 +44,7 @@ impl Tiers {
         let mut blocks: Vec<&mut [T]> = cells(blocks, lens).collect();
         let local: Vec<usize> = self.topology.here().iter().map(|&rank| counts[rank]).collect();
         match &mut self.node {
-            Some(node) => node.gather(cx, input, Some(&mut *blocks[here]), &local, None, heap)?,
+            Some(node) => node.gather(cx, (input, heap), (Some(&mut *blocks[here]), &local), Keep::All)?,
             None => blocks[here].copy_from_slice(input),
         }
         if let Some(rail) = self.topology.rail() {
@@ -71,13 +71,12 @@ impl Tiers {
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        output: Option<&mut [T]>,
-        counts: &[usize],
+        (output, counts): (Option<&mut [T]>, &[usize]),
         root: usize,
     ) -> Result<(), Stop> {
         let output = output.filter(|_| self.mesh.me() == root);
         if let Some(node) = self.one_node() {
-            return node.gather(cx, input, output, counts, Some(root), None);
+            return node.gather(cx, (input, None), (output, counts), Keep::Only(root));
         }
         let everybody = self.topology.everybody();
         let (home, place) = self.topology.locate(root);
@@ -88,10 +87,10 @@ impl Tiers {
         let local: Vec<usize> = here.iter().map(|&rank| counts[rank]).collect();
         let Some(output) = output else {
             let node = self.node.as_mut().expect("a rank alone on the root's node is the root");
-            return node.gather(cx, input, None, &local, Some(place), None);
+            return node.gather(cx, (input, None), (None, &local), Keep::Only(place));
         };
         Selection::new(counts, here.iter().copied()).fill(output, |output| match &mut self.node {
-            Some(node) => node.gather(cx, input, Some(output), &local, Some(place), None),
+            Some(node) => node.gather(cx, (input, None), (Some(output), &local), Keep::Only(place)),
             None => {
                 output.copy_from_slice(input);
                 Ok(())

@@ -5,7 +5,7 @@
 use super::Tiers;
 use crate::element::Element;
 use crate::reduce::{ReduceOp, divide, reduce_alone};
-use crate::shm::{Context, Keep, Stop};
+use crate::shm::{Context, Keep, Reduction, Stop};
 use crate::slices::part;
 use crate::tcp::Team;
 
@@ -18,7 +18,7 @@ impl Tiers {
     ) -> Result<(), Stop> {
         let heap = self.heap.find(data);
         if let Some(node) = self.one_node() {
-            return node.all_reduce(cx, data, op, Keep::All, heap);
+            return node.all_reduce(cx, data, Reduction { op, keep: Keep::All }, heap);
         }
         if self.is_alone() {
             reduce_alone(data, op);
@@ -56,7 +56,7 @@ impl Tiers {
         root: usize,
     ) -> Result<(), Stop> {
         if let Some(node) = self.one_node() {
-            return node.all_reduce(cx, data, op, Keep::Only(root), None);
+            return node.all_reduce(cx, data, Reduction { op, keep: Keep::Only(root) }, None);
         }
         if self.is_alone() {
             reduce_alone(data, op);

@@ -21,35 +21,33 @@ impl Tiers {
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        output: &mut [T],
-        counts: &[usize],
+        (output, counts): (&mut [T], &[usize]),
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
-            return node.reduce_scatter(cx, input, output, counts, op, heap);
+            return node.reduce_scatter(cx, (input, heap), (output, counts), op);
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
-            return Team::new(&mut self.mesh, &everybody).reduce_scatter(cx, input, output, counts, op);
+            return Team::new(&mut self.mesh, &everybody).reduce_scatter(cx, input, (output, counts), op);
         }
         if T::WIDENS {
             // Rounded once, after the last node.
             let wide: Vec<T::Wide> = input.iter().map(|x| x.widen()).collect();
             let mut sums = vec![T::zeroed().widen(); output.len()];
-            self.reduce_scatter_by_rails(cx, &wide, &mut sums, counts, op)?;
+            self.reduce_scatter_by_rails(cx, &wide, (&mut sums, counts), op)?;
             output.iter_mut().zip(sums).for_each(|(x, sum)| *x = T::narrow(sum));
             return Ok(());
         }
-        self.reduce_scatter_by_rails(cx, input, output, counts, op)
+        self.reduce_scatter_by_rails(cx, input, (output, counts), op)
     }
 
     fn reduce_scatter_by_rails<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        output: &mut [T],
-        counts: &[usize],
+        (output, counts): (&mut [T], &[usize]),
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let column = self.reduce_column(cx, input, counts, op.in_two_stages().0)?;
@@ -60,7 +58,7 @@ impl Tiers {
             let lens: Vec<usize> = (0..rail.len()).map(served).collect();
             sums = vec![T::zeroed(); lens[self.topology.node]];
             let mut team = Team::new(&mut self.mesh, &rail);
-            team.reduce_scatter(cx, &column, &mut sums, &lens, op.in_two_stages().1)?;
+            team.reduce_scatter(cx, &column, (&mut sums, &lens), op.in_two_stages().1)?;
         }
         self.hand_over(cx, &sums, output, counts)?;
         self.finish_average(output, op);
@@ -87,7 +85,7 @@ impl Tiers {
             (0..rails).map(|rail| column(rail).map(|rank| counts[rank]).sum()).collect();
         lens.resize(node.ranks(), 0);
         let mut mine = vec![T::zeroed(); lens[node.me()]];
-        node.reduce_scatter(cx, &columns, &mut mine, &lens, op, None)?;
+        node.reduce_scatter(cx, (&columns, None), (&mut mine, &lens), op)?;
         Ok(mine)
     }
 
