@@ -95,7 +95,7 @@ mod tests {
         let status = |file| std::fs::read_to_string(file).unwrap();
         println!("\nlauncher {}", blocked(&status("/proc/thread-self/status")));
         let spec = WorkerSpec { program: "sleep".into(), args: vec!["60".into()], ..WorkerSpec::default() };
-        let (worker, _) = Worker::start(&spec, Output::Inherit, orphans).unwrap();
+        let (worker, _) = Worker::start(&spec, &Output::Inherit, orphans).unwrap();
         println!("worker {}", blocked(&status(&format!("/proc/{}/status", worker.pid()))));
         println!("pid {}", worker.pid());
         std::thread::sleep(Duration::from_secs(60));

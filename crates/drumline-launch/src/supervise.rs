@@ -16,11 +16,13 @@ use rustix::event::{Timespec, epoll};
 use rustix::process::Signal;
 
 use crate::LaunchError;
+use crate::logs::Channel;
 use crate::prepare::Orphans;
-use crate::pump::{Output, Pump, Std, Stream, Streams};
+use crate::pump::{Output, Pump, Source};
 use crate::report::{Exit, StopReason};
 use crate::running::RunOptions;
 use crate::stop::{Phase, Request, StopPolicy, View, decide, next_look, reason};
+use crate::streams::{Stream, Streams};
 use crate::worker::{Ended, Worker, WorkerSpec};
 
 /// Marks the wake-up descriptor among the workers' indices in epoll's answers.
@@ -28,9 +30,6 @@ const WAKE: u64 = u64::MAX;
 
 /// Called with each worker's end, on the supervisor's thread.
 pub(crate) type OnExit = Box<dyn FnMut(&Ended) + Send>;
-
-/// How much of each worker's stdout and of its stderr is kept for the report.
-const KEPT_OUTPUT: usize = 1 << 20;
 
 /// What the supervisor is to do.
 pub(crate) struct Orders {
@@ -136,18 +135,28 @@ fn start_all(crew: &Crew, orders: &Orders) -> Result<(OwnedFd, Pump), LaunchErro
     let system = LaunchError::system("watch the workers");
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&system)?;
     watch(&epoll, &crew.wake, WAKE).map_err(&system)?;
-    let mut pipes = Vec::new();
+    let mut sources = Vec::new();
     for (index, spec) in orders.specs.iter().enumerate() {
-        pipes.extend(start_one(crew, spec, orders.options.output)?);
+        sources.extend(start_one(crew, spec, index, &orders.options.output)?);
         // At once, before the next is started: an early end keeps its place in the order.
         watch(&epoll, &crew.lock().workers[index].pidfd, index as u64).map_err(&system)?;
     }
-    let pump = Pump::start(pipes, Arc::clone(&crew.streams))
+    let pump = Pump::start(sources, Arc::clone(&crew.streams))
         .map_err(LaunchError::system("read the workers' output"))?;
     Ok((epoll, pump))
 }
 
-fn start_one(crew: &Crew, spec: &WorkerSpec, output: Output) -> Result<Vec<OwnedFd>, LaunchError> {
+/// Starts the worker at `local_rank` and returns its pipes, if it has any, with where they lead.
+fn start_one(
+    crew: &Crew,
+    spec: &WorkerSpec,
+    local_rank: usize,
+    output: &Output,
+) -> Result<Vec<Source>, LaunchError> {
+    let channels = [Channel::Out, Channel::Err];
+    // Before the worker is there: what cannot be logged is not started.
+    let sinks = channels.map(|channel| output.sink(spec.rank, local_rank, channel));
+    let sinks = sinks.into_iter().collect::<Result<Vec<_>, _>>()?;
     let (worker, pipes) = Worker::start(spec, output, Orphans::Die).map_err(|source| LaunchError::Spawn {
         rank: spec.rank,
         program: spec.program.to_string_lossy().into(),
@@ -155,10 +164,10 @@ fn start_one(crew: &Crew, spec: &WorkerSpec, output: Output) -> Result<Vec<Owned
     })?;
     crew.lock().workers.push(worker);
     if !pipes.is_empty() {
-        let kept = |std| Stream::new(spec.rank, std, output, KEPT_OUTPUT);
-        crew.streams.lock().extend([Std::Out, Std::Err].map(kept));
+        let kept = |channel| Stream::new(spec.rank, channel, output.kept());
+        crew.streams.lock().extend(channels.map(kept));
     }
-    Ok(pipes)
+    Ok(pipes.into_iter().zip(sinks).map(|(pipe, sink)| Source { pipe, sink }).collect())
 }
 
 fn watch(epoll: &OwnedFd, fd: &OwnedFd, data: u64) -> rustix::io::Result<()> {

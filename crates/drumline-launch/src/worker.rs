@@ -35,7 +35,7 @@ pub struct WorkerSpec {
 }
 
 impl WorkerSpec {
-    fn command(&self, output: Output, orphans: Orphans) -> Command {
+    fn command(&self, output: &Output, orphans: Orphans) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::null());
         for (name, value) in &self.env {
@@ -44,7 +44,7 @@ impl WorkerSpec {
                 None => command.env_remove(name),
             };
         }
-        if output != Output::Inherit {
+        if *output != Output::Inherit {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         prepare(&mut command, self.kept.clone(), orphans);
@@ -79,7 +79,7 @@ impl Worker {
     /// outlive the worker (see [`crate::prepare`]).
     pub(crate) fn start(
         spec: &WorkerSpec,
-        output: Output,
+        output: &Output,
         orphans: Orphans,
     ) -> io::Result<(Self, Vec<OwnedFd>)> {
         let mut child = spec.command(output, orphans).spawn()?;
