@@ -11,6 +11,7 @@
 //!
 //! Not here: what the workers say to each other (`drumline-rendezvous`, `drumline-comm`).
 
+mod descriptors;
 mod environment;
 mod error;
 mod hosted_store;

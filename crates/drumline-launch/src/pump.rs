@@ -65,11 +65,7 @@ impl Output {
 }
 
 /// A pipe and where its bytes go.
-#[derive(Debug)]
-pub(crate) struct Source {
-    pub(crate) pipe: OwnedFd,
-    pub(crate) sink: Sink,
-}
+type Source = (OwnedFd, Sink);
 
 /// The reading thread.
 #[derive(Debug)]
@@ -93,8 +89,8 @@ impl Pump {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let input = epoll::EventFlags::IN;
         epoll::add(&epoll, &signals.wake, epoll::EventData::new_u64(WAKE), input)?;
-        for (index, source) in sources.iter().enumerate() {
-            epoll::add(&epoll, &source.pipe, epoll::EventData::new_u64(index as u64), input)?;
+        for (index, (pipe, _)) in sources.iter().enumerate() {
+            epoll::add(&epoll, pipe, epoll::EventData::new_u64(index as u64), input)?;
         }
         let num_open = sources.len();
         let sources = sources.into_iter().map(Some).collect();
@@ -162,20 +158,20 @@ impl Reading {
 
     /// Reads once.
     fn read(&mut self, index: usize) {
-        let Some(source) = &mut self.sources[index] else { return };
-        match rustix::io::read(&source.pipe, &mut *self.buffer) {
+        let Some((pipe, sink)) = &mut self.sources[index] else { return };
+        match rustix::io::read(pipe, &mut *self.buffer) {
             Err(Errno::INTR) => {}
             Ok(0) | Err(_) => self.end(index),
             Ok(len) => {
                 self.streams.take(index, &self.buffer[..len]);
-                source.sink.take(&self.buffer[..len], &mut self.consoles);
+                sink.take(&self.buffer[..len], &mut self.consoles);
             }
         }
     }
 
     fn end(&mut self, index: usize) {
-        let Some(mut source) = self.sources[index].take() else { return };
-        source.sink.end(&mut self.consoles);
+        let Some((_, mut sink)) = self.sources[index].take() else { return };
+        sink.end(&mut self.consoles);
         self.streams.end(index);
         self.num_open -= 1;
     }

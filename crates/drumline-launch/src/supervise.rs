@@ -13,12 +13,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
-use rustix::process::Signal;
+use rustix::process::{Rlimit, Signal};
 
 use crate::LaunchError;
-use crate::logs::Channel;
+use crate::descriptors::Room;
+use crate::logs::{Channel, Sink};
 use crate::prepare::Orphans;
-use crate::pump::{Output, Pump, Source};
+use crate::pump::{Output, Pump};
 use crate::report::{Exit, StopReason};
 use crate::running::RunOptions;
 use crate::stop::{Phase, Request, StopPolicy, View, decide, next_look, reason};
@@ -115,7 +116,8 @@ pub(crate) fn supervise(
     mut orders: Orders,
     started: impl FnOnce(Result<(), LaunchError>) + Send,
 ) {
-    match start_all(crew, &orders) {
+    let room = Room::make(orders.specs.len());
+    match start_all(crew, &orders, room.before) {
         Ok((epoll, pump)) => {
             started(Ok(()));
             run(crew, &mut orders, &epoll);
@@ -130,14 +132,15 @@ pub(crate) fn supervise(
     crew.changed.notify_all();
 }
 
-/// Starts and watches every worker and their output.
-fn start_all(crew: &Crew, orders: &Orders) -> Result<(OwnedFd, Pump), LaunchError> {
+/// Starts and watches every worker, each of which may open as many files as `limit` says, and their output.
+fn start_all(crew: &Crew, orders: &Orders, limit: Rlimit) -> Result<(OwnedFd, Pump), LaunchError> {
     let system = LaunchError::system("watch the workers");
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&system)?;
     watch(&epoll, &crew.wake, WAKE).map_err(&system)?;
     let mut sources = Vec::new();
     for (index, spec) in orders.specs.iter().enumerate() {
-        sources.extend(start_one(crew, spec, index, &orders.options.output)?);
+        let sinks = sinks(&orders.options.output, spec.rank, index)?;
+        sources.extend(start_one(crew, spec, &orders.options.output, limit)?.into_iter().zip(sinks));
         // At once, before the next is started: an early end keeps its place in the order.
         watch(&epoll, &crew.lock().workers[index].pidfd, index as u64).map_err(&system)?;
     }
@@ -146,18 +149,21 @@ fn start_all(crew: &Crew, orders: &Orders) -> Result<(OwnedFd, Pump), LaunchErro
     Ok((epoll, pump))
 }
 
-/// Starts the worker at `local_rank` and returns its pipes, if it has any, with where they lead.
+/// Where the streams of a worker lead. Asked for before it is there: what cannot be logged is not started.
+fn sinks(output: &Output, rank: usize, local_rank: usize) -> Result<Vec<Sink>, LaunchError> {
+    let sinks = Channel::BOTH.map(|channel| output.sink(rank, local_rank, channel));
+    Ok(sinks.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// Starts a worker and returns its pipes, if it has any.
 fn start_one(
     crew: &Crew,
     spec: &WorkerSpec,
-    local_rank: usize,
     output: &Output,
-) -> Result<Vec<Source>, LaunchError> {
-    let channels = [Channel::Out, Channel::Err];
-    // Before the worker is there: what cannot be logged is not started.
-    let sinks = channels.map(|channel| output.sink(spec.rank, local_rank, channel));
-    let sinks = sinks.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let (worker, pipes) = Worker::start(spec, output, Orphans::Die).map_err(|source| LaunchError::Spawn {
+    limit: Rlimit,
+) -> Result<Vec<OwnedFd>, LaunchError> {
+    let started = Worker::start(spec, output, limit, Orphans::Die);
+    let (worker, pipes) = started.map_err(|source| LaunchError::Spawn {
         rank: spec.rank,
         program: spec.program.to_string_lossy().into(),
         source,
@@ -165,9 +171,9 @@ fn start_one(
     crew.lock().workers.push(worker);
     if !pipes.is_empty() {
         let kept = |channel| Stream::new(spec.rank, channel, output.kept());
-        crew.streams.lock().extend(channels.map(kept));
+        crew.streams.lock().extend(Channel::BOTH.map(kept));
     }
-    Ok(pipes.into_iter().zip(sinks).map(|(pipe, sink)| Source { pipe, sink }).collect())
+    Ok(pipes)
 }
 
 fn watch(epoll: &OwnedFd, fd: &OwnedFd, data: u64) -> rustix::io::Result<()> {
@@ -272,7 +278,7 @@ mod tests {
             };
             let (specs, options) = ((0..3).map(spec).collect(), RunOptions::default());
             let orders = Orders { specs, options, started: Instant::now(), on_exit: Box::new(|_| ()) };
-            let (epoll, _pump) = start_all(&crew, &orders).unwrap();
+            let (epoll, _pump) = start_all(&crew, &orders, Room::make(3).before).unwrap();
             for rank in order {
                 let roster = crew.lock();
                 roster.workers[rank].signal(Signal::KILL).unwrap();

@@ -8,8 +8,7 @@
 //!
 //! `--local-ranks-filter` and `--quiet-ranks` then take ranks off the console; files are not touched by them.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,6 +18,10 @@ use std::str::FromStr;
 pub(crate) enum Channel {
     Out,
     Err,
+}
+
+impl Channel {
+    pub(crate) const BOTH: [Channel; 2] = [Channel::Out, Channel::Err];
 }
 
 /// Which of a worker's two streams are meant.

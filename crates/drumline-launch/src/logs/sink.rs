@@ -9,7 +9,7 @@ use super::{AttemptLogs, Channel, Consoles, LogError};
 use crate::lines::{Lines, Look};
 
 /// How much is cut into lines at once: each of its bytes can be a line, and each line gets a prefix.
-const SLICE: usize = 8 << 10;
+const SLICE: usize = 16 << 10;
 
 /// One stream's ways out.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::launched::{Launch, on_console};
 
@@ -88,4 +89,19 @@ fn five_hundred_workers_are_all_heard() {
     };
     lines(&stdout, "out");
     lines(&stderr, "err");
+}
+
+#[test]
+fn many_workers_need_no_higher_limit_and_are_given_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let launch = Launch { dir: dir.path(), tee: "3", ..on_console(60, "echo out $(ulimit -Sn)") };
+    let launcher = launch.command();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -Sn 128; exec \"$@\"", "sh"]).arg(launcher.get_program());
+    limited.args(launcher.get_args()).envs(launcher.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    let output = limited.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(shown(&text).len(), 60);
+    assert!(shown(&text).iter().all(|line| line.ends_with(": out 128")), "{text}");
 }
