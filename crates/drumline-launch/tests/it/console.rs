@@ -3,29 +3,50 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::process::Stdio;
-use std::time::Instant;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::launched::{LONG, Launch, ends_well, on_console};
 
-/// Runs it on a terminal with these variables and returns what the terminal was sent.
-fn on_terminal(launch: &Launch<'_>, env: &[(&str, &str)]) -> String {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&master).and_then(|()| unlockpt(&master)).unwrap();
+/// A terminal: our side of it and the one that programs have.
+fn terminal() -> (File, OwnedFd) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&ours).and_then(|()| unlockpt(&ours)).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let end: OwnedFd = rustix::fs::open(ptsname(&master, Vec::new()).unwrap(), flags, Mode::empty()).unwrap();
-    let mut command = launch.command();
-    command.envs(env.iter().copied()).stdout(end.try_clone().unwrap()).stderr(end);
-    let child = command.spawn().unwrap();
-    // It holds our copies of the terminal's end, without which reading finds an end when the launcher ends.
-    drop(command);
-    let (mut text, mut buffer, mut master) = (Vec::new(), [0; 4096], File::from(master));
-    while let Ok(len @ 1..) = master.read(&mut buffer) {
+    let theirs = rustix::fs::open(ptsname(&ours, Vec::new()).unwrap(), flags, Mode::empty()).unwrap();
+    (ours.into(), theirs)
+}
+
+fn pipe() -> (File, OwnedFd) {
+    let flags = rustix::pipe::PipeFlags::CLOEXEC;
+    let (reader, writer) = rustix::pipe::pipe_with(flags).unwrap();
+    (reader.into(), writer)
+}
+
+/// Starts it with stdout and stderr on the same console, which nobody else holds then.
+fn start(mut command: Command, console: OwnedFd) -> Child {
+    command.stdout(console.try_clone().unwrap()).stderr(console).spawn().unwrap()
+}
+
+/// What comes until every writer is gone; a terminal then gives an error.
+fn read_all(mut reader: File) -> Vec<u8> {
+    let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    while let Ok(len @ 1..) = reader.read(&mut buffer) {
         text.extend_from_slice(&buffer[..len]);
     }
+    text
+}
+
+/// Runs it on a terminal with these variables and returns what the terminal was sent.
+fn on_terminal(launch: &Launch<'_>, env: &[(&str, &str)]) -> String {
+    let ((ours, theirs), mut command) = (terminal(), launch.command());
+    command.envs(env.iter().copied());
+    let child = start(command, theirs);
+    let text = read_all(ours);
     assert!(ends_well(child));
     String::from_utf8(text).unwrap().replace("\r\n", "\n")
 }
@@ -71,33 +92,59 @@ fn a_line_of_a_gibibyte_is_cut_and_costs_no_memory() {
 }
 
 /// Prints 20 MB and says in a file that it could.
-fn flood(dir: &std::path::Path) -> String {
+fn flood(dir: &Path) -> String {
     format!("yes some words | head -c 20000000; touch {}/$RANK.done", dir.display())
 }
 
 #[test]
 fn a_console_that_nobody_reads_stops_no_worker() {
-    let dir = tempfile::tempdir().unwrap();
-    let (script, logs) = (flood(dir.path()), dir.path().join("logs"));
-    let start = Instant::now();
-    let launch = Launch { dir: &logs, tee: "1", ..on_console(2, &script) };
-    let mut child = launch.command().stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    // The launcher's own frame prints after the job, so that it cannot end before somebody reads.
-    let done = || (0..2).all(|rank| dir.path().join(format!("{rank}.done")).exists());
-    while !done() {
-        assert!(start.elapsed() < LONG, "the workers wait");
-        std::thread::sleep(std::time::Duration::from_millis(10));
+    for (reader, console) in [pipe(), terminal()] {
+        let dir = tempfile::tempdir().unwrap();
+        let (script, logs) = (flood(dir.path()), dir.path().join("logs"));
+        let (begun, launch) = (Instant::now(), Launch { dir: &logs, tee: "1", ..on_console(2, &script) });
+        let child = start(launch.command(), console);
+        let done = || (0..2).all(|rank| dir.path().join(format!("{rank}.done")).exists());
+        while !done() {
+            assert!(begun.elapsed() < LONG, "the workers wait");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Read now: the test's own frame prints after the job and would wait for ever.
+        let shown = read_all(reader);
+        assert!(ends_well(child));
+        assert!(shown.len() < 20_000_000, "control: not everything was shown: {}", shown.len());
+        let run = fs::read_dir(&logs).unwrap().next().unwrap().unwrap().path();
+        for rank in 0..2 {
+            let log = run.join(format!("attempt_0/{rank}/stdout.log"));
+            assert_eq!(fs::metadata(log).unwrap().len(), 20_000_000, "the file has all");
+        }
     }
-    let mut shown = String::new();
-    stdout.read_to_string(&mut shown).unwrap();
+}
+
+#[test]
+fn lines_stay_whole_when_both_streams_share_a_slow_console() {
+    let script = "yes out out out | head -c 4000000 & yes err err err | head -c 4000000 >&2; wait";
+    let (mut reader, console) = pipe();
+    let child = start(on_console(3, script).command(), console);
+    // Odd and slow at first, so that writes are cut at all places and lines wait.
+    let (mut text, mut buffer) = (Vec::new(), [0; 1021]);
+    for _ in 0..200 {
+        reader.read_exact(&mut buffer).unwrap();
+        text.extend_from_slice(&buffer);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    text.extend(read_all(reader));
     assert!(ends_well(child));
-    assert!(shown.len() < 20_000_000, "control: not everything was shown: {}", shown.len());
-    let run = fs::read_dir(&logs).unwrap().next().unwrap().unwrap().path();
-    for rank in 0..2 {
-        let log = run.join(format!("attempt_0/{rank}/stdout.log"));
-        assert_eq!(fs::metadata(log).unwrap().len(), 20_000_000, "the file has all");
-    }
+    let text = String::from_utf8(text).unwrap();
+    let of_workers = |line: &&str| line.contains("out") || line.contains("err");
+    let mut lines = text.lines().filter(of_workers).filter(|line| !line.starts_with("test result"));
+    let whole = |line: &str| {
+        let rest = line.strip_prefix("[rank ").and_then(|rest| rest.split_once("]: "));
+        rest.is_some_and(|(rank, rest)| rank.len() == 1 && ["out out out", "err err err"].contains(&rest))
+    };
+    assert!(lines.clone().count() > 1000);
+    // The last line of each stream is cut by `head`.
+    let broken: Vec<_> = lines.by_ref().filter(|line| !whole(line)).collect();
+    assert!(broken.len() <= 6 && broken.iter().all(|line| line.starts_with("[rank ")), "{broken:?}");
 }
 
 #[test]
