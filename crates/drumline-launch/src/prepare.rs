@@ -1,8 +1,8 @@
 //! What a worker does between `fork` and `exec`, and the only unsafe code of this crate.
 //!
 //! ```text
-//!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ the user's limits ─▶ "kill me when my parent's thread ends"
-//!        ─▶ is the parent still there? ─▶ the key stays open ─▶ exec
+//!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ the user's limit of descriptors
+//!        ─▶ "kill me when my parent's thread ends" ─▶ is the parent still there? ─▶ the key stays open ─▶ exec
 //! ```
 //!
 //! The session keeps the terminal's Ctrl-C away (the launcher decides what it means) and makes one process group

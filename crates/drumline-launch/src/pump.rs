@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::logs::{AttemptLogs, Channel, Consoles, LogError, Sink};
@@ -136,6 +136,7 @@ impl Reading {
             }
             let left = last.map(|last: Instant| last.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
+                self.sweep();
                 break;
             }
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
@@ -156,6 +157,18 @@ impl Reading {
         self.consoles.finish();
     }
 
+    /// Takes what lies in the pipes at the end of the time: none holds more than one read takes.
+    fn sweep(&mut self) {
+        for index in 0..self.sources.len() {
+            let has_some = self.sources[index].as_ref().is_some_and(|(pipe, _)| {
+                poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
+            });
+            if has_some {
+                self.read(index);
+            }
+        }
+    }
+
     /// Reads once.
     fn read(&mut self, index: usize) {
         let Some((pipe, sink)) = &mut self.sources[index] else { return };
@@ -174,5 +187,30 @@ impl Reading {
         sink.end(&mut self.consoles);
         self.streams.end(index);
         self.num_open -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::streams::Stream;
+
+    #[test]
+    fn what_lies_in_a_pipe_that_stays_open_is_swept_up() {
+        let streams = Arc::new(Streams::default());
+        let (mut sources, mut writers) = (Vec::new(), Vec::new());
+        for rank in 0..2 {
+            streams.lock().push(Stream::new(rank, Channel::Out, 100));
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            sources.push(Some((reader, Sink::nowhere(Channel::Out))));
+            writers.push(writer);
+        }
+        rustix::io::write(&writers[1], b"last words").unwrap();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let (consoles, buffer, theirs) = (Consoles::default(), vec![0; READ], Arc::clone(&streams));
+        let mut reading = Reading { epoll, sources, num_open: 2, streams: theirs, consoles, buffer };
+        reading.sweep();
+        assert_eq!([0, 1].map(|rank| streams.of_rank(rank).0), [&b""[..], b"last words"]);
+        assert_eq!(reading.num_open, 2, "an empty pipe was not waited for");
     }
 }

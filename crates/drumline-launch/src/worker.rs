@@ -76,8 +76,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts it, able to open as many files as `limit` says, and returns the read ends of its stdout and stderr, if
-    /// they are piped. The calling thread must
-    /// outlive the worker (see [`crate::prepare`]).
+    /// they are piped. The calling thread must outlive the worker (see [`crate::prepare`]).
     pub(crate) fn start(
         spec: &WorkerSpec,
         output: &Output,

@@ -1,4 +1,4 @@
-//! The launcher's own stdout and stderr, written to without ever waiting long for whoever reads them.
+//! The launcher's own stdout or stderr, written to without ever waiting long for whoever reads it.
 //!
 //! ```text
 //!   lines ─▶ write, as much as is taken ─▶ the rest waits here (at most LIMIT) ─▶ written when there is room
@@ -11,15 +11,13 @@
 //! gone costs nothing.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-
-use super::Channel;
 
 /// What may wait for a reader.
 const LIMIT: usize = 2 << 20;
@@ -191,7 +189,7 @@ impl Console {
     }
 
     /// The last lines have come: waits for their reader, for a bounded time.
-    fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         let deadline = Instant::now() + LAST_WAIT;
         self.flush();
         while self.num_waiting() > 0 && Instant::now() < deadline && self.wait(LAST_PAUSE) {
@@ -210,47 +208,11 @@ fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// The launcher's stdout and stderr, opened when first used.
-#[derive(Debug, Default)]
-pub(crate) struct Consoles {
-    /// One if both are the same, so that a line of one is never written into a line of the other.
-    opened: Vec<Console>,
-}
-
-impl Consoles {
-    pub(crate) fn of(&mut self, channel: Channel) -> &mut Console {
-        if self.opened.is_empty() {
-            self.opened = open_own();
-        }
-        let last = self.opened.len() - 1;
-        &mut self.opened[if channel == Channel::Out { 0 } else { last }]
-    }
-
-    pub(crate) fn flush(&mut self) {
-        self.opened.iter_mut().for_each(Console::flush);
-    }
-
-    pub(crate) fn watch(&mut self, epoll: &OwnedFd, data: u64) {
-        self.opened.iter_mut().for_each(|console| console.watch(epoll, data));
-    }
-
-    pub(crate) fn finish(&mut self) {
-        self.opened.iter_mut().for_each(Console::finish);
-    }
-}
-
-fn open_own() -> Vec<Console> {
-    let (stdout, stderr) = (io::stdout(), io::stderr());
-    let (stdout, stderr) = (stdout.as_fd(), stderr.as_fd());
-    let place = |fd| fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
-    let both = if place(stdout) == place(stderr) { vec![stdout] } else { vec![stdout, stderr] };
-    both.into_iter().map(Console::open).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::io::Read;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
