@@ -5,7 +5,7 @@ use std::io;
 
 use drumline_rendezvous::StoreError;
 
-use crate::Exit;
+use crate::{Exit, LogError};
 
 /// Why a job could not be started or steered.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,9 @@ pub enum LaunchError {
     /// The job's store could not be set up.
     #[error("cannot host the job's store")]
     Store(#[source] StoreError),
+    /// The workers' logs could not be made.
+    #[error(transparent)]
+    Logs(#[from] LogError),
     /// The rank is not one of this job's.
     #[error("no rank {rank} among the {local} workers of this node")]
     NoSuchRank {

@@ -11,17 +11,20 @@
 //!
 //! Not here: what the workers say to each other (`drumline-rendezvous`, `drumline-comm`).
 
+mod descriptors;
 mod environment;
 mod error;
 mod hosted_store;
 mod key_memory;
 mod lines;
 mod local_job;
+mod logs;
 mod prepare;
 mod pump;
 mod report;
 mod running;
 mod stop;
+mod streams;
 mod supervise;
 mod tail;
 mod worker;
@@ -30,6 +33,7 @@ pub use environment::{Environment, Place, worker_environment};
 pub use error::LaunchError;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
+pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use pump::Output;
 pub use report::{Exit, JobReport, RankReport, StopReason, signal_name};
 pub use running::{RunOptions, RunningJob};

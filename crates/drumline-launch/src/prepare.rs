@@ -1,8 +1,8 @@
 //! What a worker does between `fork` and `exec`, and the only unsafe code of this crate.
 //!
 //! ```text
-//!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ "kill me when my parent's thread ends"
-//!        ─▶ is the parent still there? ─▶ the key stays open ─▶ exec
+//!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ the user's limit of descriptors
+//!        ─▶ "kill me when my parent's thread ends" ─▶ is the parent still there? ─▶ the key stays open ─▶ exec
 //! ```
 //!
 //! The session keeps the terminal's Ctrl-C away (the launcher decides what it means) and makes one process group
@@ -22,7 +22,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit, setsid,
+};
 
 /// What happens to a worker when the process that started it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,12 +36,14 @@ pub(crate) enum Orphans {
     LiveOn,
 }
 
-/// Makes `command` start as a worker that keeps `kept` open across exec, under the same descriptor numbers.
-pub(crate) fn prepare(command: &mut Command, kept: Vec<Arc<OwnedFd>>, orphans: Orphans) {
+/// Makes `command` start as a worker that keeps `kept` open across exec, under the same descriptor numbers, and may
+/// open as many as `limit` says.
+pub(crate) fn prepare(command: &mut Command, kept: Vec<Arc<OwnedFd>>, limit: Rlimit, orphans: Orphans) {
     let parent = getpid();
     let in_child = move || {
         setsid()?;
         unblock_signals()?;
+        setrlimit(Resource::Nofile, limit)?;
         if orphans == Orphans::Die {
             die_with(parent)?;
         }
@@ -79,6 +83,7 @@ mod tests {
     use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
     use super::*;
+    use crate::descriptors::Room;
     use crate::pump::Output;
     use crate::worker::{Worker, WorkerSpec};
 
@@ -95,7 +100,7 @@ mod tests {
         let status = |file| std::fs::read_to_string(file).unwrap();
         println!("\nlauncher {}", blocked(&status("/proc/thread-self/status")));
         let spec = WorkerSpec { program: "sleep".into(), args: vec!["60".into()], ..WorkerSpec::default() };
-        let (worker, _) = Worker::start(&spec, Output::Inherit, orphans).unwrap();
+        let (worker, _) = Worker::start(&spec, &Output::Inherit, Room::make(1).before, orphans).unwrap();
         println!("worker {}", blocked(&status(&format!("/proc/{}/status", worker.pid()))));
         println!("pid {}", worker.pid());
         std::thread::sleep(Duration::from_secs(60));

@@ -1,210 +1,216 @@
-//! Reads what the workers print, on one thread, so that none of them ever waits for a reader.
+//! Reads what the workers print, on one thread, so that none of them ever waits long for a reader.
 //!
 //! ```text
 //!   worker's stdout, stderr ─pipe─▶ pump ─┬▶ the last bytes, for the report and for those who wait for a line
-//!                                         └▶ `[rank 3]: line` on our own stdout or stderr (`Output::Prefix`)
+//!                                         └▶ its sink (`logs`): a file, the console, both or neither
 //! ```
 //!
 //! The owner is the supervisor: it starts the pump with the workers and ends it when they have ended. A process
 //! that escaped its worker's group and keeps a pipe open is not waited for longer than [`DRAIN`].
 
-use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-use crate::lines::Lines;
-use crate::tail::Tail;
+use crate::logs::{AttemptLogs, Channel, Consoles, LogError, Sink};
+use crate::streams::Streams;
 
 /// How long after a worker's end its output may still come.
 pub(crate) const DRAIN: Duration = Duration::from_millis(500);
 
+/// How much is read at once: what a pipe holds by default.
+const READ: usize = 64 << 10;
+
+/// Mark the wake-up and the consoles among the pipes' indices in epoll's answers.
+const WAKE: u64 = u64::MAX;
+const CONSOLE: u64 = u64::MAX - 1;
+
 /// Where the workers' output goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Output {
     /// To the launcher's own stdout and stderr, untouched.
     #[default]
     Inherit,
     /// Into the report only.
     Capture,
-    /// Into the report and, as whole lines behind `[rank 3]: `, to the launcher's own stdout and stderr.
-    Prefix,
+    /// The last of it into the report, and all of it where the logs' plan says: to files and, as whole lines behind
+    /// `[rank 3]: `, to the launcher's own stdout and stderr.
+    Logged(AttemptLogs),
 }
 
-/// Which of a worker's two streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Std {
-    Out,
-    Err,
-}
-
-/// One worker's stream as it is kept.
-#[derive(Debug)]
-pub(crate) struct Stream {
-    pub(crate) rank: usize,
-    std: Std,
-    pub(crate) tail: Tail,
-    lines: Option<Lines>,
-    pub(crate) open: bool,
-}
-
-impl Stream {
-    pub(crate) fn new(rank: usize, std: Std, output: Output, limit: usize) -> Self {
-        let lines = (output == Output::Prefix).then(|| Lines::new(format!("[rank {rank}]: ")));
-        Self { rank, std, tail: Tail::new(limit), lines, open: true }
-    }
-
-    /// Takes what was read (nothing: the end) and returns what is to be printed.
-    fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
-        let mut printed = Vec::new();
-        self.tail.push(bytes);
-        self.open &= !bytes.is_empty();
-        if let Some(lines) = &mut self.lines {
-            lines.feed(bytes, &mut printed);
-            if bytes.is_empty() {
-                lines.finish(&mut printed);
-            }
-        }
-        printed
-    }
-}
-
-/// All streams, shared with those who read them while the job runs.
-#[derive(Debug, Default)]
-pub(crate) struct Streams {
-    streams: Mutex<Vec<Stream>>,
-    changed: Condvar,
-}
-
-impl Streams {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until something was read or closed, or `deadline`.
-    pub(crate) fn wait<'a>(
-        &self,
-        guard: MutexGuard<'a, Vec<Stream>>,
-        deadline: Instant,
-    ) -> MutexGuard<'a, Vec<Stream>> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    /// Waits until `deadline` for the end of a worker's streams.
-    pub(crate) fn wait_for_end(&self, rank: usize, deadline: Instant) {
-        let mut streams = self.lock();
-        while streams.iter().any(|stream| stream.rank == rank && stream.open) && Instant::now() < deadline {
-            streams = self.wait(streams, deadline);
+impl Output {
+    /// How much of each stream is kept for the report: all that a test prints, or the last lines of a long run, of
+    /// which there may be many side by side.
+    pub(crate) fn kept(&self) -> usize {
+        match self {
+            Output::Inherit => 0,
+            Output::Capture => 1 << 20,
+            Output::Logged(_) => 32 << 10,
         }
     }
 
-    /// What is held of a worker's stdout and stderr.
-    pub(crate) fn of_rank(&self, rank: usize) -> (Vec<u8>, Vec<u8>) {
-        let streams = self.lock();
-        let held = |std| {
-            let stream = streams.iter().find(|stream| stream.rank == rank && stream.std == std);
-            stream.map(|stream| stream.tail.held()).unwrap_or_default()
-        };
-        (held(Std::Out), held(Std::Err))
-    }
-
-    fn take(&self, index: usize, bytes: &[u8]) {
-        let mut streams = self.lock();
-        let stream = &mut streams[index];
-        let (printed, std) = (stream.take(bytes), stream.std);
-        drop(streams);
-        self.changed.notify_all();
-        // Our own stdout may be gone (a closed pager); the job goes on and the report still has the output.
-        let _ = match std {
-            Std::Out => io::stdout().lock().write_all(&printed),
-            Std::Err => io::stderr().lock().write_all(&printed),
-        };
+    /// Where a stream of the worker goes that has this `rank` in the job and `local_rank` on its node.
+    pub(crate) fn sink(&self, rank: usize, local_rank: usize, channel: Channel) -> Result<Sink, LogError> {
+        match self {
+            Output::Inherit | Output::Capture => Ok(Sink::nowhere(channel)),
+            Output::Logged(logs) => Sink::open(logs, rank, local_rank, channel),
+        }
     }
 }
+
+/// A pipe and where its bytes go.
+type Source = (OwnedFd, Sink);
 
 /// The reading thread.
 #[derive(Debug)]
 pub(crate) struct Pump {
-    ending: Arc<AtomicBool>,
-    wake: Arc<OwnedFd>,
+    signals: Arc<Signals>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// How the owner speaks to the thread.
+#[derive(Debug)]
+struct Signals {
+    ending: AtomicBool,
+    wake: OwnedFd,
+}
+
 impl Pump {
-    /// Reads `pipes`, the n-th of which is the n-th of `streams`, from now on.
-    pub(crate) fn start(pipes: Vec<OwnedFd>, streams: Arc<Streams>) -> io::Result<Self> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let ending = Arc::new(AtomicBool::new(false));
-        let mut pipes: Vec<_> = pipes.into_iter().map(Some).collect();
-        let (theirs, flag) = (Arc::clone(&wake), Arc::clone(&ending));
+    /// Reads `sources`, the n-th of which is the n-th of `streams`, from now on.
+    pub(crate) fn start(sources: Vec<Source>, streams: Arc<Streams>) -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let signals = Arc::new(Signals { ending: AtomicBool::new(false), wake });
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let input = epoll::EventFlags::IN;
+        epoll::add(&epoll, &signals.wake, epoll::EventData::new_u64(WAKE), input)?;
+        for (index, (pipe, _)) in sources.iter().enumerate() {
+            epoll::add(&epoll, pipe, epoll::EventData::new_u64(index as u64), input)?;
+        }
+        let num_open = sources.len();
+        let sources = sources.into_iter().map(Some).collect();
+        let (consoles, buffer) = (Consoles::default(), vec![0; READ]);
+        let reading = Reading { epoll, sources, num_open, streams, consoles, buffer };
+        let theirs = Arc::clone(&signals);
         let thread = std::thread::Builder::new()
             .name("drumline-output".to_string())
-            .spawn(move || pump(&mut pipes, &streams, &theirs, &flag))?;
-        Ok(Self { ending, wake, thread: Some(thread) })
+            .spawn(move || reading.run(&theirs))?;
+        Ok(Self { signals, thread: Some(thread) })
     }
 }
 
 /// Waits for the rest of the output, for a bounded time.
 impl Drop for Pump {
     fn drop(&mut self) {
-        self.ending.store(true, Ordering::Release);
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        self.signals.ending.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.signals.wake, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn pump(pipes: &mut [Option<OwnedFd>], streams: &Streams, wake: &OwnedFd, ending: &AtomicBool) {
-    let mut last = None;
-    let mut buffer = vec![0; 64 << 10];
-    while pipes.iter().any(Option::is_some) {
-        if ending.load(Ordering::Acquire) && last.is_none() {
-            last = Some(Instant::now() + DRAIN);
-        }
-        let left = last.map(|last| last.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) {
-            break;
-        }
-        for index in ready(pipes, wake, left) {
-            read_one(index, &mut pipes[index], streams, &mut buffer);
-        }
-    }
-    // What has no end yet is given one, so that a last partial line is printed.
-    let open = (0..pipes.len()).filter(|index| pipes[*index].is_some());
-    open.for_each(|index| streams.take(index, &[]));
+/// The thread's own things.
+struct Reading {
+    epoll: OwnedFd,
+    /// `None` once the pipe has ended.
+    sources: Vec<Option<Source>>,
+    num_open: usize,
+    streams: Arc<Streams>,
+    consoles: Consoles,
+    buffer: Vec<u8>,
 }
 
-/// The indices of the pipes that have something to read or have ended.
-fn ready(pipes: &[Option<OwnedFd>], wake: &OwnedFd, left: Option<Duration>) -> Vec<usize> {
-    let indices: Vec<_> = (0..pipes.len()).filter(|index| pipes[*index].is_some()).collect();
-    let mut polled: Vec<_> = pipes.iter().flatten().map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
-    // Once the drain has begun the wake-up has done its work, and its descriptor would stay ready.
-    if left.is_none() {
-        polled.push(PollFd::new(wake, PollFlags::IN));
+impl Reading {
+    fn run(mut self, signals: &Signals) {
+        let mut last = None;
+        let mut events = Vec::with_capacity(128);
+        while self.num_open > 0 {
+            if signals.ending.load(Ordering::Acquire) && last.is_none() {
+                last = Some(Instant::now() + DRAIN);
+            }
+            let left = last.map(|last: Instant| last.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                self.sweep();
+                break;
+            }
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            events.clear();
+            // An error (interrupted) means that nothing is ready; the loop comes back here.
+            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
+            for event in &events {
+                match event.data.u64() {
+                    WAKE => drop(rustix::io::read(&signals.wake, &mut [0; 8])),
+                    CONSOLE => self.consoles.flush(),
+                    index => self.read(index as usize),
+                }
+            }
+            self.consoles.watch(&self.epoll, CONSOLE);
+        }
+        // What has no end yet is given one, so that a last partial line is printed.
+        (0..self.sources.len()).for_each(|index| self.end(index));
+        self.consoles.finish();
     }
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-    // An error (interrupted, out of memory) means nobody is ready; the loop comes back here.
-    let _ = poll(&mut polled, timeout.as_ref());
-    let ready = indices.iter().zip(&polled).filter(|(_, polled)| !polled.revents().is_empty());
-    ready.map(|(index, _)| *index).collect()
+
+    /// Takes what lies in the pipes at the end of the time: none holds more than one read takes.
+    fn sweep(&mut self) {
+        for index in 0..self.sources.len() {
+            let has_some = self.sources[index].as_ref().is_some_and(|(pipe, _)| {
+                poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
+            });
+            if has_some {
+                self.read(index);
+            }
+        }
+    }
+
+    /// Reads once.
+    fn read(&mut self, index: usize) {
+        let Some((pipe, sink)) = &mut self.sources[index] else { return };
+        match rustix::io::read(pipe, &mut *self.buffer) {
+            Err(Errno::INTR) => {}
+            Ok(0) | Err(_) => self.end(index),
+            Ok(len) => {
+                self.streams.take(index, &self.buffer[..len]);
+                sink.take(&self.buffer[..len], &mut self.consoles);
+            }
+        }
+    }
+
+    fn end(&mut self, index: usize) {
+        let Some((_, mut sink)) = self.sources[index].take() else { return };
+        sink.end(&mut self.consoles);
+        self.streams.end(index);
+        self.num_open -= 1;
+    }
 }
 
-/// Reads once; a pipe that has ended or failed becomes `None`.
-fn read_one(index: usize, pipe: &mut Option<OwnedFd>, streams: &Streams, buffer: &mut [u8]) {
-    let Some(fd) = pipe else { return };
-    match rustix::io::read(fd.as_fd(), &mut *buffer) {
-        Err(Errno::INTR) => {}
-        Ok(0) | Err(_) => {
-            *pipe = None;
-            streams.take(index, &[]);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::streams::Stream;
+
+    #[test]
+    fn what_lies_in_a_pipe_that_stays_open_is_swept_up() {
+        let streams = Arc::new(Streams::default());
+        let (mut sources, mut writers) = (Vec::new(), Vec::new());
+        for rank in 0..2 {
+            streams.lock().push(Stream::new(rank, Channel::Out, 100));
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            sources.push(Some((reader, Sink::nowhere(Channel::Out))));
+            writers.push(writer);
         }
-        Ok(len) => streams.take(index, &buffer[..len]),
+        rustix::io::write(&writers[1], b"last words").unwrap();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let (consoles, buffer, theirs) = (Consoles::default(), vec![0; READ], Arc::clone(&streams));
+        let mut reading = Reading { epoll, sources, num_open: 2, streams: theirs, consoles, buffer };
+        reading.sweep();
+        assert_eq!([0, 1].map(|rank| streams.of_rank(rank).0), [&b""[..], b"last words"]);
+        assert_eq!(reading.num_open, 2, "an empty pipe was not waited for");
     }
 }

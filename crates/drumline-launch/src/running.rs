@@ -95,7 +95,7 @@ impl RunningJob {
     /// How a rank ended, waiting until `deadline` for it; `None` if it still runs then. Its last output is there by
     /// then too, unless a process that escaped it still holds the pipe.
     pub fn wait_rank(&self, rank: usize, deadline: Instant) -> Result<Option<Exit>, LaunchError> {
-        let exit = |roster: &Roster| Ok(roster.exit(roster.worker(rank)?));
+        let exit = |roster: &Roster| roster.worker(rank).map(|worker| roster.exit(worker));
         self.crew.wait_until(deadline, |roster| !matches!(exit(roster), Ok(None)));
         let exit = exit(&self.crew.lock())?;
         if exit.is_some() {

@@ -13,14 +13,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
-use rustix::process::Signal;
+use rustix::process::{Rlimit, Signal};
 
 use crate::LaunchError;
+use crate::descriptors::Room;
+use crate::logs::{Channel, Sink};
 use crate::prepare::Orphans;
-use crate::pump::{Output, Pump, Std, Stream, Streams};
+use crate::pump::{Output, Pump};
 use crate::report::{Exit, StopReason};
 use crate::running::RunOptions;
 use crate::stop::{Phase, Request, StopPolicy, View, decide, next_look, reason};
+use crate::streams::{Stream, Streams};
 use crate::worker::{Ended, Worker, WorkerSpec};
 
 /// Marks the wake-up descriptor among the workers' indices in epoll's answers.
@@ -28,9 +31,6 @@ const WAKE: u64 = u64::MAX;
 
 /// Called with each worker's end, on the supervisor's thread.
 pub(crate) type OnExit = Box<dyn FnMut(&Ended) + Send>;
-
-/// How much of each worker's stdout and of its stderr is kept for the report.
-const KEPT_OUTPUT: usize = 1 << 20;
 
 /// What the supervisor is to do.
 pub(crate) struct Orders {
@@ -116,7 +116,8 @@ pub(crate) fn supervise(
     mut orders: Orders,
     started: impl FnOnce(Result<(), LaunchError>) + Send,
 ) {
-    match start_all(crew, &orders) {
+    let room = Room::make(orders.specs.len());
+    match start_all(crew, &orders, room.before) {
         Ok((epoll, pump)) => {
             started(Ok(()));
             run(crew, &mut orders, &epoll);
@@ -131,32 +132,46 @@ pub(crate) fn supervise(
     crew.changed.notify_all();
 }
 
-/// Starts and watches every worker and their output.
-fn start_all(crew: &Crew, orders: &Orders) -> Result<(OwnedFd, Pump), LaunchError> {
+/// Starts and watches every worker, each of which may open as many files as `limit` says, and their output.
+fn start_all(crew: &Crew, orders: &Orders, limit: Rlimit) -> Result<(OwnedFd, Pump), LaunchError> {
     let system = LaunchError::system("watch the workers");
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&system)?;
     watch(&epoll, &crew.wake, WAKE).map_err(&system)?;
-    let mut pipes = Vec::new();
+    let mut sources = Vec::new();
     for (index, spec) in orders.specs.iter().enumerate() {
-        pipes.extend(start_one(crew, spec, orders.options.output)?);
+        let sinks = sinks(&orders.options.output, spec.rank, index)?;
+        sources.extend(start_one(crew, spec, &orders.options.output, limit)?.into_iter().zip(sinks));
         // At once, before the next is started: an early end keeps its place in the order.
         watch(&epoll, &crew.lock().workers[index].pidfd, index as u64).map_err(&system)?;
     }
-    let pump = Pump::start(pipes, Arc::clone(&crew.streams))
+    let pump = Pump::start(sources, Arc::clone(&crew.streams))
         .map_err(LaunchError::system("read the workers' output"))?;
     Ok((epoll, pump))
 }
 
-fn start_one(crew: &Crew, spec: &WorkerSpec, output: Output) -> Result<Vec<OwnedFd>, LaunchError> {
-    let (worker, pipes) = Worker::start(spec, output, Orphans::Die).map_err(|source| LaunchError::Spawn {
+/// Where the streams of a worker lead. Asked for before it is there: what cannot be logged is not started.
+fn sinks(output: &Output, rank: usize, local_rank: usize) -> Result<Vec<Sink>, LaunchError> {
+    let sinks = Channel::BOTH.map(|channel| output.sink(rank, local_rank, channel));
+    Ok(sinks.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// Starts a worker and returns its pipes, if it has any.
+fn start_one(
+    crew: &Crew,
+    spec: &WorkerSpec,
+    output: &Output,
+    limit: Rlimit,
+) -> Result<Vec<OwnedFd>, LaunchError> {
+    let started = Worker::start(spec, output, limit, Orphans::Die);
+    let (worker, pipes) = started.map_err(|source| LaunchError::Spawn {
         rank: spec.rank,
         program: spec.program.to_string_lossy().into(),
         source,
     })?;
     crew.lock().workers.push(worker);
     if !pipes.is_empty() {
-        let kept = |std| Stream::new(spec.rank, std, output, KEPT_OUTPUT);
-        crew.streams.lock().extend([Std::Out, Std::Err].map(kept));
+        let kept = |channel| Stream::new(spec.rank, channel, output.kept());
+        crew.streams.lock().extend(Channel::BOTH.map(kept));
     }
     Ok(pipes)
 }
@@ -263,7 +278,7 @@ mod tests {
             };
             let (specs, options) = ((0..3).map(spec).collect(), RunOptions::default());
             let orders = Orders { specs, options, started: Instant::now(), on_exit: Box::new(|_| ()) };
-            let (epoll, _pump) = start_all(&crew, &orders).unwrap();
+            let (epoll, _pump) = start_all(&crew, &orders, Room::make(3).before).unwrap();
             for rank in order {
                 let roster = crew.lock();
                 roster.workers[rank].signal(Signal::KILL).unwrap();

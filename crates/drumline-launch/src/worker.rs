@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
+    Pid, PidfdFlags, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
 };
 
 use crate::prepare::{Orphans, prepare};
@@ -35,7 +35,7 @@ pub struct WorkerSpec {
 }
 
 impl WorkerSpec {
-    fn command(&self, output: Output, orphans: Orphans) -> Command {
+    fn command(&self, output: &Output, limit: Rlimit, orphans: Orphans) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::null());
         for (name, value) in &self.env {
@@ -44,10 +44,10 @@ impl WorkerSpec {
                 None => command.env_remove(name),
             };
         }
-        if output != Output::Inherit {
+        if *output != Output::Inherit {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        prepare(&mut command, self.kept.clone(), orphans);
+        prepare(&mut command, self.kept.clone(), limit, orphans);
         command
     }
 }
@@ -75,14 +75,15 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts it and returns the read ends of its stdout and stderr, if they are piped. The calling thread must
-    /// outlive the worker (see [`crate::prepare`]).
+    /// Starts it, able to open as many files as `limit` says, and returns the read ends of its stdout and stderr, if
+    /// they are piped. The calling thread must outlive the worker (see [`crate::prepare`]).
     pub(crate) fn start(
         spec: &WorkerSpec,
-        output: Output,
+        output: &Output,
+        limit: Rlimit,
         orphans: Orphans,
     ) -> io::Result<(Self, Vec<OwnedFd>)> {
-        let mut child = spec.command(output, orphans).spawn()?;
+        let mut child = spec.command(output, limit, orphans).spawn()?;
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty())
             .inspect_err(|_| drop(child.kill().and_then(|()| child.wait())))?;

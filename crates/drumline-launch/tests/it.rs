@@ -2,6 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod console;
+    mod launched;
+    mod logs;
     mod output;
     mod starting;
     mod stopping;

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use drumline_launch::{LaunchError, LocalJob, Output};
+use drumline_launch::{AttemptLogs, LaunchError, LocalJob, Output};
 
 fn shells(nproc: usize, script: &str) -> LocalJob {
     LocalJob::new(nproc, "sh", ["-c", script]).output(Output::Capture).deadline(Duration::from_secs(60))
@@ -56,7 +56,7 @@ fn launcher_with_prefixes() {
     if std::env::var_os("DRUMLINE_LAUNCH_TEST_PREFIX").is_some() {
         let script = "i=0; while test $i -lt 300; do printf 'li'; printf 'ne %d\\n' $i; i=$((i+1)); done; \
                       echo complaint >&2; printf 'no newline'";
-        let report = shells(3, script).output(Output::Prefix).start().unwrap().wait();
+        let report = shells(3, script).output(Output::Logged(AttemptLogs::default())).start().unwrap().wait();
         assert!(report.is_success() && report.ranks[0].stdout.ends_with(b"no newline"), "{report}");
     }
 }

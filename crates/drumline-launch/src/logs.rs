@@ -1,0 +1,26 @@
+//! What becomes of the workers' output: files, the console, both or neither.
+//!
+//! ```text
+//!   LogPlan: what was asked ─▶ LogFolder: one per run ─▶ AttemptLogs: one per start of the workers ─▶ Sink: one per stream
+//!
+//!   pump ─bytes─▶ Sink ─┬▶ stdout.log, as they are
+//!                       └▶ Lines ─▶ Console
+//! ```
+//!
+//! A file gets the very bytes that the worker wrote. The console gets whole lines behind a prefix, and where it is a
+//! terminal nothing in them can move the cursor or speak to it.
+
+mod console;
+mod consoles;
+mod folder;
+mod plan;
+mod prefix;
+mod sink;
+mod visible;
+
+pub(crate) use consoles::Consoles;
+pub use folder::{AttemptLogs, LogError, LogFolder};
+pub(crate) use plan::Channel;
+pub use plan::{LogPlan, Std, StdOf, StdOfError};
+pub(crate) use sink::Sink;
+pub(crate) use visible::visible;

@@ -1,0 +1,219 @@
+//! The folders of a run's logs, laid out as torchrun lays them out.
+//!
+//! ```text
+//!   <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
+//! ```
+//!
+//! The run's folder is readable by its owner only. Without a `log_dir` it is made among the temporary files and goes
+//! again with its [`LogFolder`], unless streams were to be kept in it or [`LogFolder::keep`] was called.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::{Channel, LogPlan};
+
+/// How much of a run's id goes into its folder's name.
+const LONGEST_ID: usize = 100;
+
+/// A folder or file of the logs could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {path}: {source}; try another --log-dir")]
+pub struct LogError {
+    what: &'static str,
+    path: String,
+    #[source]
+    source: io::Error,
+}
+
+impl LogError {
+    fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self { what, path: path.display().to_string(), source }
+    }
+}
+
+/// The folder of one run on this node.
+#[derive(Debug)]
+pub struct LogFolder {
+    plan: Arc<LogPlan>,
+    role: Arc<str>,
+    run: Option<PathBuf>,
+    /// What is removed at the end.
+    passing: Option<TempDir>,
+}
+
+impl LogFolder {
+    /// Makes the folder of the run `run_id`, whose workers have the given role.
+    pub fn create(plan: LogPlan, run_id: &str, role: &str) -> Result<Self, LogError> {
+        let passing = if plan.wants_folder() { Some(make(plan.dir.as_deref(), run_id)?) } else { None };
+        let run = passing.as_ref().map(|dir| dir.path().to_path_buf());
+        let (plan, role) = (Arc::new(plan), Arc::from(role));
+        let mut folder = Self { plan, role, run, passing };
+        if folder.plan.dir.is_some() || folder.plan.writes_files() {
+            folder.keep();
+        }
+        Ok(folder)
+    }
+
+    /// `<log_dir>/<run_id>_<random>`; `None` when the plan has no folder.
+    pub fn path(&self) -> Option<&Path> {
+        self.run.as_deref()
+    }
+
+    /// The folder stays when this is dropped, as when a report has named a file in it.
+    pub fn keep(&mut self) {
+        drop(self.passing.take().map(TempDir::keep));
+    }
+
+    /// Makes the folders of the `attempt`-th start of `nproc` workers. A second start under the same number adds to
+    /// the files of the first.
+    pub fn attempt(&self, attempt: usize, nproc: usize) -> Result<AttemptLogs, LogError> {
+        let dir = self.run.as_ref().map(|run| run.join(format!("attempt_{attempt}")));
+        let logs = AttemptLogs { plan: Arc::clone(&self.plan), role: Arc::clone(&self.role), dir };
+        for local_rank in 0..nproc {
+            let Some(folder) = logs.folder(local_rank) else { break };
+            fs::create_dir_all(&folder).map_err(LogError::at("make the folder", &folder))?;
+            // An error of the earlier start must not be taken for one of this.
+            match fs::remove_file(folder.join("error.json")) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(LogError::at("clear the folder", &folder)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(logs)
+    }
+}
+
+fn make(log_dir: Option<&Path>, run_id: &str) -> Result<TempDir, LogError> {
+    let base = log_dir.map_or_else(std::env::temp_dir, Path::to_path_buf);
+    // Among other programs' temporary files it says whose it is.
+    let whose = if log_dir.is_none() { "drumline_" } else { "" };
+    fs::create_dir_all(&base).map_err(LogError::at("make the folder", &base))?;
+    tempfile::Builder::new()
+        .prefix(&format!("{whose}{}_", safe_name(run_id)))
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(&base)
+        .map_err(LogError::at("make a folder in", &base))
+}
+
+/// `run_id` with nothing in it that means something in a path.
+fn safe_name(run_id: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = run_id.chars().map(safe).take(LONGEST_ID).collect();
+    match name.strip_prefix('.') {
+        Some(rest) => format!("_{rest}"),
+        None if name.is_empty() => "none".to_string(),
+        None => name,
+    }
+}
+
+/// The logs of one start of the workers; by default no files, and everything on the console.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AttemptLogs {
+    pub(super) plan: Arc<LogPlan>,
+    pub(super) role: Arc<str>,
+    dir: Option<PathBuf>,
+}
+
+impl AttemptLogs {
+    /// Where a worker's own account of its failure goes (`TORCHELASTIC_ERROR_FILE`).
+    pub fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
+        Some(self.folder(local_rank)?.join("error.json"))
+    }
+
+    fn folder(&self, local_rank: usize) -> Option<PathBuf> {
+        Some(self.dir.as_ref()?.join(local_rank.to_string()))
+    }
+
+    /// Opens the file of a stream; `None` without a folder.
+    pub(super) fn open(&self, local_rank: usize, channel: Channel) -> Result<Option<File>, LogError> {
+        let name = match channel {
+            Channel::Out => "stdout.log",
+            Channel::Err => "stderr.log",
+        };
+        let Some(path) = self.folder(local_rank).map(|folder| folder.join(name)) else { return Ok(None) };
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        file.map(Some).map_err(LogError::at("write", &path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(dir: Option<&Path>, redirects: &str) -> LogPlan {
+        let redirects = redirects.parse().unwrap();
+        LogPlan { dir: dir.map(Path::to_path_buf), redirects, ..LogPlan::default() }
+    }
+
+    #[test]
+    fn the_layout_is_that_of_torchrun_and_stays() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("a/b");
+        let folder = LogFolder::create(plan(Some(&dir), "0"), "job7", "default").unwrap();
+        let run = folder.path().unwrap().to_path_buf();
+        assert_eq!(run.parent(), Some(&*dir));
+        assert!(run.file_name().unwrap().to_str().unwrap().starts_with("job7_"));
+        assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
+        let logs = folder.attempt(2, 2).unwrap();
+        assert_eq!(logs.error_file(1), Some(run.join("attempt_2/1/error.json")));
+        assert!(run.join("attempt_2/0").is_dir() && run.join("attempt_2/1").is_dir());
+        drop(folder);
+        assert!(run.is_dir(), "a folder that was asked for stays");
+    }
+
+    #[test]
+    fn a_second_start_keeps_the_output_and_forgets_the_error() {
+        let base = tempfile::tempdir().unwrap();
+        let folder = LogFolder::create(plan(Some(base.path()), "3"), "x", "default").unwrap();
+        for text in ["one", "two"] {
+            let logs = folder.attempt(0, 1).unwrap();
+            assert!(!logs.error_file(0).unwrap().exists());
+            io::Write::write_all(&mut logs.open(0, Channel::Err).unwrap().unwrap(), text.as_bytes()).unwrap();
+            fs::write(logs.error_file(0).unwrap(), "{}").unwrap();
+        }
+        let log = folder.path().unwrap().join("attempt_0/0/stderr.log");
+        assert_eq!(fs::read_to_string(log).unwrap(), "onetwo");
+    }
+
+    #[test]
+    fn a_temporary_folder_goes_unless_something_is_kept() {
+        for (redirects, keeps, stays) in [("0", 0, false), ("0", 1, true), ("0:2", 0, true)] {
+            let mut folder = LogFolder::create(plan(None, redirects), "x", "default").unwrap();
+            let run = folder.path().unwrap().to_path_buf();
+            folder.attempt(0, 1).unwrap();
+            (0..keeps).for_each(|_| folder.keep());
+            drop(folder);
+            assert_eq!(run.exists(), stays, "{redirects} {keeps}");
+            let _ = fs::remove_dir_all(run);
+        }
+        let none = LogFolder::create(plan(Some(Path::new("/dev/null")), "3"), "x", "default").unwrap();
+        assert_eq!((none.path(), none.attempt(0, 1).unwrap().error_file(0)), (None, None));
+    }
+
+    #[test]
+    fn strange_ids_stay_inside_the_folder() {
+        let long = "é".repeat(300);
+        for id in ["../../etc", "/abs", "..", "", "a b\nc", "\0", ".hidden", "-rf", &long] {
+            let base = tempfile::tempdir().unwrap();
+            let folder = LogFolder::create(plan(Some(base.path()), "0"), id, "default").unwrap();
+            let run = folder.path().unwrap();
+            assert_eq!(run.parent(), Some(base.path()), "{id:?}");
+            assert_eq!(fs::read_dir(base.path()).unwrap().count(), 1, "{id:?}");
+            assert!(!run.file_name().unwrap().to_str().unwrap().starts_with('.'), "{id:?}");
+        }
+        assert_eq!(safe_name("exp-1_b.2"), "exp-1_b.2");
+    }
+
+    #[test]
+    fn a_log_dir_that_is_a_file_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = LogFolder::create(plan(Some(file.path()), "0"), "x", "default").unwrap_err().to_string();
+        assert!(error.contains(file.path().to_str().unwrap()) && error.contains("--log-dir"), "{error}");
+    }
+}
