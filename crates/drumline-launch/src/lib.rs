@@ -13,6 +13,7 @@
 
 mod environment;
 mod error;
+mod failure;
 mod hosted_store;
 mod key_memory;
 mod lines;
@@ -28,6 +29,10 @@ mod worker;
 
 pub use environment::{Environment, Place, worker_environment};
 pub use error::LaunchError;
+pub use failure::{
+    Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,
+    Standing, Trace, exit_code,
+};
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use pump::Output;

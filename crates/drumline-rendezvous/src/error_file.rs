@@ -117,7 +117,10 @@ impl ErrorFile {
 /// A number, whole or not, or the text of one.
 fn seconds(value: &Value) -> Option<u64> {
     let text = value.as_str().and_then(|text| text.trim().parse().ok());
-    value.as_u64().or(text).or_else(|| value.as_f64().filter(|number| *number >= 0.0).map(|number| number as u64))
+    value
+        .as_u64()
+        .or(text)
+        .or_else(|| value.as_f64().filter(|number| *number >= 0.0).map(|number| number as u64))
 }
 
 #[cfg(test)]
@@ -163,9 +166,14 @@ mod tests {
 
     #[test]
     fn numbers_may_be_texts_or_missing_and_never_matter() {
-        for (timestamp, expected) in
-            [("7", Some(7)), ("\"7\"", Some(7)), ("7.9", Some(7)), ("\"soon\"", None), ("-1", None), ("null", None)]
-        {
+        for (timestamp, expected) in [
+            ("7", Some(7)),
+            ("\"7\"", Some(7)),
+            ("7.9", Some(7)),
+            ("\"soon\"", None),
+            ("-1", None),
+            ("null", None),
+        ] {
             let text = format!(r#"{{"message": "m", "timestamp": {timestamp}}}"#);
             assert_eq!(ErrorFile::parse(text.as_bytes()).unwrap().timestamp, expected, "{timestamp}");
         }

@@ -60,11 +60,15 @@ fn record_panic(info: &PanicHookInfo<'_>) -> io::Result<()> {
         BacktraceStatus::Captured => format!("\nstack backtrace:\n{backtrace}"),
         _ => String::new(),
     };
-    record(&format!("panic: {message}"), &format!("thread '{thread}' panicked at {place}:\n{message}{frames}"))
+    record(
+        &format!("panic: {message}"),
+        &format!("thread '{thread}' panicked at {place}:\n{message}{frames}"),
+    )
 }
 
 fn record(message: &str, callstack: &str) -> io::Result<()> {
-    let Some(path) = std::env::var_os(worker_env::TORCHELASTIC_ERROR_FILE).filter(|path| !path.is_empty()) else {
+    let Some(path) = std::env::var_os(worker_env::TORCHELASTIC_ERROR_FILE).filter(|path| !path.is_empty())
+    else {
         return Ok(());
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
