@@ -34,6 +34,9 @@ pub use oom::{LogPids, OomKill, OomSources, OomWatch};
 pub use process_state::ProcessState;
 pub use trace::Trace;
 
+/// SIGABRT's number: how libraries written in C++ end when a peer is gone.
+const ABORT: i32 = 6;
+
 /// What a rank that did not succeed has to do with the job's failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -148,9 +151,9 @@ impl Failure {
             .error_file
             .as_ref()
             .and_then(|file| file.callstack.as_ref().map(|stack| trace::from_text(stack, &file.message)));
-        let said = known.error_file.iter().map(|file| file.message.as_str());
-        let blame =
-            follower::blame(lines.iter().rev().take(LAST_LINES).rev().map(String::as_str).chain(said));
+        let trace = recorded.or(printed);
+        let last_lines = lines[first..].to_vec();
+        let blame = blame(report, trace.as_ref().map_or(&last_lines, |trace| &trace.lines));
         Self {
             rank: report.rank,
             local_rank: known.local_rank,
@@ -164,8 +167,8 @@ impl Failure {
             error_file_problem: known.error_file_problem,
             oom: known.oom,
             state: known.state,
-            trace: recorded.or(printed),
-            last_lines: lines[first..].to_vec(),
+            trace,
+            last_lines,
             repeated,
             blame,
         }
@@ -176,20 +179,30 @@ impl Failure {
     }
 }
 
+/// Whom a rank's error blames, or its last lines where it has no error. Followers exit or abort: what another signal
+/// ended had no say in it.
+fn blame(report: &RankReport, words: &[String]) -> Option<Blame> {
+    let had_a_say = matches!(report.exit, Exit::Code(_) | Exit::Signal(ABORT));
+    let blame = had_a_say.then(|| follower::blame(words.iter().map(String::as_str))).flatten();
+    blame.filter(|blame| *blame != Blame::Rank(report.rank))
+}
+
 /// The first to fail, or whom it blames, and whom that one blames; else one that could not be killed.
 fn root_index(failures: &[Failure], first_seen: Option<usize>) -> Option<usize> {
     let culprit = |rank: usize| failures.iter().position(|f| f.rank == rank && f.failed_by_itself());
-    let Some(mut index) = first_seen.and_then(culprit) else {
+    let Some(first) = first_seen.and_then(culprit) else {
         return failures.iter().position(|failure| failure.exit == Exit::Unkillable);
     };
-    // Two may blame each other: nobody is asked twice.
-    let mut asked = vec![index];
+    let mut asked = vec![first];
+    let mut index = first;
     while let Some(Blame::Rank(rank)) = failures[index].blame {
-        match culprit(rank) {
-            Some(next) if !asked.contains(&next) => index = next,
-            _ => break,
+        let Some(next) = culprit(rank) else { break };
+        if asked.contains(&next) {
+            // They blame each other in a circle: only the clock knows.
+            return Some(first);
         }
-        asked.push(index);
+        asked.push(next);
+        index = next;
     }
     Some(index)
 }

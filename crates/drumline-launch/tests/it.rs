@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod failure_report;
     mod output;
     mod starting;
     mod stopping;

@@ -59,16 +59,19 @@ fn tell_root(root: &Failure, f: &mut Formatter<'_>) -> fmt::Result {
     if let Some(problem) = &root.error_file_problem {
         writeln!(f, "  its error file is of no use: {problem}")?;
     }
-    match (&root.trace, &root.error_file) {
-        (Some(trace), _) => tell_trace(&trace.lines, f)?,
-        (None, Some(file)) => writeln!(f, "  error: {}", one_line(&file.message))?,
-        (None, None) => {}
+    let traced = root.trace.as_ref().map_or(&[][..], |trace| &trace.lines);
+    let message = root.error_file.as_ref().map(|file| one_line(&file.message)).unwrap_or_default();
+    if !message.is_empty() && !traced.iter().any(|line| line.contains(message.trim_end_matches('…'))) {
+        writeln!(f, "  error: {message}")?;
     }
+    tell_trace(traced, f)?;
     tell_last_lines(root, f)
 }
 
 fn tell_trace(lines: &[String], f: &mut Formatter<'_>) -> fmt::Result {
-    writeln!(f, "  error:")?;
+    if !lines.is_empty() {
+        writeln!(f, "  error:")?;
+    }
     if lines.len() <= LONGEST_TRACE {
         return lines.iter().try_for_each(|line| writeln!(f, "    {line}"));
     }

@@ -69,7 +69,16 @@ fn blame_goes_on_to_a_rank_that_failed_here() {
     assert_eq!(standings, [Standing::Follower(Some(1)), Standing::Follower(Some(2))]);
 
     let circle = vec![rank(0, Exit::Code(1), 10, &lost(1)), rank(1, Exit::Code(1), 11, &lost(0))];
-    assert_eq!(told(&failed(0, circle)).root.rank, 1, "the end of the circle, and an end at all");
+    assert_eq!(told(&failed(0, circle)).root.rank, 0, "in a circle the clock decides");
+}
+
+#[test]
+fn an_old_loss_that_was_overcome_is_not_blamed() {
+    let overcome = format!("lost rank 1 of group `world`: went on with fewer\n{TRACEBACK}");
+    let ranks = vec![rank(0, Exit::Code(1), 10, &overcome), rank(1, Exit::Code(1), 11, "")];
+    assert_eq!(told(&failed(0, ranks)).root.rank, 0);
+    let killed = vec![rank(0, Exit::Signal(9), 10, "lost rank 1 of group"), rank(1, Exit::Code(1), 11, "")];
+    assert_eq!(told(&failed(0, killed)).root.rank, 0, "SIGKILL is no answer to a loss");
 }
 
 #[test]
@@ -180,6 +189,11 @@ fn the_error_files_words_come_before_those_of_stderr_and_only_once() {
     let job = failed(0, vec![rank(0, Exit::Code(1), 10, TRACEBACK)]);
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
     assert_eq!(text.matches("ValueError: bad").count(), 1, "{text}");
+
+    let callstack = Some("at train.rs:3".to_string());
+    evidence[0].error_file = Some(ErrorFile { message: "no data".into(), callstack, timestamp: None });
+    let text = FailureReport::new(&job, &evidence).unwrap().to_string();
+    assert!(text.contains("  error: no data\n  error:\n    at train.rs:3\n"), "{text}");
 
     evidence[0].error_file =
         Some(ErrorFile { message: "just\x1b[2J words\nmore".into(), ..ErrorFile::default() });

@@ -60,10 +60,7 @@ fn record_panic(info: &PanicHookInfo<'_>) -> io::Result<()> {
         BacktraceStatus::Captured => format!("\nstack backtrace:\n{backtrace}"),
         _ => String::new(),
     };
-    record(
-        &format!("panic: {message}"),
-        &format!("thread '{thread}' panicked at {place}:\n{message}{frames}"),
-    )
+    record(message, &format!("thread '{thread}' panicked at {place}:\n{message}{frames}"))
 }
 
 fn record(message: &str, callstack: &str) -> io::Result<()> {
