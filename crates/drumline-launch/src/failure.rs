@@ -112,6 +112,18 @@ impl FailureReport {
         Some(Self { root, others, num_ranks: report.ranks.len() })
     }
 
+    /// Where the root itself says that another rank was gone before: one that had told of an error of its own when it
+    /// was stopped.
+    fn suspect(&self) -> Option<&Failure> {
+        let is_blamed = |other: &&Failure| match self.root.blame {
+            Some(Blame::Rank(rank)) => other.rank == rank,
+            Some(Blame::SomeRank) => true,
+            None => false,
+        };
+        let stopped = self.others.iter().filter(|other| other.standing == Standing::Stopped);
+        stopped.filter(is_blamed).find(|other| other.has_own_error())
+    }
+
     /// How many ranks ended well.
     pub fn num_succeeded(&self) -> usize {
         self.num_ranks - self.others.len() - 1
@@ -177,12 +189,19 @@ impl Failure {
     fn failed_by_itself(&self) -> bool {
         matches!(self.exit, Exit::Code(_) | Exit::Signal(_))
     }
+
+    /// Whether it told of an error that neither another rank nor the launcher's stop had brought about.
+    fn has_own_error(&self) -> bool {
+        let message = self.error_file.as_ref().map(|file| file.message.as_str());
+        let error = self.trace.as_ref().map(|trace| trace.summary.as_str()).or(message);
+        self.blame.is_none() && error.is_some_and(|error| !follower::is_answer_to_stop(error))
+    }
 }
 
 /// Whom a rank's error blames, or its last lines where it has no error. Followers exit or abort: what another signal
 /// ended had no say in it.
 fn blame(report: &RankReport, words: &[String]) -> Option<Blame> {
-    let had_a_say = matches!(report.exit, Exit::Code(_) | Exit::Signal(ABORT));
+    let had_a_say = matches!(report.exit, Exit::Code(_) | Exit::Signal(ABORT) | Exit::StoppedByUs);
     let blame = had_a_say.then(|| follower::blame(words.iter().map(String::as_str))).flatten();
     blame.filter(|blame| *blame != Blame::Rank(report.rank))
 }
@@ -204,7 +223,16 @@ fn root_index(failures: &[Failure], first_seen: Option<usize>) -> Option<usize> 
         asked.push(next);
         index = next;
     }
-    Some(index)
+    match failures[index].blame {
+        Some(Blame::SomeRank) => first_own_error(failures).or(Some(index)),
+        _ => Some(index),
+    }
+}
+
+/// Whom a broken connection may mean: the first that failed with an error of its own.
+fn first_own_error(failures: &[Failure]) -> Option<usize> {
+    let with_error = |index: &usize| failures[*index].failed_by_itself() && failures[*index].has_own_error();
+    (0..failures.len()).filter(with_error).min_by_key(|index| failures[*index].after)
 }
 
 /// When the launcher began to stop the others because one had failed.

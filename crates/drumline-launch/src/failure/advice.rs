@@ -1,6 +1,6 @@
 //! What somebody can do about a failure: at most two lines, and only where they follow from what was seen.
 
-use super::{Blame, Failure};
+use super::{Blame, Failure, FailureReport};
 use crate::report::Exit;
 
 const ILL: i32 = 4;
@@ -11,8 +11,12 @@ const SEGV: i32 = 11;
 const XCPU: i32 = 24;
 
 /// Lines of advice on the root cause.
-pub(crate) fn for_root(root: &Failure) -> Vec<String> {
-    [by_exit(root), by_words(root)].into_iter().flatten().collect()
+pub(crate) fn on(report: &FailureReport) -> Vec<String> {
+    let suspect = report.suspect().map(|suspect| {
+        format!("look at rank {}: it had told of an error of its own when it was stopped", suspect.rank)
+    });
+    let root = &report.root;
+    [by_exit(root), suspect.or_else(|| by_words(root))].into_iter().flatten().collect()
 }
 
 fn by_exit(root: &Failure) -> Option<String> {

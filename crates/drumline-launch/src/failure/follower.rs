@@ -26,6 +26,13 @@ pub(crate) fn blame<'a>(lines: impl DoubleEndedIterator<Item = &'a str>) -> Opti
     })
 }
 
+/// Whether an error is how a program answers to the launcher's SIGTERM.
+pub(crate) fn is_answer_to_stop(error: &str) -> bool {
+    ["SIGTERM", "SignalException", "signal 15", "Signal 15", "KeyboardInterrupt"]
+        .iter()
+        .any(|word| error.contains(word))
+}
+
 /// `lost rank 3 …`
 fn lost(line: &str) -> Option<usize> {
     let (_, after) = line.rsplit_once("lost rank ")?;

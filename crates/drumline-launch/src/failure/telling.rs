@@ -18,7 +18,7 @@ impl Display for FailureReport {
         writeln!(f, "{}", self.headline())?;
         tell_root(&self.root, f)?;
         tell_others(self, f)?;
-        let advice = advice::for_root(&self.root);
+        let advice = advice::on(self);
         advice.iter().try_for_each(|line| writeln!(f, "what to do: {line}"))
     }
 }

@@ -98,6 +98,29 @@ fn a_rank_that_was_stopped_is_never_the_cause_even_when_blamed() {
 }
 
 #[test]
+fn a_broken_connection_means_the_one_with_an_error_of_its_own() {
+    let closed = "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"t.py\", line 11\n[rank0]: RuntimeError: \
+                  [pair.cc:547] Connection closed by peer [127.0.0.1]:55191\n";
+    let both = |exit, words: &str| {
+        told(&failed(0, vec![rank(0, Exit::Code(1), 10, closed), rank(1, exit, 12, words)]))
+    };
+    assert_eq!(both(Exit::Code(1), TRACEBACK).root.rank, 1);
+    assert_eq!(both(Exit::Code(1), closed).root.rank, 0, "both follow: the clock decides");
+    let answer = TRACEBACK.replace("ValueError: bad", "SignalException: got signal 15");
+    assert_eq!(both(Exit::Code(1), &answer).root.rank, 0, "an answer to the stop is no cause");
+
+    let stopped = both(Exit::StoppedByUs, TRACEBACK);
+    assert_eq!(stopped.root.rank, 0);
+    let advice = "what to do: look at rank 1: it had told of an error of its own when it was stopped\n";
+    assert!(stopped.to_string().ends_with(advice), "{stopped}");
+    let text = both(Exit::StoppedByUs, "").to_string();
+    assert!(
+        text.ends_with("what to do: look for the cause in the reports of the other hosts\n"),
+        "control: {text}"
+    );
+}
+
+#[test]
 fn a_cause_on_another_host_is_pointed_at() {
     let ranks = vec![rank(0, Exit::Code(1), 10, "lost rank 7 of group `world` (b, pid 3): gone")];
     let text = told(&failed(0, ranks)).to_string();

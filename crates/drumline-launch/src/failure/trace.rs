@@ -133,6 +133,9 @@ mod tests {
             let trace = found(&prefixed);
             assert_eq!((trace.span, trace.summary.as_str()), (1..10, "RuntimeError: 2"), "{chain}");
             assert_eq!(trace.lines[0], PYTHON);
+            // PyTorch leaves blank lines bare.
+            let trace = found(&prefixed.replace("[rank0]: \n", "\n"));
+            assert_eq!((trace.span, trace.summary.as_str()), (1..10, "RuntimeError: 2"), "{chain}");
         }
     }
 
