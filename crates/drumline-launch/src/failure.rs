@@ -21,6 +21,7 @@ mod telling;
 mod trace;
 mod words;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use drumline_rendezvous::error_file::ErrorFile;
@@ -85,7 +86,7 @@ pub struct Failure {
     /// Its last lines on stderr, cleaned of control codes.
     pub last_lines: Vec<String>,
     /// Which of `last_lines` are `trace` again.
-    repeated: std::ops::Range<usize>,
+    repeated: Range<usize>,
     blame: Option<Blame>,
 }
 
@@ -154,17 +155,7 @@ impl Failure {
     fn new(report: &RankReport, evidence: &[Evidence]) -> Self {
         let known = evidence.iter().find(|evidence| evidence.rank == report.rank).cloned();
         let known = known.unwrap_or_else(|| Evidence::unknown(report.rank));
-        let lines = words::lines_of(&report.stderr);
-        let printed = trace::find(&lines);
-        let first = lines.len().saturating_sub(LAST_LINES);
-        let span = printed.as_ref().map_or(0..0, |trace| trace.span.clone());
-        let repeated = span.start.saturating_sub(first)..span.end.saturating_sub(first);
-        let recorded = known
-            .error_file
-            .as_ref()
-            .and_then(|file| file.callstack.as_ref().map(|stack| trace::from_text(stack, &file.message)));
-        let trace = recorded.or(printed);
-        let last_lines = lines[first..].to_vec();
+        let Said { trace, last_lines, repeated } = said(&report.stderr, known.error_file.as_ref());
         let blame = blame(report, trace.as_ref().map_or(&last_lines, |trace| &trace.lines));
         Self {
             rank: report.rank,
@@ -196,6 +187,25 @@ impl Failure {
         let error = self.trace.as_ref().map(|trace| trace.summary.as_str()).or(message);
         self.blame.is_none() && error.is_some_and(|error| !follower::is_answer_to_stop(error))
     }
+}
+
+/// A rank's words, each to be told once.
+struct Said {
+    trace: Option<Trace>,
+    last_lines: Vec<String>,
+    repeated: Range<usize>,
+}
+
+/// The error file's trace goes before that of stderr; where they differ both are told.
+fn said(stderr: &[u8], file: Option<&ErrorFile>) -> Said {
+    let lines = words::lines_of(stderr);
+    let first = lines.len().saturating_sub(LAST_LINES);
+    let printed = trace::find(&lines);
+    let recorded = file.and_then(|file| Some(trace::from_text(file.callstack.as_ref()?, &file.message)));
+    let is_same = |trace: &&Trace| recorded.as_ref().is_none_or(|recorded| trace.says(&recorded.summary));
+    let span = printed.as_ref().filter(is_same).map_or(0..0, |trace| trace.span.clone());
+    let repeated = span.start.saturating_sub(first)..span.end.saturating_sub(first);
+    Said { trace: recorded.or(printed), last_lines: lines[first..].to_vec(), repeated }
 }
 
 /// Whom a rank's error blames, or its last lines where it has no error. Followers exit or abort: what another signal

@@ -213,6 +213,11 @@ fn the_error_files_words_come_before_those_of_stderr_and_only_once() {
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
     assert_eq!(text.matches("ValueError: bad").count(), 1, "{text}");
 
+    let other = TRACEBACK.replace("ValueError: bad", "OSError: worse");
+    let job_with_two = failed(0, vec![rank(0, Exit::Code(1), 10, &other)]);
+    let text = FailureReport::new(&job_with_two, &evidence).unwrap().to_string();
+    assert!(text.contains("ValueError: bad") && text.contains("OSError: worse"), "{text}");
+
     let callstack = Some("at train.rs:3".to_string());
     evidence[0].error_file = Some(ErrorFile { message: "no data".into(), callstack, timestamp: None });
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();

@@ -26,6 +26,13 @@ pub struct Trace {
     pub(crate) span: Range<usize>,
 }
 
+impl Trace {
+    /// Whether the words are in one of its lines.
+    pub(crate) fn says(&self, words: &str) -> bool {
+        self.lines.iter().any(|line| line.contains(words))
+    }
+}
+
 /// The last traceback or panic among `lines`.
 pub(crate) fn find(lines: &[String]) -> Option<Trace> {
     let python = lines.iter().rposition(|line| line.contains(PYTHON));

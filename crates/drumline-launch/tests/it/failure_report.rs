@@ -149,6 +149,27 @@ fn a_follower_that_ends_first_points_at_the_one_it_lost() {
 }
 
 #[test]
+fn a_python_traceback_is_told_with_the_exception_it_came_from() {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: no python3 here");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = "import os, time
+if os.environ['RANK'] != '1': time.sleep(60)
+try:
+    {}['shard']
+except KeyError as missing:
+    raise ValueError('no data') from missing";
+    let job = shells(2, "exec python3 -c \"$PROGRAM\"", folder.path()).env("PROGRAM", program);
+    let (_, failure) = told(job, folder.path());
+    let trace = failure.root.trace.as_ref().unwrap();
+    assert_eq!(trace.summary, "ValueError: no data");
+    assert!(trace.lines.iter().any(|line| line == "KeyError: 'shard'"), "{failure}");
+    assert_eq!(failure.to_string().matches("ValueError: no data").count(), 1, "{failure}");
+}
+
+#[test]
 fn megabytes_of_output_make_a_short_report() {
     let folder = tempfile::tempdir().unwrap();
     let script = "head -c 10485760 /dev/urandom >&2; echo the end >&2; exit 5";
