@@ -14,6 +14,7 @@
 mod descriptors;
 mod environment;
 mod error;
+mod failure;
 mod hosted_store;
 mod key_memory;
 mod lines;
@@ -31,6 +32,10 @@ mod worker;
 
 pub use environment::{Environment, Place, worker_environment};
 pub use error::LaunchError;
+pub use failure::{
+    Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,
+    Standing, Trace, exit_code,
+};
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};

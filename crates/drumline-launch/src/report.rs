@@ -99,6 +99,8 @@ pub struct RankReport {
     pub pid: u32,
     /// How it ended.
     pub exit: Exit,
+    /// Whether the kernel wrote its memory to a core file.
+    pub core_dumped: bool,
     /// When, after the start of the job.
     pub ended_after: Duration,
     /// The last bytes of its stdout, empty when inherited.
@@ -186,7 +188,15 @@ mod tests {
 
     fn rank(rank: usize, exit: Exit, stderr: &str) -> RankReport {
         let ended_after = Duration::from_millis(5);
-        RankReport { rank, pid: 77, exit, ended_after, stdout: Vec::new(), stderr: stderr.into() }
+        RankReport {
+            rank,
+            pid: 77,
+            exit,
+            core_dumped: false,
+            ended_after,
+            stdout: Vec::new(),
+            stderr: stderr.into(),
+        }
     }
 
     #[test]

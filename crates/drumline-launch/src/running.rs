@@ -153,7 +153,8 @@ impl RunningJob {
         let exit = roster.exit(worker).unwrap_or(Exit::Unkillable);
         let ended_after = worker.ended.map_or(Duration::MAX, |ended| ended.at - self.started);
         let (stdout, stderr) = self.crew.streams.of_rank(worker.rank);
-        RankReport { rank: worker.rank, pid: worker.pid(), exit, ended_after, stdout, stderr }
+        let core_dumped = worker.ended.is_some_and(|ended| ended.core_dumped);
+        RankReport { rank: worker.rank, pid: worker.pid(), exit, core_dumped, ended_after, stdout, stderr }
     }
 
     fn join(&mut self) {

@@ -59,6 +59,7 @@ pub(crate) struct Ended {
     pub(crate) pid: u32,
     pub(crate) code: Option<i32>,
     pub(crate) signal: Option<i32>,
+    pub(crate) core_dumped: bool,
     /// When it was seen.
     pub(crate) at: Instant,
 }
@@ -127,7 +128,8 @@ impl Worker {
         let _ = kill_process_group(self.pid, Signal::KILL);
         let status = waitid(id(), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
         let (code, signal) = (status.exit_status(), status.terminating_signal());
-        self.ended = Some(Ended { rank: self.rank, pid: self.pid(), code, signal, at: Instant::now() });
+        let (core_dumped, at) = (status.dumped(), Instant::now());
+        self.ended = Some(Ended { rank: self.rank, pid: self.pid(), code, signal, core_dumped, at });
         self.ended
     }
 }

@@ -3,6 +3,7 @@
 
 mod it {
     mod console;
+    mod failure_report;
     mod launched;
     mod logs;
     mod output;

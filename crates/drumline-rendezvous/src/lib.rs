@@ -13,6 +13,7 @@
 
 pub mod core;
 mod doorstep;
+pub mod error_file;
 pub mod events;
 pub mod frame;
 pub mod handshake;

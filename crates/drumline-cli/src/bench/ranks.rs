@@ -126,7 +126,15 @@ mod tests {
 
     fn told(exit: Exit, stderr: &str) -> String {
         let (stdout, ended_after) = (Vec::new(), Duration::ZERO);
-        failure(&RankReport { rank: 1, pid: 77, exit, ended_after, stdout, stderr: stderr.into() })
+        failure(&RankReport {
+            rank: 1,
+            pid: 77,
+            exit,
+            core_dumped: false,
+            ended_after,
+            stdout,
+            stderr: stderr.into(),
+        })
     }
 
     #[test]

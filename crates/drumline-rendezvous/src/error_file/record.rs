@@ -1,0 +1,88 @@
+//! The worker's side: a Rust program leaves its error, or its panic, where the launcher looks for it.
+//!
+//! The file is written beside its place and then moved there, so that a reader finds all of it or nothing. A later
+//! failure replaces an earlier one, as in Python.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::error::Error;
+use std::ffi::OsString;
+use std::io;
+use std::panic::PanicHookInfo;
+use std::path::Path;
+use std::sync::Once;
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::ErrorFile;
+use crate::worker_env;
+
+/// Longer texts are cut, so that the file stays well under what its readers take.
+const LONGEST_TEXT: usize = 200 << 10;
+
+/// Writes `error` and its causes to the launcher's error file. Does nothing where no launcher asked for one.
+///
+/// ```no_run
+/// fn train() -> Result<(), std::io::Error> {
+///     Err(std::io::Error::other("the data set is gone"))
+/// }
+///
+/// fn main() -> Result<(), std::io::Error> {
+///     drumline_rendezvous::error_file::install_panic_file();
+///     train().inspect_err(|error| drop(drumline_rendezvous::error_file::record_error(error)))
+/// }
+/// ```
+pub fn record_error(error: &(dyn Error + 'static)) -> io::Result<()> {
+    let causes = std::iter::successors(error.source(), |cause| (*cause).source());
+    let listed = causes.map(|cause| format!("\n  caused by: {cause}")).collect::<String>();
+    record(&error.to_string(), &format!("{error}{listed}"))
+}
+
+/// From now on each panic is also written to the launcher's error file, with its backtrace where `RUST_BACKTRACE`
+/// asks for one. The hook that was there before runs as well. Calling it again changes nothing.
+pub fn install_panic_file() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            // A panic is told on stderr in any case; a file that cannot be written must not add a second one.
+            let _ = record_panic(info);
+            before(info);
+        }));
+    });
+}
+
+fn record_panic(info: &PanicHookInfo<'_>) -> io::Result<()> {
+    let message = info.payload_as_str().unwrap_or("a panic without a text");
+    let place = info.location().map_or_else(|| "an unknown place".to_string(), ToString::to_string);
+    let thread = thread::current().name().unwrap_or("<unnamed>").to_string();
+    let backtrace = Backtrace::capture();
+    let frames = match backtrace.status() {
+        BacktraceStatus::Captured => format!("\nstack backtrace:\n{backtrace}"),
+        _ => String::new(),
+    };
+    record(message, &format!("thread '{thread}' panicked at {place}:\n{message}{frames}"))
+}
+
+fn record(message: &str, callstack: &str) -> io::Result<()> {
+    let Some(path) = std::env::var_os(worker_env::TORCHELASTIC_ERROR_FILE).filter(|path| !path.is_empty())
+    else {
+        return Ok(());
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (message, callstack) = (cut(message).to_string(), Some(cut(callstack).to_string()));
+    write(path, &ErrorFile { message, callstack, timestamp: Some(now) })
+}
+
+fn write(path: OsString, error: &ErrorFile) -> io::Result<()> {
+    let mut beside = path.clone();
+    beside.push(format!(".{}", std::process::id()));
+    if let Some(folder) = Path::new(&path).parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(&beside, error.to_json())?;
+    std::fs::rename(&beside, path)
+}
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(LONGEST_TEXT)]
+}
