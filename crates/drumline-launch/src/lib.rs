@@ -17,6 +17,7 @@ mod hosted_store;
 mod key_memory;
 mod lines;
 mod local_job;
+pub mod membership;
 mod prepare;
 mod pump;
 mod report;
