@@ -61,8 +61,12 @@ fn fault(world: &mut World, may_host_die: bool) {
             world.crash(node);
             world.nodes[node].workers = None;
         }
-        2 => world.nodes[node].frozen = Some((Frozen::Agent, until)),
-        3 => world.nodes[node].frozen = Some((Frozen::Node, until)),
+        2 => {
+            world.nodes[node].frozen.get_or_insert((Frozen::Agent, until));
+        }
+        3 => {
+            world.nodes[node].frozen.get_or_insert((Frozen::Node, until));
+        }
         4 => world.nodes[node].deaf_until = until,
         5 => world.nodes[node].mute_until = until,
         6 => (world.nodes[node].deaf_until, world.nodes[node].mute_until) = (until, until),
