@@ -281,3 +281,93 @@ impl Agent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::AgentId;
+    use super::*;
+
+    fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn card() -> AgentCard {
+        AgentCard { id: AgentId(1), host: "n1".into(), slots: 2 }
+    }
+
+    fn order(number: u64, answers: u64, wish: Wish) -> Event {
+        Event::Order(Order { coordinator: 9, number, answers, wish })
+    }
+
+    fn round(number: u64) -> Wish {
+        Wish::Run(Round::deal(number, 0, vec![card()]))
+    }
+
+    /// An agent that runs round 1; its first report was sent at 0 and answered at 100 ms.
+    fn running() -> Agent {
+        let mut agent = Agent::new(card(), Policy::default(), at(0));
+        agent.step(at(0), Event::Tick);
+        let acts = agent.step(at(100), order(1, 1, round(1)));
+        assert!(matches!(acts[0], Act::Start(_)), "{acts:?}");
+        agent
+    }
+
+    #[test]
+    fn the_lease_counts_from_the_sending_and_its_end_kills() {
+        let mut agent = running();
+        assert_eq!(agent.lease_end(), Some(at(3000)));
+        agent.step(at(2999), Event::Tick);
+        assert_eq!(agent.doing(), Doing::Running(1));
+        assert!(agent.step(at(3000), Event::Tick).contains(&Act::Stop(1, Grace::None)));
+        agent.step(at(3100), Event::WorkersStopped(1));
+        assert_eq!(agent.doing(), Doing::Idle);
+    }
+
+    #[test]
+    fn an_agent_that_slept_kills_before_it_hears() {
+        let mut agent = running();
+        let acts = agent.step(at(60_000), order(2, 2, round(1)));
+        assert_eq!(acts[0], Act::Stop(1, Grace::None));
+        assert!(!acts.iter().any(|act| matches!(act, Act::Exit(_))), "it asks before it gives up: {acts:?}");
+    }
+
+    #[test]
+    fn what_is_old_is_refused() {
+        let mut agent = running();
+        agent.step(at(200), order(5, 2, Wish::Hold { fence: 1, grace: Grace::Short, why: Reason::Quiet }));
+        agent.step(at(300), Event::WorkersStopped(1));
+        let refused = |agent: &mut Agent, event| {
+            agent.step(at(310), event);
+            assert_eq!(agent.doing(), Doing::Idle);
+        };
+        refused(&mut agent, order(4, 2, round(2)));
+        refused(&mut agent, order(6, 2, round(1)));
+        let other = Order { coordinator: 8, number: 7, answers: 2, wish: round(2) };
+        refused(&mut agent, Event::Order(other));
+        agent.step(at(320), order(8, 2, round(2)));
+        assert_eq!(agent.doing(), Doing::Running(2), "the control");
+    }
+
+    #[test]
+    fn the_death_of_the_stores_host_ends_the_agent_within_ten_seconds() {
+        let mut agent = running();
+        let mut acts = Vec::new();
+        for now in (200..10_000).step_by(100) {
+            acts.extend(agent.step(at(now), Event::Tick));
+            if now == 3500 {
+                acts.extend(agent.step(at(now), Event::WorkersStopped(1)));
+            }
+        }
+        assert!(acts.contains(&Act::Stop(1, Grace::None)));
+        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Failure(Reason::StoreLost { span: at(8000) }))));
+    }
+
+    #[test]
+    fn leaving_stops_the_workers_first() {
+        let mut agent = running();
+        assert!(agent.step(at(200), Event::Leave).contains(&Act::Stop(1, Grace::Full)));
+        agent.step(at(400), Event::WorkersStopped(1));
+        let acts = agent.step(at(500), order(2, 3, Wish::End(Ending::Left)));
+        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Left)));
+    }
+}

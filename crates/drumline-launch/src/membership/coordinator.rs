@@ -208,3 +208,174 @@ impl Coordinator {
         Wish::Hold { fence: self.state.last_round, grace, why }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::WorkerFailure;
+    use super::*;
+
+    fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A coordinator with agents whose reports are written by hand.
+    struct Hand {
+        coordinator: Coordinator,
+        now: u64,
+        number: u64,
+    }
+
+    impl Hand {
+        fn new(policy: Policy) -> Self {
+            Hand { coordinator: Coordinator::new(9, policy, at(0)), now: 0, number: 0 }
+        }
+
+        fn report(&mut self, id: u128, doing: Doing, fence: u64) -> Report {
+            self.number += 1;
+            let agent = AgentCard { id: AgentId(id), host: format!("n{id}"), slots: 1 };
+            Report { agent, number: self.number, doing, fence, leased: true, leaving: false, failure: None }
+        }
+
+        fn say(&mut self, id: u128, doing: Doing, fence: u64) -> Vec<(Decision, Reason)> {
+            let report = self.report(id, doing, fence);
+            self.coordinator.hear(at(self.now), report)
+        }
+
+        /// Rank `id - 1` fails, and the rest of the round stops.
+        fn fail(&mut self, id: u128, all: &[u128]) -> Vec<(Decision, Reason)> {
+            let round = self.coordinator.state().last_round;
+            let (rank, ran_for) = (id as usize - 1, at(100));
+            let mut report = self.report(id, Doing::Idle, round);
+            report.failure = Some(WorkerFailure { round, rank, ran_for, what: "exit code 7".into() });
+            let mut decided = self.coordinator.hear(at(self.now), report);
+            all.iter().for_each(|id| decided.extend(self.say(*id, Doing::Idle, round)));
+            decided
+        }
+
+        /// Lets time pass; `talking` agents say the same again and again.
+        fn pass(&mut self, millis: u64, talking: &[(u128, Doing, u64)]) -> Vec<(Decision, Reason)> {
+            let mut decided = Vec::new();
+            for _ in 0..millis / 100 {
+                self.now += 100;
+                talking.iter().for_each(|(id, doing, fence)| decided.extend(self.say(*id, *doing, *fence)));
+                decided.extend(self.coordinator.tick(at(self.now)));
+            }
+            decided
+        }
+
+        fn wish(&mut self, id: u128) -> Wish {
+            self.coordinator.order(AgentId(id)).unwrap().wish
+        }
+    }
+
+    fn nodes(min_nodes: usize, max_nodes: usize) -> Policy {
+        Policy { min_nodes, max_nodes, ..Policy::default() }
+    }
+
+    const IDLE: Doing = Doing::Idle;
+
+    #[test]
+    fn the_most_nodes_begin_at_once_and_the_fewest_after_the_last_call() {
+        let mut full = Hand::new(nodes(1, 2));
+        full.say(1, IDLE, 0);
+        assert!(matches!(full.say(2, IDLE, 0)[..], [(Decision::Form(_), Reason::Complete { nodes: 2 })]));
+
+        let mut few = Hand::new(nodes(1, 2));
+        assert_eq!(few.pass(30_000, &[(1, IDLE, 0)]), [], "the last call lasts 30 s from the first report");
+        assert!(matches!(few.pass(100, &[(1, IDLE, 0)])[..], [(Decision::Form(_), _)]));
+    }
+
+    #[test]
+    fn too_few_end_with_the_names_of_those_who_came() {
+        let mut hand = Hand::new(nodes(3, 3));
+        let decided = hand.pass(600_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        let [(Decision::End(Ending::Failure(_)), why)] = &decided[..] else { panic!("{decided:?}") };
+        assert_eq!(why.to_string(), "only 2 of at least 3 nodes came: n1, n2");
+    }
+
+    #[test]
+    fn a_failure_uses_one_restart_and_begins_again_at_once() {
+        let mut hand = Hand::new(Policy { max_restarts: 1, ..nodes(2, 3) });
+        hand.pass(31_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        let decided = hand.fail(2, &[1, 2]);
+        assert!(matches!(
+            decided[..],
+            [(Decision::Close(_), _), (Decision::Regather(_), _), (Decision::Form(_), _)]
+        ));
+        assert_eq!(hand.coordinator.state().restarts, 1);
+        let decided = hand.fail(2, &[1, 2]);
+        assert!(
+            matches!(decided.last(), Some((Decision::End(_), Reason::OutOfRestarts { .. }))),
+            "{decided:?}"
+        );
+    }
+
+    #[test]
+    fn the_same_rank_failing_at_once_again_and_again_ends_the_job() {
+        let mut hand = Hand::new(Policy { max_restarts: 100, ..nodes(2, 2) });
+        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        let mut times = 0;
+        let why = loop {
+            times += 1;
+            let mut decided = hand.fail(2, &[1, 2]);
+            let round = hand.coordinator.state().last_round;
+            decided.extend(hand.pass(10_000, &[(1, IDLE, round), (2, IDLE, round)]));
+            if let Some((_, why)) =
+                decided.into_iter().find(|(decision, _)| matches!(decision, Decision::End(_)))
+            {
+                break why;
+            }
+        };
+        assert!(matches!(why, Reason::CrashLoop { times: 5, .. }), "{why}");
+        assert_eq!(times, 5);
+    }
+
+    #[test]
+    fn a_failure_that_follows_from_a_lost_node_uses_no_restart() {
+        let mut hand = Hand::new(nodes(1, 2));
+        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        hand.fail(1, &[1]);
+        let decided = hand.pass(9_000, &[(1, IDLE, 1)]);
+        let made: Vec<_> = decided.iter().map(|(decision, _)| decision).collect();
+        let [Decision::Evict(_), Decision::Regather(Cause::Lost(host)), Decision::Form(members), ..] =
+            &made[..]
+        else {
+            panic!("{decided:?}")
+        };
+        assert_eq!((host.as_str(), members.len(), hand.coordinator.state().restarts), ("n2", 1, 0));
+    }
+
+    #[test]
+    fn spares_wait_and_late_ones_learn_that_the_job_is_over() {
+        let mut hand = Hand::new(nodes(1, 1));
+        hand.say(1, IDLE, 0);
+        hand.say(2, IDLE, 0);
+        assert!(matches!(hand.wish(2), Wish::Hold { fence: 1, why: Reason::Spare, .. }));
+        hand.say(1, Doing::Done(1), 1);
+        hand.say(3, IDLE, 0);
+        assert_eq!(hand.wish(3), Wish::End(Ending::Success));
+        assert!(!hand.coordinator.may_exit());
+        (1..=3).for_each(|id| drop(hand.say(id, Doing::Over, 1)));
+        assert!(hand.coordinator.may_exit());
+    }
+
+    #[test]
+    fn workers_that_would_not_stop_end_the_job() {
+        let mut hand = Hand::new(nodes(1, 2));
+        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        hand.fail(1, &[]);
+        let decided = hand.pass(41_000, &[(1, IDLE, 1), (2, Doing::Stopping(1), 1)]);
+        assert!(
+            matches!(&decided[..], [(Decision::End(_), Reason::WouldNotStop { host, .. })] if host == "n2")
+        );
+    }
+
+    #[test]
+    fn its_own_sleep_is_not_the_silence_of_others() {
+        let mut hand = Hand::new(nodes(1, 1));
+        hand.say(1, IDLE, 0);
+        hand.now += 60_000;
+        assert_eq!(hand.pass(100, &[]), []);
+        assert!(matches!(hand.pass(6_000, &[])[0], (Decision::Evict(_), _)), "the control");
+    }
+}
