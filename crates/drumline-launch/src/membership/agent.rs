@@ -66,7 +66,6 @@ pub struct Agent {
     card: AgentCard,
     policy: Policy,
     coordinator: Option<u128>,
-    last_order: u64,
     reports: u64,
     /// Reports sent within the last lease, with the time at which they were sent.
     sent: VecDeque<(u64, Duration)>,
@@ -89,7 +88,6 @@ impl Agent {
             card,
             policy,
             coordinator: None,
-            last_order: 0,
             reports: 0,
             sent: VecDeque::new(),
             next_report: now,
@@ -204,19 +202,14 @@ impl Agent {
 
     fn obey(&mut self, now: Duration, order: Order, acts: &mut Vec<Act>) {
         let is_stranger = self.coordinator.is_some_and(|known| known != order.coordinator);
-        if is_stranger || order.number <= self.last_order || self.ending.is_some() {
+        if is_stranger || self.ending.is_some() {
             return;
         }
         // An order that answers a report older than the lease grants nothing: it was under way for too long.
-        let Some(sent) = self.sent.iter().find(|(number, _)| *number == order.answers).map(|(_, at)| *at)
-        else {
-            return;
-        };
-        if now >= sent + self.policy.lease {
-            return;
-        }
+        self.forget_old_reports(now);
+        let answered = self.sent.iter().find(|(number, _)| *number == order.answers);
+        let Some((_, sent)) = answered.copied() else { return };
         self.coordinator = Some(order.coordinator);
-        self.last_order = order.number;
         self.contact = self.contact.max(sent);
         match order.wish {
             Wish::Hold { fence, grace, .. } => self.hold(fence, grace, acts),
@@ -264,11 +257,15 @@ impl Agent {
         }
     }
 
+    fn forget_old_reports(&mut self, now: Duration) {
+        let lease = self.policy.lease;
+        self.sent.retain(|(_, at)| now < *at + lease);
+    }
+
     fn report(&mut self, now: Duration) -> Report {
         self.reports += 1;
         self.next_report = now + self.policy.heartbeat;
-        let lease = self.policy.lease;
-        self.sent.retain(|(_, at)| now < *at + lease);
+        self.forget_old_reports(now);
         self.sent.push_back((self.reports, now));
         Report {
             agent: self.card.clone(),
@@ -295,8 +292,8 @@ mod tests {
         AgentCard { id: AgentId(1), host: "n1".into(), slots: 2 }
     }
 
-    fn order(number: u64, answers: u64, wish: Wish) -> Event {
-        Event::Order(Order { coordinator: 9, number, answers, wish })
+    fn order(answers: u64, wish: Wish) -> Event {
+        Event::Order(Order { coordinator: 9, answers, wish })
     }
 
     fn round(number: u64) -> Wish {
@@ -307,7 +304,7 @@ mod tests {
     fn running() -> Agent {
         let mut agent = Agent::new(card(), Policy::default(), at(0));
         agent.step(at(0), Event::Tick);
-        let acts = agent.step(at(100), order(1, 1, round(1)));
+        let acts = agent.step(at(100), order(1, round(1)));
         assert!(matches!(acts[0], Act::Start(_)), "{acts:?}");
         agent
     }
@@ -326,7 +323,7 @@ mod tests {
     #[test]
     fn an_agent_that_slept_kills_before_it_hears() {
         let mut agent = running();
-        let acts = agent.step(at(60_000), order(2, 2, round(1)));
+        let acts = agent.step(at(60_000), order(2, round(1)));
         assert_eq!(acts[0], Act::Stop(1, Grace::None));
         assert!(!acts.iter().any(|act| matches!(act, Act::Exit(_))), "it asks before it gives up: {acts:?}");
     }
@@ -334,18 +331,28 @@ mod tests {
     #[test]
     fn what_is_old_is_refused() {
         let mut agent = running();
-        agent.step(at(200), order(5, 2, Wish::Hold { fence: 1, grace: Grace::Short, why: Reason::Quiet }));
+        agent.step(at(200), order(2, Wish::Hold { fence: 1, grace: Grace::Short, why: Reason::Quiet }));
         agent.step(at(300), Event::WorkersStopped(1));
         let refused = |agent: &mut Agent, event| {
             agent.step(at(310), event);
             assert_eq!(agent.doing(), Doing::Idle);
         };
-        refused(&mut agent, order(4, 2, round(2)));
-        refused(&mut agent, order(6, 2, round(1)));
-        let other = Order { coordinator: 8, number: 7, answers: 2, wish: round(2) };
+        refused(&mut agent, order(2, round(1)));
+        refused(&mut agent, order(99, round(2)));
+        let other = Order { coordinator: 8, answers: 2, wish: round(2) };
         refused(&mut agent, Event::Order(other));
-        agent.step(at(320), order(8, 2, round(2)));
+        agent.step(at(320), order(2, round(2)));
         assert_eq!(agent.doing(), Doing::Running(2), "the control");
+    }
+
+    #[test]
+    fn an_order_that_was_under_way_for_longer_than_the_lease_is_refused() {
+        let mut agent = Agent::new(card(), Policy::default(), at(0));
+        agent.step(at(0), Event::Tick);
+        agent.step(at(3000), order(1, round(1)));
+        assert_eq!(agent.doing(), Doing::Idle);
+        agent.step(at(3100), order(2, round(1)));
+        assert_eq!(agent.doing(), Doing::Running(1), "the control");
     }
 
     #[test]
@@ -367,7 +374,7 @@ mod tests {
         let mut agent = running();
         assert!(agent.step(at(200), Event::Leave).contains(&Act::Stop(1, Grace::Full)));
         agent.step(at(400), Event::WorkersStopped(1));
-        let acts = agent.step(at(500), order(2, 3, Wish::End(Ending::Left)));
+        let acts = agent.step(at(500), order(3, Wish::End(Ending::Left)));
         assert_eq!(acts.last(), Some(&Act::Exit(Ending::Left)));
     }
 }

@@ -21,7 +21,6 @@ pub struct Coordinator {
     policy: Policy,
     state: State,
     why: Reason,
-    orders: u64,
     places: u64,
     last_step: Duration,
     /// Agents that said that they go; what is still under way from them is dropped.
@@ -35,7 +34,7 @@ impl Coordinator {
         let state = State::new(now, &policy);
         let why = Reason::TooFew { came: Vec::new(), min: policy.min_nodes };
         let (gone, places) = (BTreeSet::new(), 0);
-        Coordinator { id, policy, state, why, orders: 0, places, last_step: now, gone, may_exit: false }
+        Coordinator { id, policy, state, why, places, last_step: now, gone, may_exit: false }
     }
 
     /// What it knows.
@@ -80,11 +79,10 @@ impl Coordinator {
     }
 
     /// What is wanted of `agent` now; `None` for one that is not known.
-    pub fn order(&mut self, agent: AgentId) -> Option<Order> {
+    pub fn order(&self, agent: AgentId) -> Option<Order> {
         let known = self.state.agents.get(&agent)?;
         let (answers, wish) = (known.report.number, self.wish(known));
-        self.orders += 1;
-        Some(Order { coordinator: self.id, number: self.orders, answers, wish })
+        Some(Order { coordinator: self.id, answers, wish })
     }
 
     /// The agents to which orders go.

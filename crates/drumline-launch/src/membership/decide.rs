@@ -105,7 +105,8 @@ impl State {
 
     /// The agents that could be in the next round, in node order. To be idle, with a lease, is to agree.
     pub fn candidates(&self) -> Vec<AgentCard> {
-        let mut ready: Vec<&Known> = self.agents.values().filter(|known| known.is_ready()).collect();
+        let mut ready: Vec<&Known> =
+            self.agents.values().filter(|known| known.is_ready(self.last_round)).collect();
         ready.sort_by_key(|known| known.place);
         ready.into_iter().map(|known| known.report.agent.clone()).collect()
     }
@@ -123,8 +124,10 @@ impl State {
 }
 
 impl Known {
-    fn is_ready(&self) -> bool {
-        self.report.doing == Doing::Idle && self.report.leased && !self.report.leaving
+    fn is_ready(&self, last_round: u64) -> bool {
+        let Report { doing, leased, leaving, fence, .. } = self.report;
+        // One whose fence is ahead would refuse the next round for ever.
+        doing == Doing::Idle && leased && !leaving && fence <= last_round
     }
 
     fn has_stopped(&self, round: u64) -> bool {

@@ -1,6 +1,7 @@
 //! What agents and the coordinator say to each other.
 //!
 //! Both directions carry whole states, not changes: losing one costs a heartbeat, hearing one twice costs nothing.
+//! Orders bear no number of their own: one that comes late is refused by the fence or grants no lease.
 
 use std::time::Duration;
 
@@ -84,8 +85,6 @@ pub struct Report {
 pub struct Order {
     /// Which coordinator speaks: drawn at random at its start.
     pub coordinator: u128,
-    /// Grows with each order of this coordinator.
-    pub number: u64,
     /// The number of the latest report heard from this agent: the lease counts from when it was sent.
     pub answers: u64,
     /// What is wanted.
