@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::message::{AgentCard, Doing, Order, Report, Round, Wish, WorkerFailure};
 use super::policy::Policy;
-use super::reason::{Ending, Reason};
+use super::reason::{Cause, Ending, Reason};
 
 /// What happens to an agent.
 #[derive(Clone, Debug)]
@@ -28,15 +28,15 @@ pub enum Event {
     Leave,
 }
 
-/// How gently workers are stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How gently workers are stopped; the least gentle first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Grace {
-    /// With the whole shutdown time.
-    Full,
-    /// With a second or two.
-    Short,
     /// Killed at once.
     None,
+    /// With a second or two.
+    Short,
+    /// With the whole shutdown time.
+    Full,
 }
 
 /// What an agent is to do.
@@ -44,8 +44,15 @@ pub enum Grace {
 pub enum Act {
     /// Start this node's workers for the round.
     Start(Round),
-    /// Stop the workers of this round; answered by [`Event::WorkersStopped`]. A second one is in more of a hurry.
-    Stop(u64, Grace),
+    /// Stop the workers; answered by [`Event::WorkersStopped`]. A second one is in more of a hurry.
+    Stop {
+        /// Whose workers.
+        round: u64,
+        /// How gently.
+        grace: Grace,
+        /// Why.
+        why: Reason,
+    },
     /// Send this to the coordinator.
     Send(Report),
     /// Go, with this ending.
@@ -56,7 +63,7 @@ pub enum Act {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alone {
     Keep,
-    Kill(u64),
+    Kill,
     GiveUp,
 }
 
@@ -79,6 +86,7 @@ pub struct Agent {
     leaving: bool,
     failure: Option<WorkerFailure>,
     ending: Option<Ending>,
+    acts: Vec<Act>,
 }
 
 impl Agent {
@@ -99,6 +107,7 @@ impl Agent {
             leaving: false,
             failure: None,
             ending: None,
+            acts: Vec::new(),
         }
     }
 
@@ -118,21 +127,21 @@ impl Agent {
     /// Takes in an event, and says what to do, in this order.
     pub fn step(&mut self, now: Duration, event: Event) -> Vec<Act> {
         let before = (self.doing, self.fence, self.is_leased(now), self.leaving);
-        let mut acts = Vec::new();
         if self.doing == Doing::Over {
-            return acts;
+            return Vec::new();
         }
         self.forgive_own_sleep(now);
-        self.alone(now, &mut acts);
-        self.take(now, event, &mut acts);
+        self.alone(now);
+        self.take(now, event);
         let is_changed = before != (self.doing, self.fence, self.is_leased(now), self.leaving);
         if is_changed || now >= self.next_report {
-            acts.push(Act::Send(self.report(now)));
+            let report = self.report(now);
+            self.acts.push(Act::Send(report));
         }
         if let (Doing::Over, Some(ending)) = (self.doing, &self.ending) {
-            acts.push(Act::Exit(ending.clone()));
+            self.acts.push(Act::Exit(ending.clone()));
         }
-        acts
+        std::mem::take(&mut self.acts)
     }
 
     /// Why the lease or the patience is over, if it is.
@@ -144,18 +153,18 @@ impl Agent {
             Some(_) => self.policy.give_up_after,
         };
         match self.doing.alive() {
-            Some(round) if !self.is_leased(now) => (Alone::Kill(round), Reason::LeaseOver),
+            Some(_) if !self.is_leased(now) => (Alone::Kill, Reason::LeaseOver),
             None if span >= patience => (Alone::GiveUp, Reason::StoreLost { span }),
             _ => (Alone::Keep, Reason::Quiet),
         }
     }
 
-    fn alone(&mut self, now: Duration, acts: &mut Vec<Act>) {
+    fn alone(&mut self, now: Duration) {
         match self.decide_alone(now) {
             (Alone::Keep, _) => {}
-            (Alone::Kill(round), _) => self.stop(round, Grace::None, acts),
-            (Alone::GiveUp, _) if self.leaving => self.end(Ending::Left, acts),
-            (Alone::GiveUp, why) => self.end(Ending::Failure(why), acts),
+            (Alone::Kill, why) => self.stop(Grace::None, why),
+            (Alone::GiveUp, _) if self.leaving => self.end(Ending::Left),
+            (Alone::GiveUp, why) => self.end(Ending::Failure(why)),
         }
     }
 
@@ -174,16 +183,16 @@ impl Agent {
         }
     }
 
-    fn take(&mut self, now: Duration, event: Event, acts: &mut Vec<Act>) {
+    fn take(&mut self, now: Duration, event: Event) {
         match event {
             Event::Tick => {}
-            Event::Order(order) => self.obey(now, order, acts),
+            Event::Order(order) => self.obey(now, order),
             Event::WorkersDone(round) if self.doing == Doing::Running(round) => {
                 self.doing = Doing::Done(round);
                 self.fence = self.fence.max(round);
             }
             Event::WorkerFailed(failure) if self.doing == Doing::Running(failure.round) => {
-                self.stop(failure.round, Grace::Full, acts);
+                self.stop(Grace::Full, Reason::Closing(Cause::Failed(failure.clone())));
                 self.failure = Some(failure);
             }
             Event::WorkersStopped(round) if self.doing.alive() == Some(round) => {
@@ -192,17 +201,15 @@ impl Agent {
             }
             Event::Leave => {
                 self.leaving = true;
-                if let Some(round) = self.doing.alive() {
-                    self.stop(round, Grace::Full, acts);
-                }
+                self.stop(Grace::Full, Reason::AskedToLeave);
             }
             Event::WorkersDone(_) | Event::WorkerFailed(_) | Event::WorkersStopped(_) => {}
         }
     }
 
-    fn obey(&mut self, now: Duration, order: Order, acts: &mut Vec<Act>) {
+    fn obey(&mut self, now: Duration, order: Order) {
         let is_stranger = self.coordinator.is_some_and(|known| known != order.coordinator);
-        if is_stranger || self.ending.is_some() {
+        if is_stranger {
             return;
         }
         // An order that answers a report older than the lease grants nothing: it was under way for too long.
@@ -212,48 +219,49 @@ impl Agent {
         self.coordinator = Some(order.coordinator);
         self.contact = self.contact.max(sent);
         match order.wish {
-            Wish::Hold { fence, grace, .. } => self.hold(fence, grace, acts),
-            Wish::Run(round) => self.run(round, acts),
-            Wish::End(ending) => self.end(ending, acts),
+            // The end stands; but contact lets the workers have their grace.
+            _ if self.ending.is_some() => {}
+            Wish::Hold { fence, grace, why } => self.hold(fence, grace, why),
+            Wish::Run(round) => self.run(round),
+            Wish::End(ending) => self.end(ending),
         }
     }
 
-    fn hold(&mut self, fence: u64, grace: Grace, acts: &mut Vec<Act>) {
+    fn hold(&mut self, fence: u64, grace: Grace, why: Reason) {
         self.fence = self.fence.max(fence);
         self.failure.take_if(|failure| failure.round <= fence);
         match self.doing {
-            Doing::Running(round) | Doing::Stopping(round) if round <= fence => self.stop(round, grace, acts),
+            Doing::Running(round) | Doing::Stopping(round) if round <= fence => self.stop(grace, why),
             Doing::Done(round) if round <= fence => self.doing = Doing::Idle,
             _ => {}
         }
     }
 
-    fn run(&mut self, round: Round, acts: &mut Vec<Act>) {
+    fn run(&mut self, round: Round) {
         if self.doing == Doing::Idle && round.number > self.fence && !self.leaving {
             self.doing = Doing::Running(round.number);
-            self.stop_grace = Grace::Full;
+            (self.stop_grace, self.failure) = (Grace::Full, None);
             // Rounds between the last one and this one were formed without this agent.
             self.fence = round.number - 1;
-            acts.push(Act::Start(round));
+            self.acts.push(Act::Start(round));
         }
     }
 
-    fn end(&mut self, ending: Ending, acts: &mut Vec<Act>) {
-        self.ending = Some(ending);
+    fn end(&mut self, ending: Ending) {
+        self.ending = Some(ending.clone());
         match self.doing.alive() {
-            Some(round) => self.stop(round, Grace::Full, acts),
+            Some(_) => self.stop(Grace::Full, Reason::JobOver(Box::new(ending))),
             None => self.doing = Doing::Over,
         }
     }
 
-    /// Stops the workers, or hurries a stop that is under way.
-    fn stop(&mut self, round: u64, grace: Grace, acts: &mut Vec<Act>) {
-        let is_hurry = (grace == Grace::None && self.stop_grace != Grace::None)
-            || (grace == Grace::Short && self.stop_grace == Grace::Full);
-        if self.doing == Doing::Running(round) || is_hurry {
+    /// Stops the workers, if any, or hurries a stop that is under way.
+    fn stop(&mut self, grace: Grace, why: Reason) {
+        let Some(round) = self.doing.alive() else { return };
+        if self.doing == Doing::Running(round) || grace < self.stop_grace {
             self.doing = Doing::Stopping(round);
             self.stop_grace = grace;
-            acts.push(Act::Stop(round, grace));
+            self.acts.push(Act::Stop { round, grace, why });
         }
     }
 
@@ -283,6 +291,8 @@ impl Agent {
 mod tests {
     use super::super::message::AgentId;
     use super::*;
+
+    const KILL: Act = Act::Stop { round: 1, grace: Grace::None, why: Reason::LeaseOver };
 
     fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)
@@ -315,7 +325,7 @@ mod tests {
         assert_eq!(agent.lease_end(), Some(at(3000)));
         agent.step(at(2999), Event::Tick);
         assert_eq!(agent.doing(), Doing::Running(1));
-        assert!(agent.step(at(3000), Event::Tick).contains(&Act::Stop(1, Grace::None)));
+        assert!(agent.step(at(3000), Event::Tick).contains(&KILL));
         agent.step(at(3100), Event::WorkersStopped(1));
         assert_eq!(agent.doing(), Doing::Idle);
     }
@@ -324,7 +334,7 @@ mod tests {
     fn an_agent_that_slept_kills_before_it_hears() {
         let mut agent = running();
         let acts = agent.step(at(60_000), order(2, round(1)));
-        assert_eq!(acts[0], Act::Stop(1, Grace::None));
+        assert_eq!(acts[0], KILL);
         assert!(!acts.iter().any(|act| matches!(act, Act::Exit(_))), "it asks before it gives up: {acts:?}");
     }
 
@@ -365,14 +375,28 @@ mod tests {
                 acts.extend(agent.step(at(now), Event::WorkersStopped(1)));
             }
         }
-        assert!(acts.contains(&Act::Stop(1, Grace::None)));
+        assert!(acts.contains(&KILL));
         assert_eq!(acts.last(), Some(&Act::Exit(Ending::Failure(Reason::StoreLost { span: at(8000) }))));
+    }
+
+    #[test]
+    fn at_the_end_workers_have_their_grace_as_long_as_there_is_contact() {
+        let (mut agent, end) = (running(), || Wish::End(Ending::Failure(Reason::StoreHostLeft)));
+        let acts = agent.step(at(200), order(2, end()));
+        assert!(matches!(acts[0], Act::Stop { grace: Grace::Full, .. }), "{acts:?}");
+        for (beat, now) in (1000..10_000).step_by(500).enumerate() {
+            let acts = agent.step(at(now), order(3 + beat as u64, end()));
+            assert!(matches!(acts[..], [Act::Send(_)]), "{acts:?}");
+        }
+        assert!(agent.step(at(13_000), Event::Tick).contains(&KILL), "the control");
+        assert!(matches!(agent.step(at(13_100), Event::WorkersStopped(1)).last(), Some(Act::Exit(_))));
     }
 
     #[test]
     fn leaving_stops_the_workers_first() {
         let mut agent = running();
-        assert!(agent.step(at(200), Event::Leave).contains(&Act::Stop(1, Grace::Full)));
+        let why = Reason::AskedToLeave;
+        assert!(agent.step(at(200), Event::Leave).contains(&Act::Stop { round: 1, grace: Grace::Full, why }));
         agent.step(at(400), Event::WorkersStopped(1));
         let acts = agent.step(at(500), order(3, Wish::End(Ending::Left)));
         assert_eq!(acts.last(), Some(&Act::Exit(Ending::Left)));

@@ -4,7 +4,7 @@
 //!   0 ─────────── faults ───────────▶ all healed ── 10 s ──▶ must be whole ── workers end ──▶ must be over
 //! ```
 //!
-//! A failing history prints its seed; put that into `one_history` to see it alone.
+//! A failing history prints its seed and its last happenings; the same seed plays the same history again.
 
 use std::time::Duration;
 
@@ -144,7 +144,7 @@ fn over(world: &World, must_succeed: bool) -> Result<(), String> {
     }
 }
 
-/// Plays the history of `seed`. Returns how the job ended and how many rounds it had.
+/// Plays the history of `seed`. Returns the world as it ended, and the first broken promise.
 fn play(seed: u64, broken: Broken) -> (World, Result<(), String>) {
     let mut dice = Dice(seed);
     let setup = setup(&mut dice, broken);

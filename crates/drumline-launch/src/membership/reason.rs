@@ -94,6 +94,10 @@ pub enum Reason {
     },
     /// The lease ran out without contact.
     LeaseOver,
+    /// This agent was asked to leave.
+    AskedToLeave,
+    /// The job, or this agent's part in it, is over.
+    JobOver(Box<Ending>),
     /// All agents know that the job is over, or cannot be reached.
     EveryoneTold,
     /// Nothing to do.
@@ -160,6 +164,8 @@ impl fmt::Display for Reason {
                 write!(f, "no contact with the store's host for {span:.1?}: it is dead or cut off")
             }
             Reason::LeaseOver => write!(f, "the lease ran out without contact"),
+            Reason::AskedToLeave => write!(f, "this agent was asked to leave"),
+            Reason::JobOver(ending) => write!(f, "{ending}"),
             Reason::EveryoneTold => write!(f, "all agents know that the job is over"),
             Reason::Quiet => write!(f, "nothing to do"),
         }

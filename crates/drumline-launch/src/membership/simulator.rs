@@ -349,7 +349,7 @@ impl World {
                 self.post(node, Mail::Report(node, report));
             }
             Act::Start(round) => self.start_workers(node, id, round),
-            Act::Stop(round, grace) => self.stop_workers(node, round, grace),
+            Act::Stop { round, grace, .. } => self.stop_workers(node, round, grace),
             Act::Exit(ending) => {
                 let place = &mut self.nodes[node];
                 (place.agent, place.ending) = (None, Some(ending));
