@@ -372,8 +372,8 @@ impl World {
             self.violation = Some("started, but not a member".into());
             return;
         };
-        if self.nodes[node].workers.as_ref().is_some_and(|old| old.dies_at.is_none()) {
-            self.violation = Some("started over running workers".into());
+        if self.nodes[node].workers.is_some() {
+            self.violation = Some("started over living workers".into());
         }
         self.agreed.remove(&id);
         let member = &round.members[place];
@@ -384,7 +384,7 @@ impl World {
 
     fn stop_workers(&mut self, node: usize, round: u64, grace: Grace) {
         let span = match grace {
-            Grace::Full | Grace::Short => self.dice.roll(0, 1500),
+            Grace::Full | Grace::Short => self.dice.roll(0, 2500),
             Grace::None => self.dice.roll(0, 900),
         };
         let at = self.now + span;
