@@ -20,6 +20,7 @@ mod key_memory;
 mod lines;
 mod local_job;
 mod logs;
+pub mod membership;
 mod prepare;
 mod pump;
 mod report;

@@ -1,0 +1,255 @@
+//! The coordinator's decisions: what it knows in, what to do and why out.
+//!
+//! `decide` looks and changes nothing; [`super::Coordinator`] carries out and asks again until the answer is to wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::message::{AgentCard, AgentId, Doing, Report, Round, WorkerFailure};
+use super::policy::Policy;
+use super::reason::{Cause, Ending, Reason};
+
+/// What the coordinator knows.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// Where the job stands.
+    pub phase: Phase,
+    /// The agents counted on.
+    pub agents: BTreeMap<AgentId, Known>,
+    /// The number of the latest round formed.
+    pub last_round: u64,
+    /// How many restarts were used.
+    pub restarts: usize,
+    /// The last failure, and how many quick ones of the same rank there were in a row.
+    pub quick: Option<(WorkerFailure, usize)>,
+}
+
+/// An agent, as last heard.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its latest report.
+    pub report: Report,
+    /// When that arrived, on the coordinator's clock.
+    pub heard: Duration,
+    /// Its place in the order of coming: the node order.
+    pub place: u64,
+}
+
+/// Where the job stands.
+#[derive(Clone, Debug)]
+pub enum Phase {
+    /// Agents are waited for.
+    Gathering {
+        /// Since when.
+        since: Duration,
+        /// Since when there are enough.
+        enough: Option<Duration>,
+        /// How long to wait for more, once there are enough.
+        last_call: Duration,
+        /// So many need no last call.
+        complete: usize,
+        /// Not before this time.
+        not_before: Duration,
+    },
+    /// A round runs.
+    Running {
+        /// Which.
+        round: Round,
+        /// The members whose workers all ended well; they may go without harm.
+        done: BTreeSet<AgentId>,
+    },
+    /// A round is being stopped.
+    Closing {
+        /// Which.
+        round: Round,
+        /// Since when.
+        since: Duration,
+        /// Why.
+        cause: Cause,
+    },
+    /// The job is over.
+    Over(Ending),
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing, until something is heard or time has passed.
+    Wait,
+    /// No longer count on this agent.
+    Evict(AgentId),
+    /// Form a round of these agents, in node order.
+    Form(Vec<AgentCard>),
+    /// Stop the running round.
+    Close(Cause),
+    /// All have stopped: gather again, for the sake of this cause.
+    Regather(Cause),
+    /// The job is over.
+    End(Ending),
+    /// All agents know that the job is over: the coordinator may go.
+    Exit,
+}
+
+impl State {
+    /// A job at its start.
+    pub fn new(now: Duration, policy: &Policy) -> Self {
+        let phase = Phase::Gathering {
+            since: now,
+            enough: None,
+            last_call: policy.last_call,
+            complete: policy.max_nodes,
+            not_before: now,
+        };
+        State { phase, agents: BTreeMap::new(), last_round: 0, restarts: 0, quick: None }
+    }
+
+    /// The agents that could be in the next round, in node order. To be idle, with a lease, is to agree.
+    pub fn candidates(&self) -> Vec<AgentCard> {
+        let mut ready: Vec<&Known> =
+            self.agents.values().filter(|known| known.is_ready(self.last_round)).collect();
+        ready.sort_by_key(|known| known.place);
+        ready.into_iter().map(|known| known.report.agent.clone()).collect()
+    }
+
+    /// The streak of quick failures once `failure` is added to it.
+    pub fn streak(&self, failure: &WorkerFailure, policy: &Policy) -> usize {
+        if failure.ran_for >= policy.crash_loop.within {
+            return 0;
+        }
+        match &self.quick {
+            Some((last, times)) if last.rank == failure.rank => times + 1,
+            _ => 1,
+        }
+    }
+}
+
+impl Known {
+    fn is_ready(&self, last_round: u64) -> bool {
+        let Report { doing, leased, leaving, fence, .. } = self.report;
+        // One whose fence is ahead would refuse the next round for ever.
+        doing == Doing::Idle && leased && !leaving && fence <= last_round
+    }
+
+    fn has_stopped(&self, round: u64) -> bool {
+        self.report.doing.alive().is_none() && self.report.fence >= round
+    }
+}
+
+/// What the coordinator should do now, and why.
+pub fn decide(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason) {
+    if let Some(eviction) = silent(now, state, policy) {
+        return eviction;
+    }
+    match &state.phase {
+        Phase::Gathering { .. } => gathering(now, state, policy),
+        Phase::Running { round, done } => running(state, policy, round, done),
+        Phase::Closing { round, since, cause } => match stopping(state, round) {
+            None => closed(state, policy, round, cause),
+            Some(host) if now >= *since + policy.stop_within => {
+                fail(Reason::WouldNotStop { host, span: policy.stop_within })
+            }
+            Some(_) => (Decision::Wait, Reason::Closing(cause.clone())),
+        },
+        Phase::Over(_) if state.agents.is_empty() => (Decision::Exit, Reason::EveryoneTold),
+        Phase::Over(_) => (Decision::Wait, Reason::Quiet),
+    }
+}
+
+fn fail(reason: Reason) -> (Decision, Reason) {
+    (Decision::End(Ending::Failure(reason.clone())), reason)
+}
+
+fn silent(now: Duration, state: &State, policy: &Policy) -> Option<(Decision, Reason)> {
+    state.agents.iter().find_map(|(id, known)| {
+        let span = now.saturating_sub(known.heard);
+        let host = known.report.agent.host.clone();
+        (span >= policy.evict_after).then_some((Decision::Evict(*id), Reason::Silent { host, span }))
+    })
+}
+
+fn gathering(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason) {
+    let Phase::Gathering { since, enough, last_call, complete, not_before } = state.phase else {
+        return (Decision::Wait, Reason::Quiet);
+    };
+    let mut ready = state.candidates();
+    let came = ready.len();
+    if came < policy.min_nodes {
+        let came = ready.into_iter().map(|card| card.host).collect();
+        let reason = Reason::TooFew { came, min: policy.min_nodes };
+        return if now >= since + policy.join_timeout { fail(reason) } else { (Decision::Wait, reason) };
+    }
+    if now < not_before {
+        return (Decision::Wait, Reason::BackOff(not_before - now));
+    }
+    if came >= complete || enough.is_some_and(|enough| now >= enough + last_call) {
+        ready.truncate(policy.max_nodes);
+        let reason = Reason::Complete { nodes: ready.len() };
+        return (Decision::Form(ready), reason);
+    }
+    (Decision::Wait, Reason::LastCall { came, max: policy.max_nodes })
+}
+
+fn running(state: &State, policy: &Policy, round: &Round, done: &BTreeSet<AgentId>) -> (Decision, Reason) {
+    let waited: Vec<_> = round.members.iter().filter(|member| !done.contains(&member.agent.id)).collect();
+    if waited.is_empty() {
+        return (Decision::End(Ending::Success), Reason::AllDone);
+    }
+    // A failure is looked for first: the failing agent's workers are also stopping, or gone.
+    let known = |id: &AgentId| state.agents.get(id);
+    let failure = waited.iter().find_map(|member| failure_of(known(&member.agent.id)?, round.number));
+    let trouble = || waited.iter().find_map(|member| trouble(&member.agent, known(&member.agent.id), round));
+    let cause = failure.map(Cause::Failed).or_else(trouble).or_else(|| newcomer(state, policy, round, done));
+    match cause {
+        Some(cause) => (Decision::Close(cause.clone()), Reason::Closing(cause)),
+        None => (Decision::Wait, Reason::Runs { round: round.number }),
+    }
+}
+
+fn failure_of(known: &Known, round: u64) -> Option<WorkerFailure> {
+    known.report.failure.clone().filter(|failure| failure.round == round)
+}
+
+fn trouble(agent: &AgentCard, known: Option<&Known>, round: &Round) -> Option<Cause> {
+    let host = agent.host.clone();
+    match known {
+        None => Some(Cause::Lost(host)),
+        Some(known) if known.report.leaving => Some(Cause::Left(host)),
+        Some(known) if known.has_stopped(round.number) => Some(Cause::FellOut(host)),
+        Some(_) => None,
+    }
+}
+
+/// An agent for whose sake a running round is worth closing. Not when the first members are done: the end is near.
+fn newcomer(state: &State, policy: &Policy, round: &Round, done: &BTreeSet<AgentId>) -> Option<Cause> {
+    if round.members.len() >= policy.max_nodes || !done.is_empty() {
+        return None;
+    }
+    let stranger = state.candidates().into_iter().find(|card| round.node_rank(card.id).is_none())?;
+    Some(Cause::Came(stranger.host))
+}
+
+/// The host of a member that has not stopped yet.
+fn stopping(state: &State, round: &Round) -> Option<String> {
+    let waited = |id| state.agents.get(id).is_some_and(|known: &Known| !known.has_stopped(round.number));
+    round.members.iter().find(|member| waited(&member.agent.id)).map(|member| member.agent.host.clone())
+}
+
+/// Judges a round that has stopped: a member that is missing explains the failures of the others.
+fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Decision, Reason) {
+    let Cause::Failed(failure) = cause else {
+        return (Decision::Regather(cause.clone()), Reason::Stopped(cause.clone()));
+    };
+    if let Some(lost) = round.members.iter().find(|member| !state.agents.contains_key(&member.agent.id)) {
+        let cause = Cause::Lost(lost.agent.host.clone());
+        return (Decision::Regather(cause.clone()), Reason::Stopped(cause));
+    }
+    let (failure, max_restarts) = (failure.clone(), policy.max_restarts);
+    if state.restarts >= max_restarts {
+        return fail(Reason::OutOfRestarts { failure, max_restarts });
+    }
+    let times = state.streak(&failure, policy);
+    if times >= policy.crash_loop.times {
+        return fail(Reason::CrashLoop { failure, times });
+    }
+    (Decision::Regather(cause.clone()), Reason::Stopped(cause.clone()))
+}

@@ -1,0 +1,168 @@
+//! What agents and the coordinator say to each other.
+//!
+//! Both directions carry whole states, not changes: losing one costs a heartbeat, hearing one twice costs nothing.
+//! Orders bear no number of their own: one that comes late is refused by the fence or grants no lease.
+
+use std::time::Duration;
+
+use super::agent::Grace;
+use super::reason::{Ending, Reason};
+
+/// An agent's identity: drawn at random when the launcher starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AgentId(pub u128);
+
+/// Who an agent is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentCard {
+    /// Its identity.
+    pub id: AgentId,
+    /// Its host's name, for people.
+    pub host: String,
+    /// How many workers it starts.
+    pub slots: usize,
+}
+
+/// What an agent is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Nothing runs here.
+    Idle,
+    /// Workers of this round run.
+    Running(u64),
+    /// Workers of this round are being stopped and may still run.
+    Stopping(u64),
+    /// All workers of this round ended well.
+    Done(u64),
+    /// The agent goes: nothing runs, nothing will.
+    Over,
+}
+
+impl Doing {
+    /// The round of which workers may be alive.
+    pub fn alive(self) -> Option<u64> {
+        match self {
+            Doing::Running(round) | Doing::Stopping(round) => Some(round),
+            Doing::Idle | Doing::Done(_) | Doing::Over => None,
+        }
+    }
+}
+
+/// A worker that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerFailure {
+    /// The round in which it ran.
+    pub round: u64,
+    /// Its rank in that round.
+    pub rank: usize,
+    /// How long it ran, on its own agent's clock.
+    pub ran_for: Duration,
+    /// What happened, for people.
+    pub what: String,
+}
+
+/// All that an agent has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Who speaks.
+    pub agent: AgentCard,
+    /// Grows with each report of this agent.
+    pub number: u64,
+    /// What it is about.
+    pub doing: Doing,
+    /// It will run nothing of this round or an older one.
+    pub fence: u64,
+    /// It has a lease, so it hears the coordinator; only such agents become members.
+    pub leased: bool,
+    /// It has been asked to leave.
+    pub leaving: bool,
+    /// The failure that the coordinator has not yet answered with a fence.
+    pub failure: Option<WorkerFailure>,
+}
+
+/// All that the coordinator wants of one agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Which coordinator speaks: drawn at random at its start.
+    pub coordinator: u128,
+    /// The number of the latest report heard from this agent: the lease counts from when it was sent.
+    pub answers: u64,
+    /// What is wanted.
+    pub wish: Wish,
+}
+
+/// What the coordinator wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Run nothing up to this round, and wait.
+    Hold {
+        /// The highest round that must not run.
+        fence: u64,
+        /// How gently to stop what runs.
+        grace: Grace,
+        /// What is being waited for, for people.
+        why: Reason,
+    },
+    /// Run this round.
+    Run(Round),
+    /// The job, or this agent's part in it, is over.
+    End(Ending),
+}
+
+/// One agreed membership.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// Its number, from 1.
+    pub number: u64,
+    /// How many restarts the job had used when it was formed.
+    pub restarts: usize,
+    /// The members in node order.
+    pub members: Vec<Member>,
+}
+
+/// An agent's place in a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Who.
+    pub agent: AgentCard,
+    /// The rank of its first worker; the others follow.
+    pub first_rank: usize,
+}
+
+impl Round {
+    /// Deals out the ranks to `agents`, in their order.
+    pub fn deal(number: u64, restarts: usize, agents: Vec<AgentCard>) -> Self {
+        let mut next = 0;
+        let place = |agent: AgentCard| {
+            let first_rank = next;
+            next += agent.slots;
+            Member { agent, first_rank }
+        };
+        Round { number, restarts, members: agents.into_iter().map(place).collect() }
+    }
+
+    /// The number of ranks.
+    pub fn world(&self) -> usize {
+        self.members.iter().map(|member| member.agent.slots).sum()
+    }
+
+    /// The node rank of `agent`, if it is a member.
+    pub fn node_rank(&self, agent: AgentId) -> Option<usize> {
+        self.members.iter().position(|member| member.agent.id == agent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_follow_the_nodes_without_gap() {
+        let card = |id, slots| AgentCard { id: AgentId(id), host: format!("n{id}"), slots };
+        let round = Round::deal(3, 1, vec![card(7, 2), card(5, 1), card(6, 4)]);
+        assert_eq!(round.members.iter().map(|m| m.first_rank).collect::<Vec<_>>(), [0, 2, 3]);
+        assert_eq!(round.world(), 7);
+        assert_eq!(round.node_rank(AgentId(5)), Some(1));
+        assert_eq!(round.node_rank(AgentId(8)), None);
+    }
+}

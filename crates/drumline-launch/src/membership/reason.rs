@@ -1,0 +1,183 @@
+//! Why something was decided: the same words in the log, in the report and in tests.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::message::WorkerFailure;
+
+/// Why a running round is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A worker failed. Uses a restart, unless a member turns out to be lost.
+    Failed(WorkerFailure),
+    /// The agent on this host fell silent.
+    Lost(String),
+    /// The agent on this host stopped its workers because it had lost contact.
+    FellOut(String),
+    /// The agent on this host was asked to leave.
+    Left(String),
+    /// The agent on this host came.
+    Came(String),
+}
+
+/// Why a decision was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Fewer agents than the least number have come.
+    TooFew {
+        /// Hosts that came.
+        came: Vec<String>,
+        /// How many are needed.
+        min: usize,
+    },
+    /// Enough have come; more are waited for.
+    LastCall {
+        /// How many came.
+        came: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// The round has all the nodes it is going to get.
+    Complete {
+        /// How many nodes.
+        nodes: usize,
+    },
+    /// A pause before the next restart.
+    BackOff(Duration),
+    /// The round runs.
+    Runs {
+        /// Its number.
+        round: u64,
+    },
+    /// The round has its most nodes; this agent waits as a spare.
+    Spare,
+    /// The round is being closed.
+    Closing(Cause),
+    /// All members of the closed round have stopped.
+    Stopped(Cause),
+    /// The agent was not heard for too long.
+    Silent {
+        /// Its host.
+        host: String,
+        /// For how long.
+        span: Duration,
+    },
+    /// All workers of the round ended well.
+    AllDone,
+    /// A worker failed, and no restart is left.
+    OutOfRestarts {
+        /// The failure.
+        failure: WorkerFailure,
+        /// How many restarts there were.
+        max_restarts: usize,
+    },
+    /// The same rank failed quickly, again and again.
+    CrashLoop {
+        /// The last failure.
+        failure: WorkerFailure,
+        /// How many in a row.
+        times: usize,
+    },
+    /// An agent did not get its workers to stop.
+    WouldNotStop {
+        /// Its host.
+        host: String,
+        /// How long was waited.
+        span: Duration,
+    },
+    /// The agent that hosts the store was asked to leave.
+    StoreHostLeft,
+    /// The store's host is dead or cut off.
+    StoreLost {
+        /// For how long there was no contact.
+        span: Duration,
+    },
+    /// The lease ran out without contact.
+    LeaseOver,
+    /// This agent was asked to leave.
+    AskedToLeave,
+    /// The job, or this agent's part in it, is over.
+    JobOver(Box<Ending>),
+    /// All agents know that the job is over, or cannot be reached.
+    EveryoneTold,
+    /// Nothing to do.
+    Quiet,
+}
+
+/// How the job, or an agent's part in it, ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All workers of the last round ended well.
+    Success,
+    /// The job failed.
+    Failure(Reason),
+    /// This agent left as it was asked to.
+    Left,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Failed(failure) => write!(f, "{failure}"),
+            Cause::Lost(host) => write!(f, "lost the agent on {host}"),
+            Cause::FellOut(host) => write!(f, "the agent on {host} lost contact and stopped its workers"),
+            Cause::Left(host) => write!(f, "the agent on {host} leaves"),
+            Cause::Came(host) => write!(f, "an agent came on {host}"),
+        }
+    }
+}
+
+impl fmt::Display for WorkerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WorkerFailure { round, rank, ran_for, what } = self;
+        write!(f, "rank {rank} of round {round} failed after {ran_for:.1?}: {what}")
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::TooFew { came, min } if came.is_empty() => write!(f, "none of {min} nodes came"),
+            Reason::TooFew { came, min } => {
+                write!(f, "only {} of at least {min} nodes came: {}", came.len(), came.join(", "))
+            }
+            Reason::LastCall { came, max } => write!(f, "{came} nodes came; waiting for up to {max}"),
+            Reason::Complete { nodes } => write!(f, "{nodes} nodes take part"),
+            Reason::BackOff(pause) => write!(f, "pausing {pause:.1?} before the next restart"),
+            Reason::Runs { round } => write!(f, "round {round} runs"),
+            Reason::Spare => write!(f, "the round has its most nodes; waiting as a spare"),
+            Reason::Closing(cause) => write!(f, "stopping the round: {cause}"),
+            Reason::Stopped(cause) => write!(f, "the round has stopped: {cause}"),
+            Reason::Silent { host, span } => write!(f, "the agent on {host} was silent for {span:.1?}"),
+            Reason::AllDone => write!(f, "all workers ended well"),
+            Reason::OutOfRestarts { failure, max_restarts } => {
+                write!(f, "{failure}; all {max_restarts} restarts are used; try a larger --max-restarts")
+            }
+            Reason::CrashLoop { failure, times } => {
+                write!(f, "{failure}; the rank failed at once {times} times in a row")
+            }
+            Reason::WouldNotStop { host, span } => {
+                write!(f, "the agent on {host} did not stop its workers within {span:.1?}")
+            }
+            Reason::StoreHostLeft => write!(f, "the agent that hosts the store was asked to leave"),
+            Reason::StoreLost { span } => {
+                write!(f, "no contact with the store's host for {span:.1?}: it is dead or cut off")
+            }
+            Reason::LeaseOver => write!(f, "the lease ran out without contact"),
+            Reason::AskedToLeave => write!(f, "this agent was asked to leave"),
+            Reason::JobOver(ending) => write!(f, "{ending}"),
+            Reason::EveryoneTold => write!(f, "all agents know that the job is over"),
+            Reason::Quiet => write!(f, "nothing to do"),
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ending::Success => write!(f, "the job succeeded"),
+            Ending::Failure(reason) => write!(f, "the job failed: {reason}"),
+            Ending::Left => write!(f, "this agent left the job"),
+        }
+    }
+}
