@@ -17,6 +17,8 @@ mod hosted_store;
 mod key_memory;
 mod lines;
 mod local_job;
+mod logs;
+mod plan;
 mod prepare;
 mod pump;
 mod report;
@@ -30,6 +32,13 @@ pub use environment::{Environment, Place, worker_environment};
 pub use error::LaunchError;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
+pub use logs::{LogPlan, LogPlanError, Std, StdOf};
+pub use plan::{
+    EndpointError, Fleet, HostSlots, HostfileError, LaunchPlan, LineFilters, LocalRankArg, NodeRange,
+    NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
+    exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
+    visible_gpus,
+};
 pub use pump::Output;
 pub use report::{Exit, JobReport, RankReport, StopReason, signal_name};
 pub use running::{RunOptions, RunningJob};

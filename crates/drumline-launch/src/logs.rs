@@ -1,0 +1,5 @@
+//! Where the workers' output goes: what was asked for.
+
+mod plan;
+
+pub use plan::{LogPlan, LogPlanError, Std, StdOf};
