@@ -32,7 +32,7 @@ pub use environment::{Environment, Place, worker_environment};
 pub use error::LaunchError;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
-pub use logs::{LogPlan, LogPlanError, Std, StdOf};
+pub use logs::{LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
     EndpointError, Fleet, HostSlots, HostfileError, LaunchPlan, LineFilters, LocalRankArg, NodeRange,
     NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,

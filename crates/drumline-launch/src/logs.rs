@@ -2,4 +2,4 @@
 
 mod plan;
 
-pub use plan::{LogPlan, LogPlanError, Std, StdOf};
+pub use plan::{LogPlan, Std, StdOf, StdOfError};

@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -43,16 +44,26 @@ impl StdOf {
     }
 }
 
+impl fmt::Display for StdOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.named.is_empty() {
+            return write!(f, "{}", self.others as u8);
+        }
+        let each: Vec<_> = self.named.iter().map(|(rank, std)| format!("{rank}:{}", *std as u8)).collect();
+        f.write_str(&each.join(","))
+    }
+}
+
 /// A text that does not follow the grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no choice of streams; try 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:1,LOCAL_RANK:2")]
-pub struct LogPlanError(String);
+pub struct StdOfError(String);
 
 impl FromStr for StdOf {
-    type Err = LogPlanError;
+    type Err = StdOfError;
 
-    fn from_str(text: &str) -> Result<Self, LogPlanError> {
-        let wrong = || LogPlanError(text.to_string());
+    fn from_str(text: &str) -> Result<Self, StdOfError> {
+        let wrong = || StdOfError(text.to_string());
         if let Some(others) = std_numbered(text) {
             return Ok(Self { others, named: BTreeMap::new() });
         }

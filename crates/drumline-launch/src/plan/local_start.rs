@@ -19,7 +19,12 @@ impl LaunchPlan {
         let specs = (0..self.nproc).map(|local_rank| self.spec(local_rank, visible, &store)).collect();
         let stop = StopPolicy { grace: self.shutdown_timeout, ..StopPolicy::default() };
         let on_exit = store.reporter()?;
-        RunningJob::supervised(specs, RunOptions { output, stop, deadline: None }, on_exit, Some(store))
+        RunningJob::supervised(
+            specs,
+            RunOptions { output, stop, ..RunOptions::default() },
+            on_exit,
+            Some(store),
+        )
     }
 
     fn spec(&self, local_rank: usize, visible: Option<&str>, store: &HostedStore) -> WorkerSpec {
