@@ -13,6 +13,8 @@ mod host;
 mod hosts;
 mod nproc;
 mod plan;
+#[cfg(test)]
+mod plan_table;
 
 use std::io::Write;
 

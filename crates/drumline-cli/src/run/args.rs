@@ -46,7 +46,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N|auto|cpu|gpu|xpu", help_heading = NODES)]
     pub(super) nproc_per_node: Option<Nproc>,
     /// This node among the nodes, for the static way to meet [default: 0]
-    #[arg(long, value_name = "N", help_heading = NODES)]
+    #[arg(long, value_name = "N", value_parser = whole, help_heading = NODES)]
     pub(super) node_rank: Option<usize>,
     /// Name of the ranks' role
     #[arg(long, value_name = "NAME", default_value = "default", help_heading = NODES)]
@@ -109,11 +109,11 @@ pub(crate) struct RunArgs {
     #[arg(long, help_heading = PROGRAM)]
     pub(super) dry_run: bool,
     /// Hold this rank for a debugger
-    #[arg(long, value_name = "RANK", help_heading = PROGRAM)]
+    #[arg(long, value_name = "RANK", value_parser = whole, help_heading = PROGRAM)]
     pub(super) debug_rank: Option<usize>,
 
     /// Restarts of all ranks before the job is given up
-    #[arg(long, value_name = "N", default_value = "0", help_heading = LIFE)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = whole, help_heading = LIFE)]
     pub(super) max_restarts: usize,
     /// Seconds between looks at the nodes' state; the end of a rank is seen at once
     #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = seconds, help_heading = LIFE)]
@@ -154,7 +154,7 @@ pub(crate) struct RunArgs {
     #[arg(long, help_heading = PLACING)]
     pub(super) virtual_local_rank: bool,
     /// OMP_NUM_THREADS of each rank [default: what is set, or a fair share of the cores]
-    #[arg(long, value_name = "N", help_heading = PLACING)]
+    #[arg(long, value_name = "N", value_parser = whole, help_heading = PLACING)]
     pub(super) omp: Option<usize>,
 
     /// No effect: every rank is a program of its own
@@ -174,12 +174,9 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Launcher {
-    /// ssh to each host
     #[value(alias = "pdsh")]
     Ssh,
-    /// srun
     Slurm,
-    /// mpirun of Open MPI
     Openmpi,
 }
 
@@ -222,4 +219,8 @@ pub(super) enum StartMethod {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.ok_or_else(|| "not a number of seconds; try 0.5".to_string())
+}
+
+fn whole(text: &str) -> Result<usize, &'static str> {
+    text.trim().parse().map_err(|_| "not a whole number; try 0 or more")
 }

@@ -1,10 +1,11 @@
 //! `--dry-run`: the whole plan as text, for people.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use drumline_launch::{LaunchPlan, Place, Rendezvous, worker_environment};
+use drumline_launch::{LaunchPlan, Place, Rendezvous, signal_name, worker_environment};
 use drumline_rendezvous::worker_env;
 
 /// What a port or address is called that is known only once the job runs.
@@ -32,7 +33,10 @@ fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
         ("role", plan.role.clone()),
         ("restarts", plan.max_restarts.to_string()),
         ("stop", format!("SIGTERM, {:?} later SIGKILL", plan.shutdown_timeout)),
-        ("signals", plan.signals.iter().map(|signal| format!("{signal:?}")).collect::<Vec<_>>().join(" ")),
+        (
+            "signals",
+            plan.signals.iter().map(|signal| signal_name(signal.as_raw())).collect::<Vec<_>>().join(" "),
+        ),
     ];
     facts.extend(plan.local_addr.clone().map(|addr| ("local address", addr)));
     facts.extend(plan.logs.dir.as_ref().map(|dir| ("log folder", dir.display().to_string())));
@@ -72,11 +76,7 @@ fn worker(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> String {
 }
 
 /// What is set on top of the launcher's own environment; the last value of each name, in the order of names.
-fn environment(
-    plan: &LaunchPlan,
-    place: &Place,
-    visible: Option<&str>,
-) -> std::collections::BTreeMap<OsString, OsString> {
+fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTreeMap<OsString, OsString> {
     let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let master = match &plan.rendezvous {
         Rendezvous::Static { addr, port } if plan.nodes.max > 1 => [addr.clone(), port.to_string()],
@@ -85,6 +85,8 @@ fn environment(
     };
     let names = [worker_env::MASTER_ADDR, worker_env::MASTER_PORT];
     let mut env = worker_environment(place, nowhere);
+    let store = [(worker_env::DRUMLINE_STORE, "agent"), (worker_env::DRUMLINE_JOB_KEY_FD, LATER)];
+    env.extend(store.map(|(name, value)| (name.into(), Some(value.into()))));
     env.extend(names.into_iter().zip(master).map(|(name, value)| (name.into(), Some(value.into()))));
     env.extend(plan.environment(place, visible));
     env.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()

@@ -67,6 +67,8 @@ pub(crate) enum PlanError {
         "{host} has {slots} slots, --num-gpus asks for {asked}; try --num-gpus {slots}, or --exclude {host}"
     )]
     FewSlots { host: String, slots: usize, asked: usize },
-    #[error("{flag} is for the whole of a job and {other} gives each node its part; try only one of them")]
-    Both { flag: &'static str, other: &'static str },
+    #[error(
+        "--hostfile, --include and --exclude say which nodes there are, and --nnodes does too; try --num-nodes"
+    )]
+    NodesTwice,
 }

@@ -27,7 +27,7 @@ impl Hosts {
             return Self::without_list(args, host);
         }
         if args.nnodes.is_some() {
-            return Err(PlanError::Both { flag: "--hostfile, --include or --exclude", other: "--nnodes" });
+            return Err(PlanError::NodesTwice);
         }
         let hosts = first_hosts(filter(pool(host)?, args)?, count("--num-nodes", args.num_nodes)?)?;
         let hosts = first_slots(hosts, count("--num-gpus", args.num_gpus)?)?;
