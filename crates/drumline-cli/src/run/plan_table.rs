@@ -1,4 +1,4 @@
-//! Command lines and what they must mean: torchrun's, with the values that its own parser gives them, and DeepSpeed's.
+//! Command lines and what they must mean: torchrun's, with what version 2.11 makes of them, and DeepSpeed's.
 
 use std::ffi::OsString;
 use std::time::Duration;

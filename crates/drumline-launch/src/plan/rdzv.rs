@@ -108,7 +108,7 @@ impl RdzvConf {
             move || RdzvConfError::Value { key: key.to_string(), value: value.to_string(), expected }
         };
         let time = match key {
-            // torchrun's older name for join_timeout, which its static rendezvous still knows.
+            // Its name in torchrun's static rendezvous.
             "join_timeout" | "timeout" => &mut self.join_timeout,
             "last_call_timeout" => &mut self.last_call_timeout,
             "close_timeout" => &mut self.close_timeout,

@@ -54,3 +54,81 @@ impl LaunchPlan {
         Some(all.and_then(nth).unwrap_or_else(|| place.local_rank.to_string()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
+
+    fn plan() -> LaunchPlan {
+        LaunchPlan {
+            nodes: NodeRange::exactly(2),
+            node_rank: 1,
+            nproc: 2,
+            role: "trainer".to_string(),
+            run_id: "job".to_string(),
+            rendezvous: Rendezvous::Standalone,
+            local_addr: None,
+            max_restarts: 3,
+            monitor_interval: Duration::from_millis(100),
+            program: Program::Executable("./a".into()),
+            args: vec!["-x".into()],
+            local_rank_arg: None,
+            logs: LogPlan::default(),
+            duplicates: LineFilters::default(),
+            signals: Vec::new(),
+            shutdown_timeout: Duration::from_secs(30),
+            numa: None,
+            virtual_local_rank: false,
+            devices: None,
+            omp: None,
+            debug_rank: None,
+            fleet: None,
+        }
+    }
+
+    fn value(plan: &LaunchPlan, local_rank: usize, name: &str, visible: Option<&str>) -> Option<OsString> {
+        let env = plan.environment(&plan.place(local_rank, 1, 2), visible);
+        env.into_iter().find(|(other, _)| other == name).and_then(|(_, value)| value)
+    }
+
+    #[test]
+    fn ranks_follow_nodes_and_arguments_follow_the_local_rank() {
+        let plain = plan();
+        let place = plain.place(1, 1, 2);
+        assert_eq!((place.rank, place.world_size, place.local_world_size), (3, 4, 2));
+        assert_eq!(plain.command(&place), ("./a".into(), vec!["-x".into()]));
+        for (spelling, word) in
+            [(LocalRankArg::Dash, "--local-rank=1"), (LocalRankArg::Underscore, "--local_rank=1")]
+        {
+            let told = LaunchPlan { local_rank_arg: Some(spelling), ..plan() };
+            assert_eq!(told.command(&place).1, [word, "-x"]);
+        }
+    }
+
+    #[test]
+    fn the_plan_speaks_in_the_environment() {
+        let is = |plan: &LaunchPlan, name, visible| value(plan, 1, name, visible);
+        assert_eq!(is(&plan(), "ROLE_NAME", None), Some("trainer".into()));
+        assert_eq!(is(&plan(), "TORCHELASTIC_RUN_ID", None), Some("job".into()));
+        assert_eq!(is(&plan(), "OMP_NUM_THREADS", None), None);
+        assert_eq!(is(&LaunchPlan { omp: Some(5), ..plan() }, "OMP_NUM_THREADS", None), Some("5".into()));
+        assert_eq!(is(&plan(), "CUDA_VISIBLE_DEVICES", Some("4,6")), None);
+    }
+
+    #[test]
+    fn a_virtual_local_rank_sees_one_gpu() {
+        let narrow = LaunchPlan { virtual_local_rank: true, ..plan() };
+        let gpu = |plan: &LaunchPlan, visible| value(plan, 1, "CUDA_VISIBLE_DEVICES", visible);
+        assert_eq!(value(&narrow, 1, "LOCAL_RANK", None), Some("0".into()));
+        assert_eq!(gpu(&narrow, None), Some("1".into()));
+        assert_eq!(gpu(&narrow, Some("4,6")), Some("6".into()));
+        let chosen = LaunchPlan { devices: Some(vec!["7".into(), "5".into()]), ..narrow };
+        assert_eq!(gpu(&chosen, Some("4,6")), Some("5".into()));
+        let whole = LaunchPlan { virtual_local_rank: false, ..chosen };
+        assert_eq!(gpu(&whole, Some("4,6")), Some("7,5".into()));
+        assert_eq!(value(&whole, 1, "LOCAL_RANK", None), Some("1".into()));
+    }
+}
