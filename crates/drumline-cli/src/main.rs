@@ -41,7 +41,10 @@ impl Cli {
 fn main() -> ExitCode {
     let command = match Cli::read() {
         Ok(cli) => cli.command,
-        Err(error) => return telling::tell_usage(&error),
+        Err(error) => {
+            let variable = run::variable_at_fault(&error, |name| std::env::var(name).ok());
+            return telling::tell_usage(&error, variable.as_deref());
+        }
     };
     let outcome = match command {
         Command::Run(args) => run::run(&args, None),

@@ -22,16 +22,16 @@ use anyhow::bail;
 use drumline_launch::{LaunchPlan, LocalRankArg, Output};
 use drumline_rendezvous::worker_env;
 
-use crate::telling::Mistake;
 pub(crate) use args::RunArgs;
-pub(crate) use flags::as_torchrun;
+pub(crate) use flags::{as_torchrun, variable_at_fault};
 use host::Host;
 
 /// Carries out the command line; an error if a rank failed.
 pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyhow::Result<()> {
+    // Told by every node: what is wrong on one of them need not be so on the first.
     let env = |name: &str| std::env::var_os(name);
-    let host = Host::found(args.hostfile.as_deref(), &env).map_err(Mistake::new)?;
-    let plan = args.plan_with(&host, local_rank_arg).map_err(Mistake::new)?;
+    let host = Host::found(args.hostfile.as_deref(), &env)?;
+    let plan = args.plan_with(&host, local_rank_arg)?;
     for remark in args.remarks() {
         eprintln!("note: {remark}");
     }

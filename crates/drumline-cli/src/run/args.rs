@@ -27,7 +27,7 @@ Examples:
   drumline run --standalone --nproc-per-node 2 -m pkg.train
   drumline run --dry-run --nproc-per-node 2 ./train    show ranks, environment and commands only
   drumline run --nnodes 2 --node-rank 0 --master-addr node0 --nproc-per-node 8 train.py
-  drumline run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 --max-restarts 3 train.py
+  drumline run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 train.py
   drumline run -H hosts --include node0@node1:0,1 train.py
 
 Flags come before PROGRAM; all that follows it is the program's own. Every flag can be written with _ for -, be cut short \

@@ -81,6 +81,9 @@ fn a_flag_beats_its_variable_and_the_variable_the_default() {
     assert!(!shown(&["prog"], &[("PET_STANDALONE", "0")]).contains("standalone"));
     let wrong = run_with(&["prog"], &[("PET_STANDALONE", "maybe")]);
     assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("that of the variable PET_STANDALONE"), "{}", wrong.stderr);
+    let typed = run_with(&["--nnodes", "x", "prog"], &[("PET_NNODES", "2")]);
+    assert!(typed.code == Some(2) && !typed.stderr.contains("PET_NNODES"), "{}", typed.stderr);
 }
 
 #[test]
