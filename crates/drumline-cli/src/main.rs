@@ -4,11 +4,13 @@
 mod bench;
 mod binding;
 mod job;
+mod launch;
+mod run;
 mod telling;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 /// Drumline: distributed deep-learning training
 #[derive(Debug, Parser)]
@@ -20,15 +22,33 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Run(Box<run::RunArgs>),
+    Launch(Box<launch::LaunchArgs>),
     Bench(bench::BenchArgs),
 }
 
+impl Cli {
+    /// The command line as torchrun would read it too.
+    fn read() -> Result<Self, clap::Error> {
+        let command = Self::command();
+        let mut command =
+            command.mut_subcommand("run", run::as_torchrun).mut_subcommand("launch", run::as_torchrun);
+        let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    }
+}
+
 fn main() -> ExitCode {
-    let command = match Cli::try_parse() {
+    let command = match Cli::read() {
         Ok(cli) => cli.command,
-        Err(error) => return telling::tell_usage(&error),
+        Err(error) => {
+            let variable = run::variable_at_fault(&error, |name| std::env::var(name).ok());
+            return telling::tell_usage(&error, variable.as_deref());
+        }
     };
     let outcome = match command {
+        Command::Run(args) => run::run(&args, None),
+        Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match outcome {

@@ -37,13 +37,17 @@ pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The same for a command line that cannot be read, and for `--help`.
-pub(crate) fn tell_usage(error: &clap::Error) -> ExitCode {
+/// The same for a command line that cannot be read, and for `--help`. `variable`: where the wrong value stands, if not
+/// on the command line.
+pub(crate) fn tell_usage(error: &clap::Error, variable: Option<&str>) -> ExitCode {
     if is_later_rank(|name| std::env::var(name).ok()) {
         std::thread::sleep(HEAD_START);
     } else {
         // Nobody is left to hear of a stderr that cannot be written to.
         let _ = error.print();
+        if let Some(variable) = variable {
+            eprintln!("note: the value is that of the variable {variable}");
+        }
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }

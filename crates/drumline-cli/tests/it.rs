@@ -5,5 +5,6 @@ mod it {
     mod every_op;
     mod failing;
     mod joining;
+    mod run_args;
     mod started;
 }

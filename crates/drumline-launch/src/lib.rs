@@ -21,6 +21,7 @@ mod lines;
 mod local_job;
 mod logs;
 pub mod membership;
+mod plan;
 mod prepare;
 mod pump;
 mod report;
@@ -40,6 +41,12 @@ pub use failure::{
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
+pub use plan::{
+    EndpointError, Fleet, HostSlots, HostfileError, LaunchPlan, LineFilters, LocalRankArg, NodeRange,
+    NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
+    exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
+    visible_gpus,
+};
 pub use pump::Output;
 pub use report::{Exit, JobReport, RankReport, StopReason, signal_name};
 pub use running::{RunOptions, RunningJob};

@@ -41,6 +41,17 @@ pub const TORCHELASTIC_ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 pub const TORCH_NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 /// Threads of one worker's CPU kernels.
 pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+/// The GPUs that a program may see, in its order.
+pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
+/// With a launcher flag's name in capitals behind it: the flag's default.
+pub const PET_PREFIX: &str = "PET_";
+/// The launcher: the Python that runs scripts.
+pub const PYTHON_EXEC: &str = "PYTHON_EXEC";
+/// The launcher: seconds between SIGTERM and SIGKILL.
+pub const TORCH_ELASTIC_SHUTDOWN_TIMEOUT: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+/// The launcher: what stands before each line of a worker's output.
+pub const TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 /// Slurm: this task among all tasks of the step.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";

@@ -27,10 +27,15 @@ pub(super) struct Ended {
 
 impl Started {
     pub(super) fn new(args: &[&str]) -> Self {
+        Self::with_variables(args, &[])
+    }
+
+    pub(super) fn with_variables(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(BINARY);
         for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "DRUMLINE_TRANSPORT"] {
             command.env_remove(name);
         }
+        command.envs(variables.iter().copied());
         let mut child = command
             .args(args)
             .stdin(Stdio::null())

@@ -1,0 +1,103 @@
+//! `--dry-run`: the whole plan as text, for people.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use drumline_launch::{LaunchPlan, Place, Rendezvous, signal_name, worker_environment};
+use drumline_rendezvous::worker_env;
+
+/// What a port or address is called that is known only once the job runs.
+const LATER: &str = "(when the job starts)";
+
+/// The plan, as this node would carry it out. `visible` is what `CUDA_VISIBLE_DEVICES` says to the launcher.
+pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
+    let mut text = format!("plan ({} x {} ranks); nothing is started\n", plan.nodes, plan.nproc);
+    for (name, value) in facts(plan) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {name:<16} {value}");
+    }
+    for local_rank in 0..plan.nproc {
+        let place = plan.place(local_rank, plan.node_rank.min(plan.nodes.max - 1), plan.nodes.max);
+        text.push_str(&worker(plan, &place, visible));
+    }
+    text
+}
+
+fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
+    let mut facts = vec![
+        ("nodes", nodes(plan)),
+        ("meet", plan.rendezvous.to_string()),
+        ("job", plan.run_id.clone()),
+        ("role", plan.role.clone()),
+        ("restarts", plan.max_restarts.to_string()),
+        ("stop", format!("SIGTERM, {:?} later SIGKILL", plan.shutdown_timeout)),
+        (
+            "signals",
+            plan.signals.iter().map(|signal| signal_name(signal.as_raw())).collect::<Vec<_>>().join(" "),
+        ),
+    ];
+    facts.extend(plan.local_addr.clone().map(|addr| ("local address", addr)));
+    facts.extend(plan.logs.dir.as_ref().map(|dir| ("log folder", dir.display().to_string())));
+    let streams = [("redirects", &plan.logs.redirects), ("tee", &plan.logs.tee)];
+    facts.extend(
+        streams.into_iter().filter(|(_, std)| !std.is_none()).map(|(name, std)| (name, std.to_string())),
+    );
+    facts.extend(plan.logs.filter.as_ref().map(|ranks| ("shown ranks", format!("{ranks:?}"))));
+    facts.extend(plan.logs.quiet_ranks.then(|| ("shown", "rank 0 only".to_string())));
+    facts.extend(plan.numa.map(|numa| ("numa binding", format!("{numa:?}"))));
+    facts.extend(plan.debug_rank.map(|rank| ("held for debugger", format!("rank {rank}"))));
+    for host in plan.fleet.iter().flat_map(|fleet| &fleet.hosts) {
+        facts.push(("host", format!("{} slots {:?}", host.name, host.slots)));
+    }
+    facts.extend(plan.fleet.as_ref().map(|fleet| ("started by", format!("{:?}", fleet.starter))));
+    facts
+}
+
+fn nodes(plan: &LaunchPlan) -> String {
+    match plan.rendezvous {
+        Rendezvous::Dynamic { .. } => {
+            format!("{}; ranks are given when they meet, here as if all came", plan.nodes)
+        }
+        _ => format!("{}; this is node {}", plan.nodes, plan.node_rank),
+    }
+}
+
+fn worker(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> String {
+    let (program, args) = plan.command(place);
+    let command: Vec<_> = std::iter::once(&program).chain(&args).map(|word| quoted(word)).collect();
+    let mut text = format!("rank {} (local rank {} of {})\n", place.rank, place.local_rank, plan.nproc);
+    for (name, value) in environment(plan, place, visible) {
+        let _ = writeln!(text, "  {}={}", name.display(), value.display());
+    }
+    let _ = writeln!(text, "  $ {}", command.join(" "));
+    text
+}
+
+/// What is set on top of the launcher's own environment; the last value of each name, in the order of names.
+fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTreeMap<OsString, OsString> {
+    let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let master = match &plan.rendezvous {
+        Rendezvous::Static { addr, port } if plan.nodes.max > 1 => [addr.clone(), port.to_string()],
+        _ if plan.nodes.max == 1 => [Ipv4Addr::LOCALHOST.to_string(), LATER.to_string()],
+        _ => [LATER.to_string(), LATER.to_string()],
+    };
+    let names = [worker_env::MASTER_ADDR, worker_env::MASTER_PORT];
+    let mut env = worker_environment(place, nowhere);
+    let store = [(worker_env::DRUMLINE_STORE, "agent"), (worker_env::DRUMLINE_JOB_KEY_FD, LATER)];
+    env.extend(store.map(|(name, value)| (name.into(), Some(value.into()))));
+    env.extend(names.into_iter().zip(master).map(|(name, value)| (name.into(), Some(value.into()))));
+    env.extend(plan.environment(place, visible));
+    env.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// A word as a shell would have to be given it.
+fn quoted(word: &OsStr) -> String {
+    let text = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.into_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}

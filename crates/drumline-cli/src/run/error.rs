@@ -1,0 +1,74 @@
+//! Why a command line cannot be carried out, each in one message that names the nearest right flag.
+
+use std::io;
+use std::path::PathBuf;
+
+use drumline_launch::{EndpointError, HostfileError, NodeRange, SignalsError};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanError {
+    #[error(
+        "--standalone is for one node, but --nnodes is {0}; try --nnodes 1, or \
+         --rdzv-backend c10d --rdzv-endpoint HOST:PORT instead of --standalone"
+    )]
+    StandaloneNodes(NodeRange),
+    #[error("--standalone is for one node, but there are {0} hosts; try without --standalone")]
+    StandaloneHosts(usize),
+    #[error(
+        "--nnodes {0} lets the job grow and shrink, which the static way to meet cannot; \
+         try --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+    )]
+    ElasticStatic(NodeRange),
+    #[error("--node-rank is {rank}, but there are {nodes} nodes, counted from 0; try --nnodes {}", rank + 1)]
+    NodeRank { rank: usize, nodes: usize },
+    #[error("--rdzv-backend {0} is not supported; try --rdzv-backend c10d, which needs no other server")]
+    Backend(String),
+    #[error("--rdzv-backend cannot be `{0}`; try static or c10d")]
+    UnknownBackend(String),
+    #[error("--rdzv-endpoint: {0}")]
+    Endpoint(EndpointError),
+    #[error("--master-addr cannot be `{0}`; try a host name, and the port with --master-port")]
+    MasterAddr(String),
+    #[error("--nproc-per-node gpu: no GPU ({0}); try --nproc-per-node cpu, or a number")]
+    NoGpu(String),
+    #[error("--nproc-per-node xpu: XPUs cannot be counted; try a number")]
+    NoXpu,
+    #[error("--num-gpus {asked}: this node has {found}; try --nproc-per-node {asked} for ranks without GPUs")]
+    FewGpus { asked: usize, found: usize },
+    #[error("{flag} {given}: there must be at least one; try {flag} 1, or -1 for all")]
+    Zero { flag: &'static str, given: i64 },
+    #[error("-m runs a module by Python and --no-python forbids that; try one of them alone")]
+    ModuleNoPython,
+    #[error("--no-python passes no --local-rank to a program that may not know it; try --use-env as well")]
+    NoPythonLocalRank,
+    #[error("--signals-to-handle: {0}")]
+    Signals(SignalsError),
+    #[error("--local-ranks-filter cannot be `{0}`; try a list of local ranks such as 0,1")]
+    LocalRanksFilter(String),
+    #[error("--logs-specs {0} is a plug-in of torchrun; try --log-dir, --redirects and --tee")]
+    LogsSpecs(String),
+    #[error("--omp 0: a rank needs a thread; try --omp 1")]
+    NoThreads,
+    #[error("--debug-rank {rank}: there are {world} ranks, counted from 0; try --debug-rank 0")]
+    DebugRank { rank: usize, world: usize },
+    #[error("TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `{0}`; try a number of seconds, or --shutdown-timeout")]
+    ShutdownTimeout(String),
+    #[error("cannot read the hostfile {}: {source}; try --hostfile FILE", path.display())]
+    Hostfile { path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Hosts(HostfileError),
+    #[error("--launcher needs hosts to start on; try --hostfile FILE")]
+    NoHosts,
+    #[error("--num-nodes {asked}: only {found} hosts are there; try --num-nodes {found}")]
+    FewHosts { asked: usize, found: usize },
+    #[error("{host} has {slots} slots where {first} has {of_first}; try --num-gpus {}", slots.min(of_first))]
+    Uneven { host: String, slots: usize, first: String, of_first: usize },
+    #[error(
+        "{host} has {slots} slots, --num-gpus asks for {asked}; try --num-gpus {slots}, or --exclude {host}"
+    )]
+    FewSlots { host: String, slots: usize, asked: usize },
+    #[error(
+        "--hostfile, --include and --exclude say which nodes there are, and --nnodes does too; try --num-nodes"
+    )]
+    NodesTwice,
+}

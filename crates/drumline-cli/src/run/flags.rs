@@ -1,0 +1,39 @@
+//! What holds for every flag of `run` and `launch`, said once: both spellings, the variable, prefixes, the last one wins.
+
+use clap::builder::BoolishValueParser;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, ArgAction, Command};
+use drumline_rendezvous::worker_env::PET_PREFIX;
+
+/// Makes a command's flags behave as torchrun's: `--log-dir` is also `--log_dir` and `--log-d`, and has its default in
+/// `PET_LOG_DIR`.
+pub(crate) fn as_torchrun(command: Command) -> Command {
+    command.infer_long_args(true).args_override_self(true).mut_args(both_spellings_and_variable)
+}
+
+/// The variable that a wrong value came from, if it did: nobody looks for it in what was not typed.
+pub(crate) fn variable_at_fault(error: &clap::Error, env: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let flag = text(ContextKind::InvalidArg)?.split_whitespace().find_map(|word| word.strip_prefix("--"))?;
+    let name = variable(flag);
+    (env(&name).as_deref() == text(ContextKind::InvalidValue)).then_some(name)
+}
+
+fn variable(long: &str) -> String {
+    format!("{PET_PREFIX}{}", long.replace('-', "_").to_uppercase())
+}
+
+fn both_spellings_and_variable(arg: Arg) -> Arg {
+    let Some(long) = arg.get_long().map(str::to_string) else { return arg };
+    let underscored = long.replace('-', "_");
+    let arg = arg.env(variable(&long)).hide_env(true);
+    let arg = if underscored == long { arg } else { arg.alias(underscored) };
+    match arg.get_action() {
+        ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+        // `--node-rank -1` is a wrong number, not an unknown flag.
+        _ => arg.allow_negative_numbers(true),
+    }
+}

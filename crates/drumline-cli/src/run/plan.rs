@@ -1,0 +1,211 @@
+//! From what was typed to what is to be done. Everything is checked and nothing is touched: what the plan must know about
+//! this node comes in as a [`Host`].
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use drumline_launch::{
+    LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
+    split_endpoint,
+};
+use drumline_rendezvous::worker_env;
+
+use super::args::{RunArgs, StartMethod};
+use super::error::PlanError;
+use super::host::Host;
+use super::hosts::Hosts;
+use super::nproc::Nproc;
+
+const MASTER_ADDR: &str = "127.0.0.1";
+const MASTER_PORT: u16 = 29_500;
+/// Where the dynamic way meets if no port is given.
+const C10D_PORT: u16 = 29_400;
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl RunArgs {
+    /// What these arguments mean on this node, or the first thing that is wrong with them.
+    pub(crate) fn plan(&self, host: &Host<'_>) -> Result<LaunchPlan, PlanError> {
+        let hosts = Hosts::chosen(self, host)?;
+        let nodes = hosts.nodes.or(self.nnodes).unwrap_or(NodeRange::exactly(1));
+        let rendezvous = self.rendezvous(nodes, &hosts)?;
+        let node_rank = self.node_rank.or(hosts.node_rank).unwrap_or(0);
+        if matches!(rendezvous, Rendezvous::Static { .. }) && node_rank >= nodes.max {
+            return Err(PlanError::NodeRank { rank: node_rank, nodes: nodes.max });
+        }
+        let nproc = match hosts.nproc {
+            Some(slots) => slots,
+            None => self.nproc_per_node.unwrap_or(Nproc::Count(1)).on(host)?,
+        };
+        let (program, args) = self.program(host)?;
+        Ok(LaunchPlan {
+            nodes,
+            node_rank,
+            nproc,
+            role: self.role.clone(),
+            run_id: if self.standalone { host.fresh_id.clone() } else { self.rdzv_id.clone() },
+            rendezvous,
+            local_addr: self.local_addr.clone(),
+            max_restarts: self.max_restarts,
+            monitor_interval: self.monitor_interval,
+            program,
+            args,
+            local_rank_arg: None,
+            logs: self.logs(host)?,
+            duplicates: self.duplicates(),
+            signals: parse_signals(&self.signals_to_handle).map_err(PlanError::Signals)?,
+            shutdown_timeout: self.shutdown_timeout(host)?,
+            numa: self.numa_binding.map(Into::into),
+            virtual_local_rank: self.virtual_local_rank,
+            devices: hosts.devices,
+            omp: self.threads()?,
+            debug_rank: self.held_rank(nodes.max * nproc)?,
+            fleet: hosts.fleet,
+        })
+    }
+
+    /// The same for `drumline launch`, whose programs may be told their local rank as an argument.
+    pub(crate) fn plan_with(
+        &self,
+        host: &Host<'_>,
+        local_rank_arg: Option<LocalRankArg>,
+    ) -> Result<LaunchPlan, PlanError> {
+        match local_rank_arg {
+            Some(_) if self.no_python => Err(PlanError::NoPythonLocalRank),
+            _ => Ok(LaunchPlan { local_rank_arg, ..self.plan(host)? }),
+        }
+    }
+
+    /// What was given and has no effect here.
+    pub(crate) fn remarks(&self) -> Vec<String> {
+        let dynamic = self.standalone || self.rdzv_backend != "static";
+        let unused = |flag: &str, why: &str| format!("{flag} has no effect: {why}");
+        let mut remarks = Vec::new();
+        if self.start_method != StartMethod::Spawn {
+            remarks.push(unused("--start-method", "every rank is a program of its own"));
+        }
+        if self.event_log_handler != "null" {
+            remarks.push(unused("--event-log-handler", "events are told on stderr"));
+        }
+        if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
+            remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
+        }
+        remarks
+    }
+
+    fn rendezvous(&self, nodes: NodeRange, hosts: &Hosts) -> Result<Rendezvous, PlanError> {
+        match self.rdzv_backend.as_str() {
+            _ if self.standalone => match &hosts.fleet {
+                Some(fleet) => Err(PlanError::StandaloneHosts(fleet.hosts.len())),
+                None if nodes.max > 1 => Err(PlanError::StandaloneNodes(nodes)),
+                None => Ok(Rendezvous::Standalone),
+            },
+            "static" if nodes.is_elastic() => Err(PlanError::ElasticStatic(nodes)),
+            "static" => self.meet_at_node_0(hosts),
+            "c10d" => {
+                let (host, port) =
+                    split_endpoint(&self.rdzv_endpoint, Some(C10D_PORT)).map_err(PlanError::Endpoint)?;
+                let given = !self.rdzv_endpoint.trim().is_empty();
+                let host = hosts.first().filter(|_| !given).unwrap_or(host);
+                let host = if host.contains(':') { format!("[{host}]") } else { host };
+                Ok(Rendezvous::Dynamic { endpoint: format!("{host}:{port}"), conf: self.rdzv_conf.clone() })
+            }
+            backend if backend.starts_with("etcd") => Err(PlanError::Backend(backend.to_string())),
+            backend => Err(PlanError::UnknownBackend(backend.to_string())),
+        }
+    }
+
+    fn meet_at_node_0(&self, hosts: &Hosts) -> Result<Rendezvous, PlanError> {
+        if !self.rdzv_endpoint.trim().is_empty() {
+            let (addr, port) = split_endpoint(&self.rdzv_endpoint, None).map_err(PlanError::Endpoint)?;
+            return Ok(Rendezvous::Static { addr, port });
+        }
+        let given = self.master_addr.clone().or_else(|| hosts.first());
+        let addr = given.unwrap_or_else(|| MASTER_ADDR.to_string());
+        // An IPv6 address may stand in brackets; put there, any address is told from HOST:PORT.
+        let bare = addr.trim().trim_start_matches('[').trim_end_matches(']');
+        let is_host = bare.parse::<std::net::Ipv6Addr>().is_ok() || !bare.contains([':', '/', ' ']);
+        if bare.is_empty() || !is_host {
+            return Err(PlanError::MasterAddr(addr));
+        }
+        Ok(Rendezvous::Static { addr: bare.to_string(), port: self.master_port.unwrap_or(MASTER_PORT) })
+    }
+
+    fn program(&self, host: &Host<'_>) -> Result<(Program, Vec<OsString>), PlanError> {
+        if self.module && self.no_python && !self.run_path {
+            return Err(PlanError::ModuleNoPython);
+        }
+        let (name, args) = self.command.split_first().expect("the parser wants a program");
+        let name = name.clone();
+        let interpreter = (host.env)(worker_env::PYTHON_EXEC).unwrap_or_else(|| "python3".into());
+        let program = match () {
+            () if self.run_path => Program::RunPath { interpreter, script: name },
+            () if self.module => Program::PythonModule { interpreter, module: name },
+            () if self.no_python || !Program::is_python_script(&name) => Program::Executable(name),
+            () => Program::Python { interpreter, script: name },
+        };
+        Ok((program, args.to_vec()))
+    }
+
+    fn logs(&self, host: &Host<'_>) -> Result<LogPlan, PlanError> {
+        if let Some(name) = &self.logs_specs {
+            return Err(PlanError::LogsSpecs(name.clone()));
+        }
+        Ok(LogPlan {
+            dir: self.log_dir.clone(),
+            redirects: self.redirects.clone(),
+            tee: self.tee.clone(),
+            filter: self.shown_ranks()?,
+            quiet_ranks: self.quiet_ranks,
+            prefix: host.text(worker_env::TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE),
+        })
+    }
+
+    fn shown_ranks(&self) -> Result<Option<BTreeSet<usize>>, PlanError> {
+        let list = &self.local_ranks_filter;
+        let ranks: Result<BTreeSet<_>, _> = list.split(',').map(|rank| rank.trim().parse()).collect();
+        match ranks {
+            _ if list.is_empty() => Ok(None),
+            Ok(ranks) => Ok(Some(ranks)),
+            Err(_) => Err(PlanError::LocalRanksFilter(list.clone())),
+        }
+    }
+
+    fn duplicates(&self) -> LineFilters {
+        LineFilters {
+            stdout: texts(&self.duplicate_stdout_filters),
+            stderr: texts(&self.duplicate_stderr_filters),
+        }
+    }
+
+    fn shutdown_timeout(&self, host: &Host<'_>) -> Result<Duration, PlanError> {
+        let from_variable = || {
+            let Some(text) = host.text(worker_env::TORCH_ELASTIC_SHUTDOWN_TIMEOUT) else {
+                return Ok(SHUTDOWN_TIMEOUT);
+            };
+            let seconds = text.trim().parse().ok();
+            let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            time.ok_or(PlanError::ShutdownTimeout(text))
+        };
+        self.shutdown_timeout.map_or_else(from_variable, Ok)
+    }
+
+    fn threads(&self) -> Result<Option<usize>, PlanError> {
+        if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
+    }
+
+    fn held_rank(&self, world: usize) -> Result<Option<usize>, PlanError> {
+        match self.debug_rank {
+            Some(rank) if rank >= world => Err(PlanError::DebugRank { rank, world }),
+            held => Ok(held),
+        }
+    }
+}
+
+/// `a,b` is two texts; two commas are one that belongs to a text.
+fn texts(list: &str) -> Vec<String> {
+    const COMMA: &str = "\0";
+    let parts = list.replace(",,", COMMA);
+    let parts = parts.split(',').map(|text| text.replace(COMMA, ","));
+    parts.filter(|text| !text.is_empty()).collect()
+}

@@ -1,0 +1,171 @@
+//! `drumline run` and `launch`: their flags as torchrun takes them, the plan that is shown, and a node's ranks.
+
+use std::fs;
+
+use super::started::{Ended, Started};
+
+/// Every flag of torchrun that takes a value, with one that does no harm.
+const VALUED: [(&str, &str); 25] = [
+    ("nnodes", "1"),
+    ("nproc-per-node", "1"),
+    ("rdzv-backend", "c10d"),
+    ("rdzv-endpoint", "localhost:0"),
+    ("rdzv-id", "j"),
+    ("rdzv-conf", "join_timeout=5"),
+    ("max-restarts", "1"),
+    ("monitor-interval", "0.5"),
+    ("start-method", "fork"),
+    ("event-log-handler", "null"),
+    ("role", "r"),
+    ("log-dir", "/tmp"),
+    ("redirects", "3"),
+    ("tee", "0:1"),
+    ("local-ranks-filter", "0"),
+    ("duplicate-stdout-filters", "a"),
+    ("duplicate-stderr-filters", "a"),
+    ("node-rank", "0"),
+    ("master-addr", "localhost"),
+    ("master-port", "1234"),
+    ("local-addr", "localhost"),
+    ("numa-binding", "node"),
+    ("signals-to-handle", "SIGTERM"),
+    ("shutdown-timeout", "3"),
+    ("debug-rank", "0"),
+];
+const FLAGS: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];
+
+fn run(args: &[&str]) -> Ended {
+    run_with(args, &[])
+}
+
+fn run_with(args: &[&str], variables: &[(&str, &str)]) -> Ended {
+    Started::with_variables(&[&["run"], args].concat(), variables).end()
+}
+
+/// What `--dry-run` shows for `args`.
+fn shown(args: &[&str], variables: &[(&str, &str)]) -> String {
+    let ended = run_with(&[&["--dry-run"], args].concat(), variables);
+    assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
+    ended.stdout
+}
+
+#[test]
+fn every_flag_has_both_spellings_and_a_variable() {
+    for (flag, value) in VALUED {
+        for spelling in [flag.to_string(), flag.replace('-', "_")] {
+            shown(&[&format!("--{spelling}"), value, "prog"], &[]);
+            shown(&[&format!("--{spelling}={value}"), "prog"], &[]);
+        }
+        shown(&["prog"], &[(&variable(flag), value)]);
+    }
+    for flag in FLAGS {
+        shown(&[&format!("--{}", flag.replace('-', "_")), "prog"], &[]);
+        shown(&["prog"], &[(&variable(flag), "1")]);
+    }
+}
+
+fn variable(flag: &str) -> String {
+    format!("PET_{}", flag.replace('-', "_").to_uppercase())
+}
+
+#[test]
+fn a_flag_beats_its_variable_and_the_variable_the_default() {
+    let world = |args: &[&str], variables: &[(&str, &str)]| {
+        let text = shown(args, variables);
+        text.lines().find_map(|line| line.trim().strip_prefix("WORLD_SIZE=")).unwrap().to_string()
+    };
+    assert_eq!(world(&["prog"], &[]), "1");
+    assert_eq!(world(&["prog"], &[("PET_NPROC_PER_NODE", "3")]), "3");
+    assert_eq!(world(&["--nproc-per-node", "2", "prog"], &[("PET_NPROC_PER_NODE", "3")]), "2");
+    assert!(shown(&["prog"], &[("PET_STANDALONE", "1")]).contains("standalone"));
+    assert!(!shown(&["prog"], &[("PET_STANDALONE", "0")]).contains("standalone"));
+    let wrong = run_with(&["prog"], &[("PET_STANDALONE", "maybe")]);
+    assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("that of the variable PET_STANDALONE"), "{}", wrong.stderr);
+    let typed = run_with(&["--nnodes", "x", "prog"], &[("PET_NNODES", "2")]);
+    assert!(typed.code == Some(2) && !typed.stderr.contains("PET_NNODES"), "{}", typed.stderr);
+}
+
+#[test]
+fn a_dry_run_shows_each_rank_and_starts_nothing() {
+    let mark = std::env::temp_dir().join(format!("drumline-dry-run-{}", std::process::id()));
+    let touched = mark.to_str().unwrap();
+    let text = shown(
+        &[
+            "--nnodes",
+            "2",
+            "--node-rank",
+            "1",
+            "--master-addr",
+            "h",
+            "--nproc-per-node",
+            "2",
+            "touch",
+            touched,
+        ],
+        &[],
+    );
+    assert!(!mark.exists());
+    for said in ["rank 2 (local rank 0 of 2)", "rank 3 (local rank 1 of 2)", "WORLD_SIZE=4", "MASTER_ADDR=h"]
+    {
+        assert!(text.contains(said), "no {said} in {text}");
+    }
+    assert!(text.contains(&format!("$ touch {touched}\n")), "{text}");
+    let control = run(&["touch", touched]);
+    assert_eq!((control.code, mark.exists()), (Some(0), true), "{}", control.stderr);
+    fs::remove_file(mark).unwrap();
+}
+
+#[test]
+fn ranks_are_started_and_given_their_arguments_untouched() {
+    let script = r#"echo "$RANK/$WORLD_SIZE $ROLE_NAME $OMP_NUM_THREADS: $*""#;
+    let args =
+        ["--nproc-per-node=2", "--role", "r", "--omp=1", "sh", "-c", script, "sh", "--nnodes", "--", "-m"];
+    let ended = run(&args);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let mut lines: Vec<_> = ended.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[rank 0]: 0/2 r 1: --nnodes -- -m", "[rank 1]: 1/2 r 1: --nnodes -- -m"]);
+}
+
+#[test]
+fn a_script_is_run_by_the_chosen_python() {
+    let ended = run_with(&["train.py", "x"], &[("PYTHON_EXEC", "echo")]);
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (Some(0), "[rank 0]: -u train.py x\n"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_rank_that_fails_makes_the_launcher_fail() {
+    let ended = run(&["--nproc-per-node", "2", "sh", "-c", "exit $((RANK * 7))"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.starts_with("error: rank 1 failed first"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("exit code 7"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_cannot_be_started_is_said_before_anything_is() {
+    for (args, said) in [
+        (&["--nnodes", "2", "echo"][..], "cannot be started yet"),
+        (&["--standalone", "--nnodes", "2", "echo"], "try --nnodes 1"),
+        (&["--hostfile", "/nowhere/hosts", "echo"], "cannot read the hostfile /nowhere/hosts"),
+    ] {
+        let ended = run(args);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""), "{args:?}");
+        assert!(ended.stderr.contains(said), "{args:?}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn launch_tells_the_local_rank_unless_the_environment_does() {
+    let launched = |args: &[&str]| Started::new(&[&["launch"], args].concat()).end();
+    assert_eq!(launched(&["echo", "x"]).stdout, "[rank 0]: --local-rank=0 x\n");
+    assert_eq!(launched(&["--rank-spelling", "underscore", "echo"]).stdout, "[rank 0]: --local_rank=0\n");
+    assert_eq!(launched(&["--use_env", "echo", "x"]).stdout, "[rank 0]: x\n");
+    let refused = launched(&["--no-python", "echo"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("try --use-env"), "{}", refused.stderr);
+}

@@ -1,0 +1,119 @@
+//! What a launcher is to do, decided before anything is started: plain data.
+//!
+//! ```text
+//!   command line ─▶ LaunchPlan ─┬▶ printed (--dry-run)
+//!                               └▶ workers: command and environment of each
+//! ```
+//! Not here: the command line itself (`drumline-cli`), and the deciding, which is there too.
+
+mod gpus;
+mod hostfile;
+mod local_start;
+mod nodes;
+mod program;
+mod rdzv;
+mod signals;
+mod workers;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+pub use gpus::{installed_gpus, visible_gpus};
+pub use hostfile::{HostSlots, HostfileError, exclude_slots, include_slots, parse_hostfile};
+pub use nodes::{NodeRange, NodeRangeError};
+pub use program::{LocalRankArg, Program};
+pub use rdzv::{EndpointError, RdzvConf, RdzvConfError, Rendezvous, split_endpoint};
+pub use signals::{SignalsError, parse_signals};
+
+use crate::{LogPlan, Signal};
+
+/// Everything about one job as this node's launcher sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchPlan {
+    /// How many nodes.
+    pub nodes: NodeRange,
+    /// This node among them; a dynamic rendezvous gives it another.
+    pub node_rank: usize,
+    /// Workers on this node.
+    pub nproc: usize,
+    /// Name of their role.
+    pub role: String,
+    /// Name of the job.
+    pub run_id: String,
+    /// How the nodes meet.
+    pub rendezvous: Rendezvous,
+    /// The address under which other nodes reach this one; found out if `None`.
+    pub local_addr: Option<String>,
+    /// How often all workers may be started again.
+    pub max_restarts: usize,
+    /// How often to look at the workers. Their ends are seen at once whatever it is.
+    pub monitor_interval: Duration,
+    /// What the workers run.
+    pub program: Program,
+    /// The program's own arguments, untouched.
+    pub args: Vec<OsString>,
+    /// Whether, and how spelled, the local rank is the first argument.
+    pub local_rank_arg: Option<LocalRankArg>,
+    /// Where output goes.
+    pub logs: LogPlan,
+    /// Lines that go into a file of their own as well.
+    pub duplicates: LineFilters,
+    /// The signals that are handed on to the workers.
+    pub signals: Vec<Signal>,
+    /// Time between SIGTERM and SIGKILL.
+    pub shutdown_timeout: Duration,
+    /// How workers are bound to cores.
+    pub numa: Option<NumaBinding>,
+    /// Each worker sees its own GPU as number 0, and its local rank as 0.
+    pub virtual_local_rank: bool,
+    /// The GPUs of this node to be used, as the programs number them; all if `None`.
+    pub devices: Option<Vec<String>>,
+    /// `OMP_NUM_THREADS` of each worker; a fair share of the cores if `None`.
+    pub omp: Option<usize>,
+    /// The rank that waits for a debugger.
+    pub debug_rank: Option<usize>,
+    /// The other hosts, if this launcher starts theirs.
+    pub fleet: Option<Fleet>,
+}
+
+/// Lines that hold one of these texts are copied to a file of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LineFilters {
+    /// For stdout.
+    pub stdout: Vec<String>,
+    /// For stderr.
+    pub stderr: Vec<String>,
+}
+
+/// What the cores of a worker have in common with its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NumaBinding {
+    /// The NUMA node.
+    Node,
+    /// The socket.
+    Socket,
+    /// Cores of the NUMA node that no other worker has.
+    Exclusive,
+    /// The cores that share a last-level cache.
+    CoreComplex,
+}
+
+/// Hosts on which this launcher starts launchers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fleet {
+    /// In the order of their node ranks.
+    pub hosts: Vec<HostSlots>,
+    /// How.
+    pub starter: Starter,
+}
+
+/// What starts a launcher on another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Starter {
+    /// `ssh`, one for each host.
+    Ssh,
+    /// `srun`.
+    Slurm,
+    /// `mpirun` of Open MPI.
+    OpenMpi,
+}

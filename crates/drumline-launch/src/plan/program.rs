@@ -1,0 +1,109 @@
+//! What the workers run, and the command line that makes of it.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// What the workers run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Program {
+    /// A script, by an interpreter.
+    Python {
+        /// The interpreter.
+        interpreter: OsString,
+        /// The script.
+        script: OsString,
+    },
+    /// A module, as `python -m` does.
+    PythonModule {
+        /// The interpreter.
+        interpreter: OsString,
+        /// The module's name.
+        module: OsString,
+    },
+    /// Anything that can be executed.
+    Executable(OsString),
+    /// A script, through `runpy.run_path`.
+    RunPath {
+        /// The interpreter.
+        interpreter: OsString,
+        /// The script.
+        script: OsString,
+    },
+}
+
+/// Hands a script to `runpy`, with its own arguments as `sys.argv`.
+const RUN_PATH: &str = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
+
+impl Program {
+    /// The program to execute and the arguments that come before the user's own.
+    pub fn command(&self) -> (OsString, Vec<OsString>) {
+        let python = |interpreter: &OsStr, args: &[&OsStr]| {
+            let unbuffered = [OsStr::new("-u")];
+            let args = unbuffered.iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+            (interpreter.to_owned(), args)
+        };
+        match self {
+            Self::Python { interpreter, script } => python(interpreter, &[script]),
+            Self::PythonModule { interpreter, module } => python(interpreter, &["-m".as_ref(), module]),
+            Self::RunPath { interpreter, script } => {
+                python(interpreter, &["-c".as_ref(), RUN_PATH.as_ref(), script])
+            }
+            Self::Executable(program) => (program.clone(), Vec::new()),
+        }
+    }
+
+    /// Whether a file of this name is run by the interpreter.
+    pub fn is_python_script(name: &OsStr) -> bool {
+        Path::new(name).extension().is_some_and(|extension| extension == "py")
+    }
+}
+
+/// How the local rank is spelled as an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LocalRankArg {
+    /// `--local-rank=N`, as PyTorch 2 does.
+    Dash,
+    /// `--local_rank=N`, as before, and as DeepSpeed does.
+    Underscore,
+}
+
+impl LocalRankArg {
+    /// The argument for one worker.
+    pub fn of(self, local_rank: usize) -> OsString {
+        match self {
+            Self::Dash => format!("--local-rank={local_rank}").into(),
+            Self::Underscore => format!("--local_rank={local_rank}").into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(program: &Program) -> Vec<String> {
+        let (command, args) = program.command();
+        [vec![command], args].concat().into_iter().map(|word| word.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn python_is_unbuffered_and_the_rest_is_executed() {
+        let interpreter = OsString::from("py");
+        let script = Program::Python { interpreter: interpreter.clone(), script: "a.py".into() };
+        assert_eq!(words(&script), ["py", "-u", "a.py"]);
+        let module = Program::PythonModule { interpreter: interpreter.clone(), module: "a.b".into() };
+        assert_eq!(words(&module), ["py", "-u", "-m", "a.b"]);
+        assert_eq!(words(&Program::Executable("./a".into())), ["./a"]);
+        let path = Program::RunPath { interpreter, script: "/a.py".into() };
+        assert_eq!(words(&path), ["py", "-u", "-c", RUN_PATH, "/a.py"]);
+    }
+
+    #[test]
+    fn scripts_are_known_by_their_ending() {
+        for (name, python) in
+            [("a.py", true), ("/x.y/a.py", true), ("py", false), ("a.pyx", false), ("a", false)]
+        {
+            assert_eq!(Program::is_python_script(name.as_ref()), python, "{name}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! How the nodes of a job meet: where, and how patiently.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How the nodes meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// One node: a store on a free port of its own.
+    Standalone,
+    /// A fixed set of nodes, each with its rank given, at the first one's address.
+    Static {
+        /// Host of node 0.
+        addr: String,
+        /// Its port.
+        port: u16,
+    },
+    /// Nodes that come and go; ranks are given as they meet.
+    Dynamic {
+        /// `host:port` of the store; the host it names hosts it.
+        endpoint: String,
+        /// How patiently.
+        conf: RdzvConf,
+    },
+}
+
+/// How patiently nodes wait for each other: `--rdzv-conf key=value,…` with torchrun's keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdzvConf {
+    /// For the least number of nodes.
+    pub join_timeout: Duration,
+    /// For more, once the least number is there.
+    pub last_call_timeout: Duration,
+    /// For the end of a meeting.
+    pub close_timeout: Duration,
+    /// For a sign of life to be taken.
+    pub heartbeat_timeout: Duration,
+    /// Between signs of life.
+    pub keep_alive_interval: Duration,
+    /// Missed signs of life that make a node dead.
+    pub keep_alive_max_attempt: usize,
+    /// For an answer of the store.
+    pub read_timeout: Duration,
+    /// Whether this node hosts the store; found out from the endpoint if `None`.
+    pub is_host: Option<bool>,
+}
+
+impl Default for RdzvConf {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            join_timeout: seconds(600),
+            last_call_timeout: seconds(30),
+            close_timeout: seconds(30),
+            heartbeat_timeout: seconds(5),
+            keep_alive_interval: seconds(5),
+            keep_alive_max_attempt: 3,
+            read_timeout: seconds(60),
+            is_host: None,
+        }
+    }
+}
+
+/// A configuration that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RdzvConfError {
+    /// Not `key=value`.
+    #[error("`{0}` is no setting; try key=value,key=value")]
+    NoPair(String),
+    /// No such key.
+    #[error(
+        "no setting is called `{0}`; try one of join_timeout, last_call_timeout, close_timeout, \
+         heartbeat_timeout, keep_alive_interval, keep_alive_max_attempt, read_timeout, is_host, store_type"
+    )]
+    Unknown(String),
+    /// The value does not fit the key.
+    #[error("{key} cannot be `{value}`; try {expected}")]
+    Value {
+        /// The setting.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+}
+
+impl FromStr for RdzvConf {
+    type Err = RdzvConfError;
+
+    fn from_str(text: &str) -> Result<Self, RdzvConfError> {
+        let mut conf = Self::default();
+        for setting in text.split(',').filter(|_| !text.trim().is_empty()) {
+            let pair = setting.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
+            let (key, value) = pair
+                .filter(|(key, value)| !key.is_empty() && !value.is_empty())
+                .ok_or_else(|| RdzvConfError::NoPair(setting.to_string()))?;
+            conf.set(key, value)?;
+        }
+        Ok(conf)
+    }
+}
+
+impl RdzvConf {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), RdzvConfError> {
+        let wrong = |expected| {
+            move || RdzvConfError::Value { key: key.to_string(), value: value.to_string(), expected }
+        };
+        let time = match key {
+            // Its name in torchrun's static rendezvous.
+            "join_timeout" | "timeout" => &mut self.join_timeout,
+            "last_call_timeout" => &mut self.last_call_timeout,
+            "close_timeout" => &mut self.close_timeout,
+            "heartbeat_timeout" => &mut self.heartbeat_timeout,
+            "keep_alive_interval" => &mut self.keep_alive_interval,
+            "read_timeout" => &mut self.read_timeout,
+            "keep_alive_max_attempt" => {
+                let count = value.parse().ok().filter(|count| *count > 0);
+                self.keep_alive_max_attempt = count.ok_or_else(wrong("a whole number from 1"))?;
+                return Ok(());
+            }
+            "is_host" => {
+                self.is_host = Some(truth(value).ok_or_else(wrong("1 or 0"))?);
+                return Ok(());
+            }
+            "store_type" if value == "tcp" => return Ok(()),
+            "store_type" => return Err(wrong("tcp")()),
+            _ => return Err(RdzvConfError::Unknown(key.to_string())),
+        };
+        *time = seconds(value).ok_or_else(wrong("a number of seconds"))?;
+        Ok(())
+    }
+}
+
+fn seconds(value: &str) -> Option<Duration> {
+    value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+}
+
+fn truth(value: &str) -> Option<bool> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" => Some(true),
+        "0" | "false" | "f" | "no" | "n" => Some(false),
+        _ => None,
+    }
+}
+
+/// An endpoint that is not `host:port`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no endpoint; try HOST:PORT with a port from 0 to 65535")]
+pub struct EndpointError(String);
+
+/// Host and port of `host:port`, `host`, `[::1]:port` or nothing, which is localhost.
+pub fn split_endpoint(text: &str, default_port: Option<u16>) -> Result<(String, u16), EndpointError> {
+    let wrong = || EndpointError(text.to_string());
+    let trimmed = text.trim();
+    let (host, port) = match trimmed.rsplit_once(':') {
+        Some((host, port)) if !trimmed.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+        _ => (trimmed, default_port.ok_or_else(wrong)?),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = if host.is_empty() { "localhost" } else { host };
+    let legal = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
+    if host.chars().all(legal) { Ok((host.to_string(), port)) } else { Err(wrong()) }
+}
+
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Standalone => f.write_str("standalone, on a free port of this node"),
+            Self::Static { addr, port } => write!(f, "static, at {addr} port {port}"),
+            Self::Dynamic { endpoint, .. } => write!(f, "dynamic, at {endpoint}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_change_what_they_name() {
+        assert_eq!("".parse(), Ok(RdzvConf::default()));
+        let conf: RdzvConf = "join_timeout=9, keep_alive_max_attempt=5,is_host=true".parse().unwrap();
+        let expected = RdzvConf {
+            join_timeout: Duration::from_secs(9),
+            keep_alive_max_attempt: 5,
+            is_host: Some(true),
+            ..RdzvConf::default()
+        };
+        assert_eq!(conf, expected);
+    }
+
+    #[test]
+    fn wrong_settings_are_told() {
+        for (text, said) in [
+            ("join_timeout", "key=value"),
+            ("=3", "key=value"),
+            ("join_timeout=", "key=value"),
+            ("join_timeout=-1", "seconds"),
+            ("jion_timeout=3", "try one of join_timeout"),
+            ("keep_alive_max_attempt=0", "from 1"),
+            ("store_type=file", "try tcp"),
+        ] {
+            let error = text.parse::<RdzvConf>().unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn endpoints_are_split() {
+        let split = |text| split_endpoint(text, Some(29400)).ok();
+        let is = |host: &str, port| Some((host.to_string(), port));
+        assert_eq!(split(""), is("localhost", 29400));
+        assert_eq!(split("node-1.lan"), is("node-1.lan", 29400));
+        assert_eq!(split("10.0.0.1:5"), is("10.0.0.1", 5));
+        assert_eq!(split(":5"), is("localhost", 5));
+        assert_eq!(split("[::1]:5"), is("::1", 5));
+        assert_eq!(split("[::1]"), is("::1", 29400));
+        assert_eq!(
+            [split("a:70000"), split("a:b"), split("http://a:1"), split("a b:1")],
+            [None, None, None, None]
+        );
+        assert!(split_endpoint("a", None).is_err());
+    }
+}

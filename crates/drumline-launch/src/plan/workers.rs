@@ -1,0 +1,134 @@
+//! The command and the environment of each worker of a plan.
+
+use std::ffi::OsString;
+
+use drumline_rendezvous::worker_env as names;
+
+use crate::environment::{Environment, Place};
+use crate::plan::LaunchPlan;
+
+impl LaunchPlan {
+    /// Where a worker stands among `num_nodes` nodes if this is node `node_rank`.
+    pub fn place(&self, local_rank: usize, node_rank: usize, num_nodes: usize) -> Place {
+        let local_world_size = self.nproc;
+        let rank = node_rank * local_world_size + local_rank;
+        let world_size = num_nodes * local_world_size;
+        Place { rank, world_size, local_rank, local_world_size, node_rank, num_nodes }
+    }
+
+    /// The program that the worker at `place` executes, and all its arguments.
+    pub fn command(&self, place: &Place) -> (OsString, Vec<OsString>) {
+        let (program, mut args) = self.program.command();
+        args.extend(self.local_rank_arg.map(|spelling| spelling.of(self.told_local_rank(place))));
+        args.extend(self.args.iter().cloned());
+        (program, args)
+    }
+
+    /// What the plan adds to the environment that any worker at `place` gets. `visible` is what
+    /// `CUDA_VISIBLE_DEVICES` says to the launcher itself.
+    pub fn environment(&self, place: &Place, visible: Option<&str>) -> Environment {
+        let mut env = vec![
+            (names::ROLE_NAME, self.role.clone()),
+            (names::TORCHELASTIC_MAX_RESTARTS, self.max_restarts.to_string()),
+            (names::TORCHELASTIC_RUN_ID, self.run_id.clone()),
+            (names::LOCAL_RANK, self.told_local_rank(place).to_string()),
+        ];
+        env.extend(self.omp.map(|threads| (names::OMP_NUM_THREADS, threads.to_string())));
+        env.extend(self.devices_of(place, visible).map(|devices| (names::CUDA_VISIBLE_DEVICES, devices)));
+        env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect()
+    }
+
+    fn told_local_rank(&self, place: &Place) -> usize {
+        if self.virtual_local_rank { 0 } else { place.local_rank }
+    }
+
+    /// The GPUs that the worker shall see, if not all that the launcher sees.
+    fn devices_of(&self, place: &Place, visible: Option<&str>) -> Option<String> {
+        let chosen = self.devices.as_ref().map(|devices| devices.join(","));
+        if !self.virtual_local_rank {
+            return chosen;
+        }
+        let all = chosen.or_else(|| visible.map(str::to_string));
+        let nth =
+            |list: String| list.split(',').nth(place.local_rank).map(|device| device.trim().to_string());
+        Some(all.and_then(nth).unwrap_or_else(|| place.local_rank.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
+
+    fn plan() -> LaunchPlan {
+        LaunchPlan {
+            nodes: NodeRange::exactly(2),
+            node_rank: 1,
+            nproc: 2,
+            role: "trainer".to_string(),
+            run_id: "job".to_string(),
+            rendezvous: Rendezvous::Standalone,
+            local_addr: None,
+            max_restarts: 3,
+            monitor_interval: Duration::from_millis(100),
+            program: Program::Executable("./a".into()),
+            args: vec!["-x".into()],
+            local_rank_arg: None,
+            logs: LogPlan::default(),
+            duplicates: LineFilters::default(),
+            signals: Vec::new(),
+            shutdown_timeout: Duration::from_secs(30),
+            numa: None,
+            virtual_local_rank: false,
+            devices: None,
+            omp: None,
+            debug_rank: None,
+            fleet: None,
+        }
+    }
+
+    fn value(plan: &LaunchPlan, local_rank: usize, name: &str, visible: Option<&str>) -> Option<OsString> {
+        let env = plan.environment(&plan.place(local_rank, 1, 2), visible);
+        env.into_iter().find(|(other, _)| other == name).and_then(|(_, value)| value)
+    }
+
+    #[test]
+    fn ranks_follow_nodes_and_arguments_follow_the_local_rank() {
+        let plain = plan();
+        let place = plain.place(1, 1, 2);
+        assert_eq!((place.rank, place.world_size, place.local_world_size), (3, 4, 2));
+        assert_eq!(plain.command(&place), ("./a".into(), vec!["-x".into()]));
+        for (spelling, word) in
+            [(LocalRankArg::Dash, "--local-rank=1"), (LocalRankArg::Underscore, "--local_rank=1")]
+        {
+            let told = LaunchPlan { local_rank_arg: Some(spelling), ..plan() };
+            assert_eq!(told.command(&place).1, [word, "-x"]);
+        }
+    }
+
+    #[test]
+    fn the_plan_speaks_in_the_environment() {
+        let is = |plan: &LaunchPlan, name, visible| value(plan, 1, name, visible);
+        assert_eq!(is(&plan(), "ROLE_NAME", None), Some("trainer".into()));
+        assert_eq!(is(&plan(), "TORCHELASTIC_RUN_ID", None), Some("job".into()));
+        assert_eq!(is(&plan(), "OMP_NUM_THREADS", None), None);
+        assert_eq!(is(&LaunchPlan { omp: Some(5), ..plan() }, "OMP_NUM_THREADS", None), Some("5".into()));
+        assert_eq!(is(&plan(), "CUDA_VISIBLE_DEVICES", Some("4,6")), None);
+    }
+
+    #[test]
+    fn a_virtual_local_rank_sees_one_gpu() {
+        let narrow = LaunchPlan { virtual_local_rank: true, ..plan() };
+        let gpu = |plan: &LaunchPlan, visible| value(plan, 1, "CUDA_VISIBLE_DEVICES", visible);
+        assert_eq!(value(&narrow, 1, "LOCAL_RANK", None), Some("0".into()));
+        assert_eq!(gpu(&narrow, None), Some("1".into()));
+        assert_eq!(gpu(&narrow, Some("4,6")), Some("6".into()));
+        let chosen = LaunchPlan { devices: Some(vec!["7".into(), "5".into()]), ..narrow };
+        assert_eq!(gpu(&chosen, Some("4,6")), Some("5".into()));
+        let whole = LaunchPlan { virtual_local_rank: false, ..chosen };
+        assert_eq!(gpu(&whole, Some("4,6")), Some("7,5".into()));
+        assert_eq!(value(&whole, 1, "LOCAL_RANK", None), Some("1".into()));
+    }
+}
