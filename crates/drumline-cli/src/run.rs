@@ -51,7 +51,7 @@ fn start(plan: &LaunchPlan, visible: Option<&str>) -> anyhow::Result<()> {
     if let Some(flag) = not_carried_out(plan) {
         bail!("{flag} cannot be carried out yet; try without it, or --dry-run to see the plan");
     }
-    let mut folder = LogFolder::create(plan.logs.clone(), &plan.run_id, &plan.role)?;
+    let folder = LogFolder::create(plan.logs.clone(), &plan.run_id, &plan.role)?;
     let logs = folder.attempt(0, plan.nproc)?;
     let mut watch = OomWatch::start(&OomSources::default());
     let report = plan.start_alone(visible, &logs)?.wait();
@@ -67,7 +67,6 @@ fn start(plan: &LaunchPlan, visible: Option<&str>) -> anyhow::Result<()> {
             at.gather(rank, logs.error_file(rank.rank).as_deref(), &mut watch)
         })
         .collect();
-    folder.keep();
     match FailureReport::new(&report, &evidence) {
         Some(failure) => bail!("{}", failure.to_string().trim_end()),
         None => bail!("{}", report.to_string().trim_end()),
