@@ -4,7 +4,11 @@
 mod it {
     mod every_op;
     mod failing;
+    mod job;
     mod joining;
+    mod nodes;
+    mod restarts;
     mod run_args;
+    mod signals;
     mod started;
 }
