@@ -6,6 +6,7 @@ mod it {
     mod failing;
     mod job;
     mod joining;
+    mod kill_matrix;
     mod nodes;
     mod restarts;
     mod run_args;
