@@ -107,6 +107,8 @@ pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
 pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
 /// `agent`: the launcher hosts the store at `MASTER_ADDR:MASTER_PORT` and no rank binds it; unset: rank 0 hosts.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
+/// For the ranks of `drumline::spawn`: which call of the program they are to carry out, as JSON.
+pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
 
