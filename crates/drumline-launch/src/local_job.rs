@@ -112,8 +112,8 @@ impl LocalJob {
         let (world_size, local_rank) = (self.nproc, rank);
         let place =
             Place { rank, world_size, local_rank, local_world_size: world_size, node_rank: 0, num_nodes: 1 };
-        let mut env = worker_environment(&place, store.address());
-        env.extend(store.environment());
+        let mut env = worker_environment(&place, &store.meeting());
+        env.extend(store.key_memory.environment());
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
         let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
