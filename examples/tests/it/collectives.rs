@@ -1,5 +1,4 @@
-//! The examples as a student runs them.
-#![allow(clippy::unwrap_used)]
+//! The pictures of every collective.
 
 use std::process::{Command, Output};
 use std::time::Duration;

@@ -24,6 +24,7 @@ fn program() {
         "fails before its call" if is_spawned() => std::process::exit(3),
         "fails before its call" => spawn(2, |_| ()),
         "no ranks" => spawn(0, |_| ()),
+        "two meetings" => spawn(2, sum).and_then(|()| spawn(2, sum)),
         "nested" => spawn(2, |worker| match spawn(2, |_| ()) {
             Err(error) => println!("nested {}: {error}", worker.rank),
             Ok(()) => unreachable!("a rank must not spawn"),
@@ -86,7 +87,11 @@ fn fails(case: &str, worker: &Worker) -> Result<(), String> {
             let _group = worker.group().map_err(|error| error.to_string())?;
             std::process::exit(7)
         }
-        (_, "peer") => {
+        (1, "lets go") => {
+            let _group = worker.group().map_err(|error| error.to_string())?;
+            return Err("the disk is full".to_owned());
+        }
+        (_, "peer" | "lets go") => {
             let group = worker.group().map_err(|error| error.to_string())?;
             return group.barrier().map_err(|error| error.to_string());
         }
@@ -152,6 +157,15 @@ fn the_first_failure_is_the_parents_error() {
     assert!(peer.starts_with("rank 1 ") && peer.contains("exit code 7"), "{peer}");
 }
 
+/// It leaves its group before it can say why, and the others fail for want of it.
+#[test]
+fn the_rank_at_fault_is_named_though_others_may_end_before_it() {
+    for _ in 0..10 {
+        let said = told("lets go");
+        assert!(said.starts_with("rank 1 ") && said.ends_with("the disk is full"), "{said}");
+    }
+}
+
 #[test]
 fn captured_last_lines_are_in_the_error() {
     let said = told("captured");
@@ -202,6 +216,8 @@ fn under_a_launcher_its_ranks_are_taken() {
             "{said}"
         );
     }
+    let twice = launched(2, "two meetings");
+    assert!(twice.is_success(), "{twice}");
     let said = launched(2, "sum").ranks[0].stdout_text().into_owned();
     assert!(said.contains("try `--nproc-per-node 4`") && !said.contains("of 4: 6"), "{said}");
 }
