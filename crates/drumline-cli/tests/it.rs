@@ -7,4 +7,5 @@ mod it {
     mod joining;
     mod run_args;
     mod started;
+    mod vscode;
 }

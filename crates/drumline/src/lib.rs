@@ -26,6 +26,11 @@
 mod spawn;
 mod stop_request;
 
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/debugging.md")]
+mod debugging_guide {}
+
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
     Scope, Source, Transport, Work, bf16, f16,
