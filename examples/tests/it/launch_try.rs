@@ -55,7 +55,6 @@ fn run(drumline: &Path, flags: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-#[ignore = "drumline run does not restart yet"]
 fn drumline_run_restarts_it_once() {
     let Some(drumline) = drumline() else { return };
     let (code, said) = run(&drumline, &["--max-restarts", "1"]);
