@@ -12,4 +12,5 @@ mod it {
     mod run_args;
     mod signals;
     mod started;
+    mod vscode;
 }

@@ -8,6 +8,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LaunchError;
@@ -35,6 +37,7 @@ pub struct LocalJob {
     program: OsString,
     args: Vec<OsString>,
     env: Environment,
+    kept: Vec<Arc<OwnedFd>>,
     options: RunOptions,
 }
 
@@ -46,7 +49,8 @@ impl LocalJob {
         args: impl IntoIterator<Item = A>,
     ) -> Self {
         let args = args.into_iter().map(Into::into).collect();
-        Self { nproc, program: program.into(), args, env: Vec::new(), options: RunOptions::default() }
+        let (env, kept, options) = (Vec::new(), Vec::new(), RunOptions::default());
+        Self { nproc, program: program.into(), args, env, kept, options }
     }
 
     /// `nproc` ranks of the program that is running now.
@@ -60,6 +64,12 @@ impl LocalJob {
     /// Sets a variable in every worker, over what the launcher would set.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
+        self
+    }
+
+    /// A descriptor that every worker inherits, under the same number.
+    pub fn keep(mut self, descriptor: Arc<OwnedFd>) -> Self {
+        self.kept.push(descriptor);
         self
     }
 
@@ -106,6 +116,7 @@ impl LocalJob {
         env.extend(store.key_memory.environment());
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
-        WorkerSpec { rank, program, args, env, kept: vec![store.key_memory.descriptor()] }
+        let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
+        WorkerSpec { rank, program, args, env, kept }
     }
 }

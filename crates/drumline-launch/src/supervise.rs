@@ -22,7 +22,7 @@ use crate::prepare::Orphans;
 use crate::pump::{Output, Pump};
 use crate::report::{Exit, StopReason};
 use crate::running::RunOptions;
-use crate::stop::{Phase, Request, StopPolicy, View, decide, next_look, reason};
+use crate::stop::{FirstFailure, Phase, Request, StopPolicy, View, decide, next_look, reason};
 use crate::streams::{Stream, Streams};
 use crate::worker::{Ended, Worker, WorkerSpec};
 
@@ -105,7 +105,9 @@ impl Roster {
 
     fn view(&self, deadline: Option<Instant>) -> View {
         let alive = self.workers.iter().filter(|worker| worker.ended.is_none()).count();
-        View { alive, first_failed: self.root_cause, request: self.request, deadline }
+        let at = |rank: usize| Some(self.worker(rank).ok()?.ended?.at);
+        let first_failed = self.root_cause.and_then(|rank| Some(FirstFailure { rank, at: at(rank)? }));
+        View { alive, first_failed, request: self.request, deadline }
     }
 }
 
