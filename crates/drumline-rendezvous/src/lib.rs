@@ -21,6 +21,7 @@ mod init;
 mod job_key;
 mod listen;
 pub mod node_list;
+mod port_holder;
 mod readable;
 mod reminder;
 mod resolve;
