@@ -15,12 +15,14 @@ pub enum LaunchError {
     #[error("a job needs at least one process, got 0; try nproc = 1")]
     NoProcesses,
     /// The program could not be executed.
-    #[error("rank {rank}: cannot start `{program}`: {source}; try its full path")]
+    #[error("rank {rank}: cannot start `{program}`: {source}; {advice}")]
     Spawn {
         /// The rank that was to run it.
         rank: usize,
         /// The program as it was given.
         program: String,
+        /// What to do about it.
+        advice: String,
         /// What the system said.
         #[source]
         source: io::Error,

@@ -26,6 +26,7 @@ mod prepare;
 mod pump;
 mod report;
 mod running;
+mod spawn_advice;
 mod stop;
 mod streams;
 mod supervise;
