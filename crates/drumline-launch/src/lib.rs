@@ -21,6 +21,7 @@ mod lines;
 mod local_job;
 mod logs;
 pub mod membership;
+pub mod placing;
 mod plan;
 mod prepare;
 mod pump;

@@ -106,6 +106,7 @@ impl LocalJob {
         env.extend(store.environment());
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
-        WorkerSpec { rank, program, args, env, kept: vec![store.key_memory.descriptor()] }
+        let kept = vec![store.key_memory.descriptor()];
+        WorkerSpec { rank, program, args, env, kept, cores: None }
     }
 }

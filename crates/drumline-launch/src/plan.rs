@@ -62,7 +62,7 @@ pub struct LaunchPlan {
     pub signals: Vec<Signal>,
     /// Time between SIGTERM and SIGKILL.
     pub shutdown_timeout: Duration,
-    /// How workers are bound to cores.
+    /// How workers are bound to cores; if `None`, each to its own share where that can be.
     pub numa: Option<NumaBinding>,
     /// Each worker sees its own GPU as number 0, and its local rank as 0.
     pub virtual_local_rank: bool,
@@ -88,6 +88,8 @@ pub struct LineFilters {
 /// What the cores of a worker have in common with its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NumaBinding {
+    /// Nothing: it runs wherever it may.
+    None,
     /// The NUMA node.
     Node,
     /// The socket.

@@ -38,6 +38,7 @@ impl LaunchPlan {
         let mut env = worker_environment(&place, store.address());
         env.extend(self.environment(&place, visible));
         env.extend(store.environment());
-        WorkerSpec { rank: place.rank, program, args, env, kept: vec![store.key_memory.descriptor()] }
+        let kept = vec![store.key_memory.descriptor()];
+        WorkerSpec { rank: place.rank, program, args, env, kept, cores: None }
     }
 }
