@@ -23,6 +23,7 @@ mod logs;
 pub mod membership;
 pub mod placing;
 mod plan;
+mod ports;
 mod prepare;
 mod pump;
 mod report;
@@ -34,7 +35,7 @@ mod supervise;
 mod tail;
 mod worker;
 
-pub use environment::{Environment, Place, worker_environment};
+pub use environment::{Environment, Meeting, Place, worker_environment};
 pub use error::LaunchError;
 pub use failure::{
     Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,
