@@ -3,6 +3,7 @@
 
 mod bench;
 mod binding;
+mod hold;
 mod job;
 mod launch;
 mod run;
@@ -25,6 +26,8 @@ enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    Hold(hold::HoldArgs),
 }
 
 impl Cli {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Hold(args) => hold::hold(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -75,12 +75,6 @@ fn start(plan: &LaunchPlan, visible: Option<&str>) -> anyhow::Result<()> {
 
 /// A flag that was given and that workers of a single node do not heed: refused rather than silently left out.
 fn not_carried_out(plan: &LaunchPlan) -> Option<&'static str> {
-    let asked = [
-        ("--max-restarts", plan.max_restarts > 0),
-        ("--duplicate-stdout-filters", !plan.duplicates.stdout.is_empty()),
-        ("--duplicate-stderr-filters", !plan.duplicates.stderr.is_empty()),
-        ("--numa-binding", plan.numa.is_some()),
-        ("--debug-rank", plan.debug_rank.is_some()),
-    ];
+    let asked = [("--max-restarts", plan.max_restarts > 0), ("--numa-binding", plan.numa.is_some())];
     asked.into_iter().find(|(_, asked)| *asked).map(|(flag, _)| flag)
 }

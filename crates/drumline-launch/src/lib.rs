@@ -43,9 +43,9 @@ pub use failure::{
 };
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
-pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
+pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
-    EndpointError, Fleet, HostSlots, HostfileError, LaunchPlan, LineFilters, LocalRankArg, NodeRange,
+    EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LocalRankArg, NodeRange,
     NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
     exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
     visible_gpus,

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
+    HeldRank, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
     split_endpoint,
 };
 use drumline_rendezvous::worker_env;
@@ -52,14 +52,13 @@ impl RunArgs {
             args,
             local_rank_arg: None,
             logs: self.logs(host)?,
-            duplicates: self.duplicates(),
             signals: parse_signals(&self.signals_to_handle).map_err(PlanError::Signals)?,
             shutdown_timeout: self.shutdown_timeout(host)?,
             numa: self.numa_binding.map(Into::into),
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self.held_rank(nodes.max * nproc)?,
+            debug_rank: self.held_rank(nodes.max * nproc, host)?,
             fleet: hosts.fleet,
         })
     }
@@ -151,7 +150,12 @@ impl RunArgs {
         if let Some(name) = &self.logs_specs {
             return Err(PlanError::LogsSpecs(name.clone()));
         }
+        let duplicates = self.duplicates();
+        if !duplicates.is_empty() && self.log_dir.as_deref() == Some("/dev/null".as_ref()) {
+            return Err(PlanError::FiltersNowhere);
+        }
         Ok(LogPlan {
+            duplicates,
             dir: self.log_dir.clone(),
             redirects: self.redirects.clone(),
             tee: self.tee.clone(),
@@ -194,10 +198,10 @@ impl RunArgs {
         if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
     }
 
-    fn held_rank(&self, world: usize) -> Result<Option<usize>, PlanError> {
+    fn held_rank(&self, world: usize, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
         match self.debug_rank {
             Some(rank) if rank >= world => Err(PlanError::DebugRank { rank, world }),
-            held => Ok(held),
+            held => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::{LineFilters, LogPlan, NodeRange, Program, Rendezvous};
+use crate::{LogPlan, NodeRange, Program, Rendezvous};
 
 fn plan(nproc: usize, numa: Option<NumaBinding>) -> LaunchPlan {
     LaunchPlan {
@@ -22,7 +22,6 @@ fn plan(nproc: usize, numa: Option<NumaBinding>) -> LaunchPlan {
         args: Vec::new(),
         local_rank_arg: None,
         logs: LogPlan::default(),
-        duplicates: LineFilters::default(),
         signals: Vec::new(),
         shutdown_timeout: Duration::from_secs(30),
         numa,
