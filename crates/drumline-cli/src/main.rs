@@ -26,9 +26,15 @@ enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(bench::BenchArgs),
+    /// Started by an agent between itself and its workers; not for people
+    #[command(name = KEEPER, hide = true)]
+    Keeper,
     #[command(hide = true)]
     Hold(hold::HoldArgs),
 }
+
+/// The subcommand that an agent starts.
+const KEEPER: &str = "keeper";
 
 impl Cli {
     /// The command line as torchrun would read it too.
@@ -53,6 +59,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Keeper => drumline_launch::keep().map_err(Into::into),
         Command::Hold(args) => hold::hold(&args),
     };
     match outcome {

@@ -9,6 +9,7 @@
 //! `--local-ranks-filter` and `--quiet-ranks` then take ranks off the console; those files are not touched by them.
 //! What reaches the console is what `--duplicate-stdout-filters` and `--duplicate-stderr-filters` choose lines from.
 
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ impl Channel {
 }
 
 /// Which of a worker's two streams are meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Std {
     /// Neither; `0` on the command line.
     #[default]
@@ -70,7 +71,7 @@ impl fmt::Display for Std {
 /// assert_eq!((all.of(7), some.of(12), some.of(7)), (Std::Both, Std::Err, Std::None));
 /// # Ok::<(), drumline_launch::StdOfError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StdOf {
     all: Std,
     each: BTreeMap<usize, Std>,
@@ -156,7 +157,7 @@ fn pair(part: &str) -> Option<(usize, Std)> {
 }
 
 /// Lines that hold one of these texts are copied to a file of their own, one for all workers of the node.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LineFilters {
     /// For stdout.
     pub stdout: Vec<String>,
@@ -179,7 +180,7 @@ impl LineFilters {
 }
 
 /// What was asked of the logs of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LogPlan {
     /// Where the run's folder is made; a temporary folder by default, none at all for `/dev/null`.
     pub dir: Option<PathBuf>,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use rustix::thread::CpuSet;
+use serde::{Deserialize, Serialize};
 
 /// CPUs by their numbers.
 ///
@@ -15,7 +16,7 @@ use rustix::thread::CpuSet;
 /// assert_eq!((cores.len(), cores.to_string()), (5, "0-3,8".to_string()));
 /// # Ok::<(), drumline_launch::placing::CoresError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cores(BTreeSet<usize>);
 
 /// The highest number of a CPU that can be bound to.
