@@ -34,6 +34,7 @@ pub use doorstep::{Gate, Host};
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};
 pub use init::{InitError, InitOptions, Member, from_env, init};
 pub use job_key::{JobKey, KeyError};
+pub use port_holder::port_holder;
 pub use server::{ServerOptions, TcpStoreServer};
 pub use store::Store;
 pub use store::error::StoreError;

@@ -1,7 +1,7 @@
 //! Opening the one address that others may connect to.
 
 use crate::JobKey;
-use crate::port_holder::holder_of;
+use crate::port_holder::{PROC, holder_of};
 use crate::socket::tune;
 use crate::store::error::StoreError;
 use std::io::{self, ErrorKind};
@@ -30,7 +30,7 @@ pub(crate) fn listen(addr: impl ToSocketAddrs, key: &JobKey) -> Result<TcpListen
 }
 
 fn advice(addr: Option<SocketAddr>, kind: ErrorKind) -> String {
-    let holder = || addr.and_then(|addr| holder_of(addr, "/proc".as_ref()));
+    let holder = || addr.and_then(|addr| holder_of(addr, PROC.as_ref()));
     let advice = match kind {
         ErrorKind::AddrInUse => match holder() {
             Some(holder) => return format!("{holder}; try another port"),

@@ -12,6 +12,9 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
+/// Where the system tells of its processes.
+pub(crate) const PROC: &str = "/proc";
+
 /// How much of a command line is shown.
 const LONGEST_COMMAND: usize = 80;
 
@@ -43,6 +46,13 @@ impl fmt::Display for Holder {
             Self::Hidden { uid } => write!(f, "a process of another user (uid {uid}) has it"),
         }
     }
+}
+
+/// Who has a port of this machine, on whatever address, in words such as `pid 1234 (python3 train.py) has it`; `None` if
+/// nobody does whom the system tells of.
+pub fn port_holder(port: u16) -> Option<String> {
+    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    holder_of(any, PROC.as_ref()).map(|holder| holder.to_string())
 }
 
 /// Who stands in the way of a bind to `addr`, by what is in `proc` (`/proc`).
@@ -131,14 +141,13 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::process::{Command, Stdio};
 
-    const PROC: &str = "/proc";
-
     #[test]
     fn a_process_that_listens_is_named_and_a_free_port_has_nobody() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let own = holder_of(addr, PROC.as_ref()).unwrap().to_string();
         assert_eq!(own, format!("this very process (pid {}) has it", std::process::id()));
+        assert_eq!(port_holder(addr.port()), Some(own));
         let theirs = Stdio::from(OwnedFd::from(listener));
         let mut child = Ended(Command::new("sleep").arg("60").stdin(theirs).spawn().unwrap());
         let found = holder_of(addr, PROC.as_ref());
@@ -146,6 +155,7 @@ mod tests {
         assert_eq!(found, Some(expected));
         child.0.kill().and_then(|()| child.0.wait()).unwrap();
         assert_eq!(holder_of(addr, PROC.as_ref()), None, "control: it is free now");
+        assert_eq!(port_holder(addr.port()), None);
     }
 
     /// Ended when dropped.

@@ -75,7 +75,7 @@ impl RunArgs {
         }
     }
 
-    /// What was given and has no effect here.
+    /// What was given and has no effect here, or hides something.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let dynamic = self.standalone || self.rdzv_backend != "static";
         let unused = |flag: &str, why: &str| format!("{flag} has no effect: {why}");
@@ -85,6 +85,12 @@ impl RunArgs {
         }
         if self.event_log_handler != "null" {
             remarks.push(unused("--event-log-handler", "events are told on stderr"));
+        }
+        let all_shown = self.redirects.is_none() && self.local_ranks_filter.is_empty() && !self.quiet_ranks;
+        if let Some(rank) = self.debug_rank.filter(|_| !all_shown) {
+            remarks.push(format!(
+                "rank {rank} says on its stderr how to attach, and not all ranks are shown here"
+            ));
         }
         if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));

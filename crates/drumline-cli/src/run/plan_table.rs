@@ -169,6 +169,7 @@ fn the_rest_reaches_the_plan() {
     assert_eq!(plan("--numa-binding none a").numa, Some(drumline_launch::NumaBinding::None));
     let remarks = |line| parsed(line).unwrap().remarks().len();
     assert_eq!(remarks("--start-method fork --event-log-handler console a"), 2);
+    assert_eq!((remarks("--debug-rank 0 a"), remarks("--debug-rank 0 -r 2 a")), (0, 1));
     assert_eq!((remarks("a"), remarks("--rdzv-backend c10d --master-addr h a")), (0, 1));
 }
 
