@@ -3,6 +3,7 @@
 
 mod bench;
 mod binding;
+mod hold;
 mod job;
 mod launch;
 mod run;
@@ -28,6 +29,8 @@ enum Command {
     /// Started by an agent between itself and its workers; not for people
     #[command(name = KEEPER, hide = true)]
     Keeper,
+    #[command(hide = true)]
+    Hold(hold::HoldArgs),
 }
 
 /// The subcommand that an agent starts.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
+        Command::Hold(args) => hold::hold(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

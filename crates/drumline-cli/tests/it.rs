@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod debugging;
     mod every_op;
     mod failing;
     mod job;

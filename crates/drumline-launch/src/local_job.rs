@@ -117,6 +117,6 @@ impl LocalJob {
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
         let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
-        WorkerSpec { rank, program, args, env, kept }
+        WorkerSpec { rank, program, args, env, kept, cores: None }
     }
 }

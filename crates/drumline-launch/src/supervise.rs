@@ -22,6 +22,7 @@ use crate::prepare::Orphans;
 use crate::pump::{Output, Pump};
 use crate::report::{Exit, StopReason};
 use crate::running::RunOptions;
+use crate::spawn_advice::spawn_advice;
 use crate::stop::{FirstFailure, Phase, Request, StopPolicy, View, decide, next_look, reason};
 use crate::streams::{Stream, Streams};
 use crate::worker::{Ended, Worker, WorkerSpec};
@@ -167,6 +168,7 @@ fn start_one(
     let (worker, pipes) = started.map_err(|source| LaunchError::Spawn {
         rank: spec.rank,
         program: spec.program.to_string_lossy().into(),
+        advice: spawn_advice(&spec.program, &source),
         source,
     })?;
     crew.lock().workers.push(worker);

@@ -47,6 +47,10 @@ pub(crate) enum PlanError {
     LocalRanksFilter(String),
     #[error("--logs-specs {0} is a plug-in of torchrun; try --log-dir, --redirects and --tee")]
     LogsSpecs(String),
+    #[error(
+        "--duplicate-*-filters copy lines into the log folder, and --log-dir /dev/null has none; try another --log-dir"
+    )]
+    FiltersNowhere,
     #[error("--omp 0: a rank needs a thread; try --omp 1")]
     NoThreads,
     #[error("--debug-rank {rank}: there are {world} ranks, counted from 0; try --debug-rank 0")]

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
+    HeldRank, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
     split_endpoint,
 };
 use drumline_rendezvous::worker_env;
@@ -52,14 +52,13 @@ impl RunArgs {
             args,
             local_rank_arg: None,
             logs: self.logs(host)?,
-            duplicates: self.duplicates(),
             signals: parse_signals(&self.signals_to_handle).map_err(PlanError::Signals)?,
             shutdown_timeout: self.shutdown_timeout(host)?,
             numa: self.numa_binding.map(Into::into),
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self.held_rank(nodes.max * nproc)?,
+            debug_rank: self.held_rank(nodes.max * nproc, host)?,
             fleet: hosts.fleet,
         })
     }
@@ -76,7 +75,7 @@ impl RunArgs {
         }
     }
 
-    /// What was given and has no effect here.
+    /// What was given and has no effect here, or hides something.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let dynamic = self.standalone || self.rdzv_backend != "static";
         let unused = |flag: &str, why: &str| format!("{flag} has no effect: {why}");
@@ -86,6 +85,12 @@ impl RunArgs {
         }
         if self.event_log_handler != "null" {
             remarks.push(unused("--event-log-handler", "events are told on stderr"));
+        }
+        let all_shown = self.redirects.is_none() && self.local_ranks_filter.is_empty() && !self.quiet_ranks;
+        if let Some(rank) = self.debug_rank.filter(|_| !all_shown) {
+            remarks.push(format!(
+                "rank {rank} says on its stderr how to attach, and not all ranks are shown here"
+            ));
         }
         if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
@@ -153,7 +158,12 @@ impl RunArgs {
         if let Some(name) = &self.logs_specs {
             return Err(PlanError::LogsSpecs(name.clone()));
         }
+        let duplicates = self.duplicates();
+        if !duplicates.is_empty() && self.log_dir.as_deref() == Some("/dev/null".as_ref()) {
+            return Err(PlanError::FiltersNowhere);
+        }
         Ok(LogPlan {
+            duplicates,
             dir: self.log_dir.clone(),
             redirects: self.redirects.clone(),
             tee: self.tee.clone(),
@@ -196,10 +206,10 @@ impl RunArgs {
         if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
     }
 
-    fn held_rank(&self, world: usize) -> Result<Option<usize>, PlanError> {
+    fn held_rank(&self, world: usize, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
         match self.debug_rank {
             Some(rank) if rank >= world => Err(PlanError::DebugRank { rank, world }),
-            held => Ok(held),
+            held => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
         }
     }
 }
