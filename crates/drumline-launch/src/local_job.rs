@@ -18,6 +18,7 @@ use crate::hosted_store::HostedStore;
 use crate::pump::Output;
 use crate::running::{RunOptions, RunningJob};
 use crate::stop::OnFailure;
+use crate::supervise::Hooks;
 use crate::worker::WorkerSpec;
 
 /// A job to be started on this machine.
@@ -104,8 +105,8 @@ impl LocalJob {
         }
         let store = HostedStore::start(self.nproc)?;
         let specs = (0..self.nproc).map(|rank| self.spec(rank, &store)).collect();
-        let on_exit = store.reporter();
-        RunningJob::supervised(specs, self.options, on_exit, Some(store))
+        let hooks = Hooks { on_exit: store.reporter(), ..Hooks::default() };
+        RunningJob::supervised(specs, self.options, hooks, Some(store))
     }
 
     fn spec(&self, rank: usize, store: &HostedStore) -> WorkerSpec {

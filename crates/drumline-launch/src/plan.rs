@@ -44,6 +44,8 @@ pub struct LaunchPlan {
     pub run_id: String,
     /// How the nodes meet.
     pub rendezvous: Rendezvous,
+    /// How long the other nodes are waited for.
+    pub join_timeout: Duration,
     /// The address under which other nodes reach this one; found out if `None`.
     pub local_addr: Option<String>,
     /// How often all workers may be started again.

@@ -45,6 +45,7 @@ impl RunArgs {
             role: self.role.clone(),
             run_id: if self.standalone { host.fresh_id.clone() } else { self.rdzv_id.clone() },
             rendezvous,
+            join_timeout: self.rdzv_conf.join_timeout,
             local_addr: self.local_addr.clone(),
             max_restarts: self.max_restarts,
             monitor_interval: self.monitor_interval,

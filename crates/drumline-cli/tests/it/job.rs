@@ -71,7 +71,7 @@ impl Job {
             .unwrap()
     }
 
-    /// The process of a rank, if it is there.
+    /// The shell that is a rank, if it is there; what it started and left has another name.
     pub(super) fn rank(&self, rank: usize) -> Option<Pid> {
         let children = |pid: u32| {
             let path = format!("/proc/{pid}/task");
@@ -83,8 +83,10 @@ impl Job {
             lists.flat_map(pids).collect::<Vec<_>>()
         };
         let is_rank = |pid: &u32| {
+            let is_shell = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sh\n");
             let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environ.split(|byte| *byte == 0).any(|entry| entry == format!("RANK={rank}").as_bytes())
+            is_shell
+                && environ.split(|byte| *byte == 0).any(|entry| entry == format!("RANK={rank}").as_bytes())
         };
         let mut ranks = children(self.child.id()).into_iter().flat_map(children);
         ranks.find(is_rank).and_then(|pid| Pid::from_raw(pid as i32))

@@ -50,7 +50,7 @@ fn once(who: Who, when: When, number: u64) {
     let port = free_port();
     let mut jobs = match who {
         Who::Rank | Who::Launcher => {
-            vec![Job::run(&format!("--nproc-per-node 2 --master-port {port}"), RANK)]
+            vec![Job::run(&format!("--nproc-per-node 2 --master-port {port} --shutdown-timeout 3"), RANK)]
         }
         Who::Agent | Who::StoreHost => [0, 1].map(|node| Job::run(&node_flags(port, node), RANK)).into(),
     };

@@ -64,7 +64,7 @@ pub(super) fn meet(
     let server = host_if_ours(plan, &host, port, &key)?;
     let endpoint = server.as_ref().map_or_else(|| joined(&host, port), own_address);
     let address = Address { endpoint, key };
-    let deadline = Instant::now() + policy::of(plan).join_timeout;
+    let deadline = Instant::now() + plan.join_timeout;
     let store = match connect(&address, deadline, events, happenings)? {
         Connected::Store(store) => store,
         Connected::Stopped(signal) => return Ok(Meeting::Stopped(signal)),

@@ -81,6 +81,7 @@ pub(crate) mod tests {
             role: "trainer".to_string(),
             run_id: "job".to_string(),
             rendezvous: Rendezvous::Standalone,
+            join_timeout: Duration::from_secs(600),
             local_addr: None,
             max_restarts: 3,
             monitor_interval: Duration::from_millis(100),
