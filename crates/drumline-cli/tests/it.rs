@@ -6,5 +6,6 @@ mod it {
     mod failing;
     mod joining;
     mod run_args;
+    mod slurm;
     mod started;
 }
