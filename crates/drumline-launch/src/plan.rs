@@ -74,6 +74,8 @@ pub struct LaunchPlan {
     pub debug_rank: Option<usize>,
     /// The other hosts, if this launcher starts theirs.
     pub fleet: Option<Fleet>,
+    /// The Slurm step that says which nodes there are, if one does.
+    pub slurm_step: Option<String>,
 }
 
 /// Lines that hold one of these texts are copied to a file of their own.

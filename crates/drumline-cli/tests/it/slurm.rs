@@ -60,3 +60,39 @@ fn without_a_key_the_tasks_of_several_nodes_are_told_how_to_give_one() {
     let (_, stderr) = told(&output);
     assert!(!output.status.success() && stderr.contains("DRUMLINE_JOB_KEY_FILE"), "{stderr}");
 }
+
+#[test]
+fn an_agent_on_each_node_of_a_step_knows_its_place() {
+    let Some(slurm) = Slurm::new().unwrap() else { return };
+    let run = [BINARY, "run", "--dry-run", "--nproc-per-node", "2", "prog"];
+    let output =
+        srun(&slurm, &[&["-N2", "--ntasks-per-node=1", "--label"][..], &run].concat()).output().unwrap();
+    let (stdout, stderr) = told(&output);
+    for line in [
+        "0:   nodes            2, from Slurm (step 1.0); this is node 0",
+        "1:   nodes            2, from Slurm (step 1.0); this is node 1",
+        "1:   meet             static, at host1 port 15001",
+        "1: rank 3 (local rank 1 of 2)",
+    ] {
+        assert!(stdout.lines().any(|other| other == line), "no `{line}`:\n{stdout}{stderr}");
+    }
+    let output = srun(&slurm, &[&["-N2", "--ntasks-per-node=2"][..], &run].concat()).output().unwrap();
+    let (stdout, stderr) = told(&output);
+    assert!(!output.status.success() && stdout.is_empty(), "{stdout}");
+    assert!(stderr.contains("error: srun started 4 tasks on 2 nodes"), "{stderr}");
+}
+
+#[test]
+#[ignore = "jobs of several nodes cannot be started yet"]
+fn an_agent_on_each_node_of_a_step_starts_its_ranks() {
+    let Some(slurm) = Slurm::new().unwrap() else { return };
+    let step = ["-N2", "--ntasks-per-node=1"];
+    let bench = ["bench", "all-reduce", "--sizes", "4K", "--seconds-per-size", "0.01"];
+    let run = [&step[..], &[BINARY, "run", "--nproc-per-node", "2", BINARY], &bench].concat();
+    let output = srun(&slurm, &run).env("DRUMLINE_JOB_KEY_FILE", key_file(&slurm)).output().unwrap();
+    let (stdout, stderr) = told(&output);
+    assert!(output.status.success() && stdout.contains(", 4 ranks;"), "{stdout}{stderr}");
+    let failing = [&step[..], &[BINARY, "run", "--nproc-per-node", "2", "sh", "-c", "exit $RANK"]].concat();
+    let output = srun(&slurm, &failing).env("DRUMLINE_JOB_KEY_FILE", key_file(&slurm)).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{:?}", told(&output));
+}

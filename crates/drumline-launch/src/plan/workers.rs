@@ -86,6 +86,7 @@ mod tests {
             omp: None,
             debug_rank: None,
             fleet: None,
+            slurm_step: None,
         }
     }
 
