@@ -6,6 +6,7 @@ mod binding;
 mod job;
 mod launch;
 mod run;
+mod sbatch;
 mod telling;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ struct Cli {
 enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
+    Sbatch(Box<sbatch::SbatchArgs>),
     Bench(bench::BenchArgs),
 }
 
@@ -31,8 +33,9 @@ impl Cli {
     /// The command line as torchrun would read it too.
     fn read() -> Result<Self, clap::Error> {
         let command = Self::command();
-        let mut command =
+        let command =
             command.mut_subcommand("run", run::as_torchrun).mut_subcommand("launch", run::as_torchrun);
+        let mut command = command.mut_subcommand("sbatch", run::as_torchrun);
         let matches = command.try_get_matches_from_mut(std::env::args_os())?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
+        Command::Sbatch(args) => sbatch::sbatch(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match outcome {

@@ -6,6 +6,7 @@ mod it {
     mod failing;
     mod joining;
     mod run_args;
+    mod sbatch;
     mod slurm;
     mod started;
 }

@@ -108,7 +108,7 @@ impl Slurm {
              SlurmctldHost=host{LOGIN}({login})\n\
              SlurmUser=root\n\
              AuthType=auth/munge\n\
-             AuthInfo=socket={folder}/munge/socket\n\
+             AuthInfo=socket={folder}/munge/socket,cred_expire=5\n\
              MpiDefault=none\n\
              ProctrackType=proctrack/linuxproc\n\
              TaskPlugin=task/none\n\

@@ -57,7 +57,7 @@ impl Step {
 
 impl RunArgs {
     /// Whether anything was given about where the nodes are and how they meet: then that holds, and all of it.
-    fn say_where(&self) -> bool {
+    pub(crate) fn say_where(&self) -> bool {
         let lists = self.hostfile.is_some() || self.include.is_some() || self.exclude.is_some();
         let counts = self.nnodes.is_some() || self.num_nodes.is_some() || self.node_rank.is_some();
         let master = self.master_addr.is_some() || self.master_port.is_some();

@@ -18,7 +18,7 @@ pub(super) fn srun(slurm: &Slurm, args: &[&str]) -> Command {
     command
 }
 
-fn told(output: &Output) -> (String, String) {
+pub(super) fn told(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
 }
