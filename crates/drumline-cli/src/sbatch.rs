@@ -26,7 +26,7 @@ const SCRIPT: &str = "The script";
 
 /// Seconds of warning for a job that shall run again, unless told otherwise.
 const SIGNAL_BEFORE: u16 = 60;
-/// What the agents hand on to their ranks: what they would without this, and the warning.
+/// What makes the agents stop their ranks: what would without this, and the warning. By itself it would only be passed on.
 const SIGNALS: &str = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1";
 
 const EXAMPLES: &str = "\
@@ -35,9 +35,9 @@ Examples:
   drumline sbatch --nodes 2 --nproc-per-node 4 --submit ./train      submit it, and print the job's number
   drumline sbatch --nodes 2 --gpus-per-node 8 --time 4:00:00 --requeue --signal-before 120 --submit train.py
 
-All flags of drumline run can be given too, but for those that say where the nodes are: Slurm does. After --signal-before the \
-ranks get SIGUSR1 so many seconds before the time is up (or up to a minute more). With --requeue the job then goes back to \
-the queue, and its next run sees SLURM_RESTART_COUNT.";
+All flags of drumline run can be given too, but for those that say where the nodes are: Slurm does. With --signal-before the \
+ranks get SIGUSR1 so many seconds before the time is up (or up to a minute more). With --requeue they must then end, and are \
+killed if they do not; the job goes back to the queue, and its next run sees SLURM_RESTART_COUNT.";
 
 /// Write, or submit, a Slurm batch script that runs a program on several nodes
 #[derive(Debug, clap::Args)]
@@ -130,7 +130,7 @@ impl SbatchArgs {
         let options = self.options(warning)?;
         let mut command = vec![launcher.to_os_string(), "run".into()];
         command.extend(self.default_ranks());
-        command.extend(warning.iter().flat_map(|seconds| self.heeding_the_warning(*seconds)));
+        command.extend(warning.filter(|_| self.requeue).into_iter().flat_map(|time| self.stopping_in(time)));
         command.extend(self.run.flags.iter().cloned());
         // A program whose name looks like a flag is still a program.
         command.push("--".into());
@@ -182,11 +182,11 @@ impl SbatchArgs {
         (self.gpus_per_node.is_some() && !self.says_ranks()).then(|| "--nproc-per-node=gpu".into())
     }
 
-    /// The agents hand the warning on, and give the ranks all the time there is.
-    fn heeding_the_warning(&self, seconds: u16) -> impl Iterator<Item = OsString> + use<> {
+    /// A job that shall run again must have ended when its time is up: the ranks get nine tenths of what is left.
+    fn stopping_in(&self, seconds: u16) -> impl Iterator<Item = OsString> + use<> {
         let signals = self.run.value("signals-to-handle").is_none().then(|| SIGNALS.to_string());
         let time = self.run.value("shutdown-timeout").is_none();
-        let time = time.then(|| format!("--shutdown-timeout={seconds}"));
+        let time = time.then(|| format!("--shutdown-timeout={}", f64::from(seconds) * 0.9));
         signals.into_iter().chain(time).map(OsString::from)
     }
 

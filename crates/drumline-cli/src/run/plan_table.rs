@@ -234,7 +234,7 @@ fn the_nodes_of_a_slurm_step_are_taken_unless_the_command_line_has_them() {
     }
     for variables in [SHELL, BATCH] {
         let plan = under_slurm(variables).plan("a").unwrap();
-        assert_eq!((plan.nodes, plan.rendezvous), (NodeRange::exactly(1), at("127.0.0.1", 29500)));
+        assert_eq!((plan.nodes, plan.slurm_step), (NodeRange::exactly(1), None));
     }
 }
 

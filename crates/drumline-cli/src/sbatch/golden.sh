@@ -27,16 +27,16 @@ told_to_stop() {
 }
 trap told_to_stop TERM
 
-# Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint and end.
+# Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint and end, and the job will run again.
 warned() {
     again=1
-    warned=1
+    requeue=1
     kill -USR1 "$srun" 2>/dev/null
 }
 trap warned USR1
 
 set -m
-srun --ntasks-per-node=1 --cpus-per-task=8 /opt/drumline run --nproc-per-node=gpu --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=120 --max-restarts=3 -- train.py --lr 0.1 &
+srun --ntasks-per-node=1 --cpus-per-task=8 /opt/drumline run --nproc-per-node=gpu --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=108 --max-restarts=3 -- train.py --lr 0.1 &
 srun=$!
 set +m
 
@@ -49,7 +49,7 @@ while [ -n "$again" ]; do
 done
 
 # Back to the queue. The next run sees SLURM_RESTART_COUNT, which says how many there were before it.
-if [ -n "$warned" ]; then
+if [ -n "$requeue" ]; then
     rm -rf -- "$private"
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -48,7 +48,7 @@ trap told_to_stop TERM
 "#;
 
 const WARNING: &str = r#"
-# Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint and end.
+# Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint.
 warned() {
     again=1
     kill -USR1 "$srun" 2>/dev/null

@@ -119,6 +119,33 @@ fn a_warned_job_runs_again() {
     assert_eq!(count, 2, "{}", job.output());
 }
 
+/// Ends with a checkpoint when it is asked for one, as a training loop would at the end of a step.
+const TRAINING: &str = r#"
+import os, signal, time
+def saved(*_):
+    print("rank", os.environ["RANK"], "saved", flush=True)
+    raise SystemExit(0)
+signal.signal(signal.SIGUSR1, saved)
+again = os.environ.get("SLURM_RESTART_COUNT", "0")
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "in run", again, flush=True)
+while again == "0":
+    time.sleep(0.1)
+"#;
+
+#[test]
+fn the_ranks_of_two_nodes_save_when_warned_and_go_on_in_the_next_run() {
+    let Some(slurm) = Slurm::new().unwrap() else { return };
+    fs::write(slurm.folder().join("train.py"), TRAINING).unwrap();
+    let args = ["--nodes", "2", "--nproc-per-node", "2", "--requeue", "--signal-before", "20", "train.py"];
+    let job = Job::submit(&slurm, &args);
+    (0..4).for_each(|rank| job.wait_output(&format!("rank {rank} of 4 in run 0")));
+    job.scancel(&["--signal=USR1", "--batch"]);
+    (0..4).for_each(|rank| job.wait_output(&format!("rank {rank} saved")));
+    (0..4).for_each(|rank| job.wait_output(&format!("rank {rank} of 4 in run 1")));
+    job.wait_state("COMPLETED");
+    assert!(job.says("ExitCode=0:0") && job.private_folders().is_empty(), "{}", job.output());
+}
+
 #[test]
 fn a_job_that_slurm_refuses_is_told() {
     let Some(slurm) = Slurm::new().unwrap() else { return };

@@ -83,7 +83,6 @@ fn an_agent_on_each_node_of_a_step_knows_its_place() {
 }
 
 #[test]
-#[ignore = "jobs of several nodes cannot be started yet"]
 fn an_agent_on_each_node_of_a_step_starts_its_ranks() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     let step = ["-N2", "--ntasks-per-node=1"];
