@@ -125,8 +125,6 @@ impl Slurm {
              SlurmdSpoolDir={folder}/spool-%n\n\
              SlurmctldPidFile={folder}/slurmctld.pid\n\
              SlurmdPidFile={folder}/slurmd-%n.pid\n\
-             SlurmctldLogFile={folder}/log/slurmctld\n\
-             SlurmdLogFile={folder}/log/slurmd-%n\n\
              {nodes}\
              PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n",
             login = self.hosts.address(LOGIN),
