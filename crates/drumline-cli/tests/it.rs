@@ -4,9 +4,13 @@
 mod it {
     mod every_op;
     mod failing;
+    mod job;
     mod joining;
+    mod nodes;
+    mod restarts;
     mod run_args;
     mod sbatch;
+    mod signals;
     mod slurm;
     mod started;
 }
