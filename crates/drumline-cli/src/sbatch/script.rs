@@ -102,7 +102,7 @@ impl Job {
         script.extend(words::line(self.srun().iter().map(OsString::as_os_str)));
         script.extend(b" &\n");
         script.extend(WAIT.bytes());
-        script.extend(self.requeue.then_some(REQUEUE).unwrap_or_default().bytes());
+        script.extend((if self.requeue { REQUEUE } else { "" }).bytes());
         script.extend(b"exit \"$code\"\n");
         script
     }
