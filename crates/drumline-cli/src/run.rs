@@ -15,6 +15,7 @@ mod nproc;
 mod plan;
 #[cfg(test)]
 mod plan_table;
+mod slurm;
 
 use std::io::Write;
 

@@ -11,7 +11,9 @@ mod it {
     mod nodes;
     mod restarts;
     mod run_args;
+    mod sbatch;
     mod signals;
+    mod slurm;
     mod started;
     mod vscode;
 }

@@ -76,6 +76,8 @@ pub struct LaunchPlan {
     pub debug_rank: Option<HeldRank>,
     /// The other hosts, if this launcher starts theirs.
     pub fleet: Option<Fleet>,
+    /// The Slurm step that says which nodes there are, if one does.
+    pub slurm_step: Option<String>,
 }
 
 /// A rank that stops before its program begins, until it is continued.

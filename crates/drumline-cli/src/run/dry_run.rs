@@ -66,7 +66,10 @@ fn nodes(plan: &LaunchPlan) -> String {
         Rendezvous::Dynamic { .. } => {
             format!("{}; ranks are given when they meet, here as if all came", plan.nodes)
         }
-        _ => format!("{}; this is node {}", plan.nodes, plan.node_rank),
+        _ => {
+            let source = plan.slurm_step.as_ref().map(|step| format!(", from Slurm (step {step})"));
+            format!("{}{}; this is node {}", plan.nodes, source.unwrap_or_default(), plan.node_rank)
+        }
     }
 }
 

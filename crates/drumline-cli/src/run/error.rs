@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use drumline_launch::{EndpointError, HostfileError, NodeRange, SignalsError};
+use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
@@ -75,4 +76,13 @@ pub(crate) enum PlanError {
         "--hostfile, --include and --exclude say which nodes there are, and --nnodes does too; try --num-nodes"
     )]
     NodesTwice,
+    #[error(
+        "srun started {tasks} tasks on {nodes} nodes, and in each a drumline run that wants the whole node; \
+         try srun --ntasks-per-node=1 drumline run --nproc-per-node N, or srun PROGRAM without drumline run"
+    )]
+    SlurmTasks { tasks: u64, nodes: usize },
+    #[error("SLURM_STEP_NODELIST: {0}; try --nnodes, --node-rank and --master-addr")]
+    SlurmNodes(NodeListError),
+    #[error("{name} is `{value}`, expected a number; try --nnodes, --node-rank and --master-addr")]
+    SlurmVariable { name: &'static str, value: String },
 }

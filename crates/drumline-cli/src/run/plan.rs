@@ -16,20 +16,29 @@ use super::error::PlanError;
 use super::host::Host;
 use super::hosts::Hosts;
 use super::nproc::Nproc;
+use super::slurm::Step;
 
 const MASTER_ADDR: &str = "127.0.0.1";
 const MASTER_PORT: u16 = 29_500;
 /// Where the dynamic way meets if no port is given.
 const C10D_PORT: u16 = 29_400;
+/// What `--rdzv-id` says if nobody gave one.
+const NO_ID: &str = "none";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl RunArgs {
     /// What these arguments mean on this node, or the first thing that is wrong with them.
     pub(crate) fn plan(&self, host: &Host<'_>) -> Result<LaunchPlan, PlanError> {
         let hosts = Hosts::chosen(self, host)?;
-        let nodes = hosts.nodes.or(self.nnodes).unwrap_or(NodeRange::exactly(1));
-        let rendezvous = self.rendezvous(nodes, &hosts)?;
-        let node_rank = self.node_rank.or(hosts.node_rank).unwrap_or(0);
+        let step = Step::taken(self, host)?;
+        let of_step = step.as_ref().map(|step| step.nodes);
+        let nodes = hosts.nodes.or(self.nnodes).or(of_step).unwrap_or(NodeRange::exactly(1));
+        let rendezvous = match &step {
+            Some(step) => step.rendezvous.clone(),
+            None => self.rendezvous(nodes, &hosts)?,
+        };
+        let of_step = step.as_ref().map(|step| step.node_rank);
+        let node_rank = self.node_rank.or(hosts.node_rank).or(of_step).unwrap_or(0);
         if matches!(rendezvous, Rendezvous::Static { .. }) && node_rank >= nodes.max {
             return Err(PlanError::NodeRank { rank: node_rank, nodes: nodes.max });
         }
@@ -43,7 +52,7 @@ impl RunArgs {
             node_rank,
             nproc,
             role: self.role.clone(),
-            run_id: if self.standalone { host.fresh_id.clone() } else { self.rdzv_id.clone() },
+            run_id: self.run_id(host, step.as_ref()),
             rendezvous,
             join_timeout: self.rdzv_conf.join_timeout,
             local_addr: self.local_addr.clone(),
@@ -61,6 +70,7 @@ impl RunArgs {
             omp: self.threads()?,
             debug_rank: self.held_rank(nodes.max * nproc, host)?,
             fleet: hosts.fleet,
+            slurm_step: step.map(|step| step.name),
         })
     }
 
@@ -97,6 +107,14 @@ impl RunArgs {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
         }
         remarks
+    }
+
+    fn run_id(&self, host: &Host<'_>, step: Option<&Step>) -> String {
+        match step {
+            _ if self.standalone => host.fresh_id.clone(),
+            Some(step) if self.rdzv_id == NO_ID => step.job.to_string(),
+            _ => self.rdzv_id.clone(),
+        }
     }
 
     fn rendezvous(&self, nodes: NodeRange, hosts: &Hosts) -> Result<Rendezvous, PlanError> {

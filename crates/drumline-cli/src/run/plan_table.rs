@@ -190,6 +190,74 @@ fn hosts_come_from_the_hostfile() {
     assert_eq!(FOUR_GPUS.plan("-i localhost:1,2 a").unwrap().devices.unwrap(), ["1", "2"]);
 }
 
+/// Task 1 of `srun -N2 --ntasks-per-node=1`.
+const STEP: &[(&str, &str)] = &[
+    ("SLURM_JOB_ID", "12"),
+    ("SLURM_STEP_ID", "3"),
+    ("SLURM_STEP_NUM_TASKS", "2"),
+    ("SLURM_STEP_NODELIST", "gpu[07-08]"),
+    ("SLURM_NODEID", "1"),
+];
+/// A task of `srun -N2 -n8`.
+const CROWDED: &[(&str, &str)] = &[("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_STEP_NODELIST", "gpu[07-08]")];
+/// The shell of `srun --pty bash`.
+const SHELL: &[(&str, &str)] = &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_NODELIST", "gpu07")];
+/// A batch script: the variables are those of the job.
+const BATCH: &[(&str, &str)] = &[
+    ("SLURM_JOB_ID", "12"),
+    ("SLURM_NTASKS", "2"),
+    ("SLURM_PROCID", "0"),
+    ("SLURM_JOB_NODELIST", "gpu[07-08]"),
+];
+
+fn under_slurm(variables: &'static [(&'static str, &'static str)]) -> Node {
+    Node { variables, ..FOUR_GPUS }
+}
+
+#[test]
+fn the_nodes_of_a_slurm_step_are_taken_unless_the_command_line_has_them() {
+    let plan = under_slurm(STEP).plan("--nproc-per-node gpu a").unwrap();
+    assert_eq!((plan.nodes, plan.node_rank, plan.nproc), (NodeRange::exactly(2), 1, 4));
+    assert_eq!((plan.rendezvous, plan.run_id.as_str()), (at("gpu07", 15015), "12"));
+    assert_eq!(plan.slurm_step.as_deref(), Some("12.3"));
+    assert_eq!(under_slurm(STEP).plan("--rdzv-id mine a").unwrap().run_id, "mine");
+    for line in [
+        "--nnodes 1 a",
+        "--standalone a",
+        "--master-port 4 a",
+        "--num-nodes 1 a",
+        "--rdzv-backend c10d a",
+        "--rdzv-endpoint h:1 a",
+        "--node-rank 0 a",
+        "-i localhost:0 a",
+    ] {
+        for variables in [STEP, CROWDED] {
+            let plan = under_slurm(variables).plan(line).unwrap();
+            assert_eq!((plan.nodes, plan.slurm_step), (NodeRange::exactly(1), None), "{line}");
+        }
+    }
+    for variables in [SHELL, BATCH] {
+        let plan = under_slurm(variables).plan("a").unwrap();
+        assert_eq!((plan.nodes, plan.slurm_step), (NodeRange::exactly(1), None));
+    }
+}
+
+#[test]
+fn what_slurm_says_and_cannot_be_is_told() {
+    let without_job = &STEP[1..];
+    let torn = &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NODELIST", "gpu[07-")];
+    for (variables, said) in [
+        (CROWDED, "started 8 tasks on 2 nodes"),
+        (CROWDED, "try srun --ntasks-per-node=1 drumline run"),
+        (without_job, "SLURM_JOB_ID is ``, expected a number"),
+        (torn, "SLURM_STEP_NODELIST: node list"),
+        (&[("SLURM_STEP_NUM_TASKS", "many")], "SLURM_STEP_NUM_TASKS is `many`"),
+    ] {
+        let error = under_slurm(variables).error("a");
+        assert!(error.contains(said), "{error}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_told_with_the_nearest_right_flag() {
     let listed = Node { gpus: 4, hostfile: Some("node0 slots=4\nnode1 slots=2"), variables: &[] };

@@ -97,6 +97,7 @@ pub(crate) mod tests {
             omp: None,
             debug_rank: None,
             fleet: None,
+            slurm_step: None,
         }
     }
 
