@@ -25,6 +25,9 @@ enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(bench::BenchArgs),
+    /// Become the agent that a leading launcher orders on stdin
+    #[command(hide = true)]
+    OnHost,
 }
 
 impl Cli {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::OnHost => run::on_host(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,15 +6,19 @@
 //! ```
 
 mod args;
+mod deepspeed;
 mod dry_run;
 mod error;
 mod flags;
 mod host;
 mod hosts;
+mod leading;
 mod nproc;
+mod on_host;
 mod plan;
 #[cfg(test)]
 mod plan_table;
+mod site;
 
 use std::io::Write;
 
@@ -25,6 +29,7 @@ use drumline_rendezvous::{Hello, Role, worker_env};
 pub(crate) use args::RunArgs;
 pub(crate) use flags::{as_torchrun, variable_at_fault};
 use host::Host;
+pub(crate) use on_host::on_host;
 
 /// Carries out the command line; an error if a rank failed.
 pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyhow::Result<()> {
@@ -36,6 +41,13 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
         eprintln!("note: {remark}");
     }
     let visible = host.text(worker_env::CUDA_VISIBLE_DEVICES);
+    if let Some(fleet) = &plan.fleet {
+        let site = site::site(fleet, &host)?;
+        if !args.dry_run {
+            return leading::lead(&plan, fleet, &site);
+        }
+        return Ok(std::io::stdout().write_all(dry_run::describe_fleet(&plan, fleet, &site).as_bytes())?);
+    }
     if args.dry_run {
         return Ok(std::io::stdout().write_all(dry_run::describe(&plan, visible.as_deref()).as_bytes())?);
     }
@@ -43,7 +55,7 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
 }
 
 fn start(plan: &LaunchPlan, visible: Option<&str>) -> anyhow::Result<()> {
-    if plan.nodes.max > 1 || plan.fleet.is_some() {
+    if plan.nodes.max > 1 {
         bail!(
             "jobs of more than one node cannot be started yet; try --dry-run to see the plan, or --nnodes 1"
         );

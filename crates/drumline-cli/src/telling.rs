@@ -27,8 +27,16 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
+/// The end of a job that has told by itself what went wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("exit code {0}")]
+pub(crate) struct ExitCodeOnly(pub(crate) u8);
+
 /// Says what went wrong, unless nobody would read it or rank 0 says it too.
 pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
+    if let Some(ExitCodeOnly(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
+    }
     if error.is::<Mistake>() && is_later_rank(|name| std::env::var(name).ok()) {
         std::thread::sleep(HEAD_START);
     } else if !is_broken_pipe(error) {

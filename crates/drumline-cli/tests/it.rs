@@ -4,6 +4,7 @@
 mod it {
     mod every_op;
     mod failing;
+    mod fleet;
     mod joining;
     mod run_args;
     mod started;

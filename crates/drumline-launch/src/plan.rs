@@ -74,6 +74,18 @@ pub struct LaunchPlan {
     pub debug_rank: Option<usize>,
     /// The other hosts, if this launcher starts theirs.
     pub fleet: Option<Fleet>,
+    /// Who leads this launcher.
+    pub led: LedBy,
+}
+
+/// Who leads a launcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LedBy {
+    /// It was started by hand, or by something that has no more to say.
+    #[default]
+    Nobody,
+    /// The launcher at the other end of its stdin: see [`led`](crate::led).
+    Stdin,
 }
 
 /// Lines that hold one of these texts are copied to a file of their own.
@@ -103,8 +115,14 @@ pub enum NumaBinding {
 pub struct Fleet {
     /// In the order of their node ranks.
     pub hosts: Vec<HostSlots>,
+    /// Ranks on each host; one for each slot if `None`.
+    pub nproc: Option<usize>,
     /// How.
     pub starter: Starter,
+    /// The port of the other hosts' `sshd`; what `ssh` would take if `None`.
+    pub ssh_port: Option<u16>,
+    /// The user's own arguments for the starter.
+    pub starter_args: Vec<String>,
 }
 
 /// What starts a launcher on another host.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use drumline_launch::{EndpointError, HostfileError, NodeRange, SignalsError};
+use drumline_launch::{EndpointError, EnvFileError, HostfileError, NodeRange, SignalsError};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
@@ -61,8 +61,6 @@ pub(crate) enum PlanError {
     NoHosts,
     #[error("--num-nodes {asked}: only {found} hosts are there; try --num-nodes {found}")]
     FewHosts { asked: usize, found: usize },
-    #[error("{host} has {slots} slots where {first} has {of_first}; try --num-gpus {}", slots.min(of_first))]
-    Uneven { host: String, slots: usize, first: String, of_first: usize },
     #[error(
         "{host} has {slots} slots, --num-gpus asks for {asked}; try --num-gpus {slots}, or --exclude {host}"
     )]
@@ -71,4 +69,17 @@ pub(crate) enum PlanError {
         "--hostfile, --include and --exclude say which nodes there are, and --nnodes does too; try --num-nodes"
     )]
     NodesTwice,
+    #[error("{flag} is not supported; try {instead}")]
+    Refused { flag: &'static str, instead: &'static str },
+    #[error("--no-ssh starts this host's ranks only, and must be told which host that is; try --node-rank N")]
+    NoSshRank,
+    #[error(
+        "the first host is called {first}, which the others take for themselves; try --master-addr with its \
+         address, or that address in the hostfile"
+    )]
+    FirstIsLoopback { first: String },
+    #[error("cannot read {}: {source}; try another file in DS_ENV_FILE", path.display())]
+    EnvFile { path: PathBuf, source: io::Error },
+    #[error("{}: {source}", path.display())]
+    EnvLine { path: PathBuf, source: EnvFileError },
 }

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
-    split_endpoint,
+    Fleet, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, Std,
+    parse_signals, split_endpoint,
 };
 use drumline_rendezvous::worker_env;
 
@@ -59,8 +59,9 @@ impl RunArgs {
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self.held_rank(nodes.max * nproc)?,
+            debug_rank: self.held_rank(hosts.fleet.as_ref().map_or(nodes.max * nproc, Fleet::num_ranks))?,
             fleet: hosts.fleet,
+            led: if self.led { LedBy::Stdin } else { LedBy::Nobody },
         })
     }
 
@@ -90,6 +91,10 @@ impl RunArgs {
         if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
         }
+        if self.hostfile.is_some() && self.local_addr.is_some() && !self.deepspeed.no_ssh {
+            remarks.push(unused("--local-addr", "each host finds out its own"));
+        }
+        remarks.extend(self.deepspeed.unused().into_iter().map(|(flag, why)| unused(flag, why)));
         remarks
     }
 
@@ -106,7 +111,7 @@ impl RunArgs {
                 let (host, port) =
                     split_endpoint(&self.rdzv_endpoint, Some(C10D_PORT)).map_err(PlanError::Endpoint)?;
                 let given = !self.rdzv_endpoint.trim().is_empty();
-                let host = hosts.first().filter(|_| !given).unwrap_or(host);
+                let host = if given { host } else { hosts.first()?.unwrap_or(host) };
                 let host = if host.contains(':') { format!("[{host}]") } else { host };
                 Ok(Rendezvous::Dynamic { endpoint: format!("{host}:{port}"), conf: self.rdzv_conf.clone() })
             }
@@ -120,8 +125,10 @@ impl RunArgs {
             let (addr, port) = split_endpoint(&self.rdzv_endpoint, None).map_err(PlanError::Endpoint)?;
             return Ok(Rendezvous::Static { addr, port });
         }
-        let given = self.master_addr.clone().or_else(|| hosts.first());
-        let addr = given.unwrap_or_else(|| MASTER_ADDR.to_string());
+        let addr = match &self.master_addr {
+            Some(given) => given.clone(),
+            None => hosts.first()?.unwrap_or_else(|| MASTER_ADDR.to_string()),
+        };
         // An IPv6 address may stand in brackets; put there, any address is told from HOST:PORT.
         let bare = addr.trim().trim_start_matches('[').trim_end_matches(']');
         let is_host = bare.parse::<std::net::Ipv6Addr>().is_ok() || !bare.contains([':', '/', ' ']);
@@ -151,9 +158,10 @@ impl RunArgs {
         if let Some(name) = &self.logs_specs {
             return Err(PlanError::LogsSpecs(name.clone()));
         }
+        let each = self.deepspeed.enable_each_rank_log.as_ref();
         Ok(LogPlan {
-            dir: self.log_dir.clone(),
-            redirects: self.redirects.clone(),
+            dir: self.log_dir.as_ref().or(each).cloned(),
+            redirects: each.map_or_else(|| self.redirects.clone(), |_| Std::Both.into()),
             tee: self.tee.clone(),
             filter: self.shown_ranks()?,
             quiet_ranks: self.quiet_ranks,

@@ -60,7 +60,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
+    use crate::{LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
 
     fn plan() -> LaunchPlan {
         LaunchPlan {
@@ -86,6 +86,7 @@ mod tests {
             omp: None,
             debug_rank: None,
             fleet: None,
+            led: LedBy::Nobody,
         }
     }
 
