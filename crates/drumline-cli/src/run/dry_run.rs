@@ -41,7 +41,9 @@ pub(super) fn describe_fleet(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> S
     for (node_rank, HostCommand { host, program, args, order }) in
         fleet.commands(plan, site).iter().enumerate()
     {
-        let _ = writeln!(text, "host {host} (node {node_rank}, {} ranks)", fleet.ranks_on(node_rank));
+        let first: usize = (0..node_rank).map(|node_rank| fleet.ranks_on(node_rank)).sum();
+        let last = first + fleet.ranks_on(node_rank) - 1;
+        let _ = writeln!(text, "host {host} (node {node_rank}, ranks {first} to {last})");
         let _ = writeln!(text, "  $ {}", line(program, args));
         let _ =
             writeln!(text, "  which is told on stdin, with the job key, to run in {}", order.dir.display());

@@ -247,7 +247,7 @@ fn one_signal_is_handed_on_and_the_second_ends_all_now() {
     for (does, signals, told, code) in [("wait", 1, "SIGINT\n", 130), ("stubborn", 2, "SIGINT\ngone\n", 137)]
     {
         let (handle, end) = ending(place.start(&[0, 1], does));
-        [0, 1].map(|host| place.written(host, "given"));
+        [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
         for _ in 0..signals {
             handle.signal(Signal::INT);
             std::thread::sleep(Duration::from_millis(300));
@@ -255,7 +255,7 @@ fn one_signal_is_handed_on_and_the_second_ends_all_now() {
         assert_eq!(end(), FleetEnd { code, problems: vec![] }, "{does}");
         for host in [0, 1] {
             assert_eq!(place.written(host, "told"), told, "{does}");
-            ["told", "given"].map(|what| fs::remove_file(place.file(host, what)).unwrap());
+            ["told", "given"].iter().for_each(|what| fs::remove_file(place.file(host, what)).unwrap());
         }
     }
 }
@@ -264,10 +264,42 @@ fn one_signal_is_handed_on_and_the_second_ends_all_now() {
 fn agents_see_the_end_of_a_leader_that_is_gone() {
     let Some(place) = Place::new() else { return };
     let leader = place.start(&[0, 1], "stubborn");
-    [0, 1].map(|host| place.written(host, "given"));
+    [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
     assert!(!place.file(0, "told").exists(), "nobody is told anything while the leader is there");
     let begin = Instant::now();
     drop(leader);
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
-    [0, 1].map(|host| assert_eq!(place.written(host, "told"), "gone\n"));
+    [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "told"), "gone\n"));
+}
+
+#[test]
+fn open_mpi_brings_agents_too() {
+    if !rank_test::require_tool("mpirun") {
+        return;
+    }
+    let Some(place) = Place::new() else { return };
+    // By `ssh` itself, which it must be told how to use; and root must insist.
+    let ssh = format!("OMPI_MCA_plm_rsh_agent=ssh -p {PORT} {}", place.ssh.client_args().join(" "));
+    let starter_args = vec!["--allow-run-as-root".to_string()];
+    let fleet = Fleet { starter: Starter::OpenMpi, starter_args, ..place.fleet(&[0, 1]) };
+    let start = |does: &str| {
+        let mut commands = place.commands(&fleet, does, vec!["a 'b' $c".into()]);
+        for HostCommand { args, .. } in &mut commands {
+            let mpirun = args.iter().position(|word| word == "mpirun").unwrap();
+            args.splice(mpirun..mpirun, ["env".into(), ssh.clone().into()]);
+        }
+        ending(Leader::start(&commands, &JobKey::random(), Duration::from_secs(1)).unwrap())
+    };
+    assert_eq!(start("end").1(), FleetEnd { code: 0, problems: vec![] });
+    for host in [0, 1] {
+        let text = place.written(host, "given");
+        assert!(text.ends_with(&format!("word {}\n", hex(b"a 'b' $c"))), "{text}");
+        assert!(text.contains("key 64\n"), "{text}");
+        fs::remove_file(place.file(host, "given")).unwrap();
+    }
+    let (handle, end) = start("wait");
+    [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
+    handle.signal(Signal::INT);
+    assert_eq!(end().code, 130);
+    [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "told"), "SIGINT\n"));
 }
