@@ -75,8 +75,7 @@ fn each_starter_has_its_way() {
         ["/opt/drum line on-host".to_string(), format!("ssh -v -p2222 {options} '/opt/drum line' on-host")]
     );
     let slurm = Fleet { starter_args: vec!["--account=x".into()], ..fleet(Starter::Slurm) };
-    let srun =
-        "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --cpu-bind=none --unbuffered --export=ALL";
+    let srun = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --cpu-bind=none --export=ALL";
     assert_eq!(
         started(&slurm),
         ["a", "b"].map(|host| format!("{srun} --nodelist={host} --account=x /opt/drum line on-host"))

@@ -120,8 +120,7 @@ impl Fleet {
             ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
                 .map(str::to_string)
                 .to_vec();
-        words.extend(["--unbuffered", "--export=ALL"].map(str::to_string));
-        words.push(format!("--nodelist={host}"));
+        words.extend(["--export=ALL".to_string(), format!("--nodelist={host}")]);
         words.extend(self.starter_args.iter().cloned());
         words.into_iter().map(OsString::from).collect()
     }
