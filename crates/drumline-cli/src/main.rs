@@ -28,7 +28,13 @@ enum Command {
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
     OnHost,
+    /// Started by an agent between itself and its workers; not for people
+    #[command(name = KEEPER, hide = true)]
+    Keeper,
 }
+
+/// The subcommand that an agent starts.
+const KEEPER: &str = "keeper";
 
 impl Cli {
     /// The command line as torchrun would read it too.
@@ -54,6 +60,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
         Command::OnHost => run::on_host(),
+        Command::Keeper => drumline_launch::keep().map_err(Into::into),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

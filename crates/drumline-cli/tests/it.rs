@@ -5,6 +5,7 @@ mod it {
     mod every_op;
     mod failing;
     mod fleet;
+    mod fleet_job;
     mod joining;
     mod run_args;
     mod started;

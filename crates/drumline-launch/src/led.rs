@@ -46,19 +46,18 @@ pub enum LedError {
 }
 
 /// The orders that come after the key.
-#[derive(Debug)]
-pub struct Listener<R> {
-    lines: BufReader<R>,
+pub struct Listener {
+    lines: BufReader<Box<dyn Read + Send>>,
 }
 
 /// Reads the key from a leader, such as this process's stdin.
-pub fn take<R: Read>(stdin: R) -> Result<(JobKey, Listener<R>), LedError> {
-    let mut lines = BufReader::new(stdin);
+pub fn take(stdin: impl Read + Send + 'static) -> Result<(JobKey, Listener), LedError> {
+    let mut lines = BufReader::new(Box::new(stdin) as Box<dyn Read + Send>);
     let key = line(&mut lines)?.ok_or(LedError::Gone)?;
     Ok((JobKey::from_hex(&key)?, Listener { lines }))
 }
 
-impl<R: Read + Send + 'static> Listener<R> {
+impl Listener {
     /// Calls `tell` with each order, on a thread of its own, which ends after [`Led::Gone`].
     pub fn listen(mut self, tell: impl FnMut(Led) + Send + 'static) -> io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name("drumline-led".to_string()).spawn(move || self.follow(tell))
@@ -101,7 +100,7 @@ mod tests {
     fn the_key_comes_first_then_signals_then_the_end() {
         let key = JobKey::random();
         let text = format!("{}\nSIGTERM\nINT\n", *key.to_hex());
-        assert_eq!(take(text.as_bytes()).unwrap().0, key);
+        assert_eq!(take(io::Cursor::new(text.clone())).unwrap().0, key);
         assert_eq!(orders(text), [Led::Signal(Signal::TERM), Led::Signal(Signal::INT), Led::Gone]);
     }
 
@@ -114,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_missing_or_wrong_key_is_told() {
-        let said = |text: &str| take(text.as_bytes()).unwrap_err().to_string();
+        let said = |text: &str| take(io::Cursor::new(text.to_string())).err().unwrap().to_string();
         assert!(said("").contains("the leading launcher is gone"));
         assert!(said(&"0".repeat(64)).contains("the leading launcher is gone"), "no end of line");
         assert!(said("hello\n").contains("try without --led"));

@@ -11,12 +11,14 @@
 //!
 //! Not here: what the workers say to each other (`drumline-rendezvous`, `drumline-comm`).
 
+mod agent;
 mod descriptors;
 mod environment;
 mod error;
 mod failure;
 mod fleet;
 mod hosted_store;
+mod keeper;
 mod key_memory;
 pub mod led;
 mod lines;
@@ -35,6 +37,7 @@ mod supervise;
 mod tail;
 mod worker;
 
+pub use agent::{AgentOptions, Outcome, run_agent};
 pub use environment::{Environment, Meeting, Place, worker_environment};
 pub use error::LaunchError;
 pub use failure::{
@@ -45,6 +48,7 @@ pub use fleet::{
     EnvFileError, FleetEnd, HostCommand, HostProblem, Leader, LeaderError, LeaderHandle, Order, OrderError,
     Site, is_exported, parse_env_file,
 };
+pub use keeper::keep;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};

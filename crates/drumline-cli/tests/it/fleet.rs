@@ -244,12 +244,16 @@ fn the_first_failure_is_the_exit_code_and_the_others_are_stopped() {
 #[test]
 fn one_signal_is_handed_on_and_the_second_ends_all_now() {
     let Some(place) = Place::new() else { return };
-    for (does, signals, told, code) in [("wait", 1, "SIGINT\n", 130), ("stubborn", 2, "SIGINT\ngone\n", 137)]
+    for (does, signals, told, code) in
+        [("wait", 1, "SIGINT\n", 130), ("stubborn", 2, "SIGUSR1\nSIGINT\ngone\n", 137)]
     {
         let (handle, end) = ending(place.start(&[0, 1], does));
         [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
+        if does == "stubborn" {
+            handle.pass_on(Signal::USR1);
+        }
         for _ in 0..signals {
-            handle.signal(Signal::INT);
+            handle.stop(Signal::INT);
             std::thread::sleep(Duration::from_millis(300));
         }
         assert_eq!(end(), FleetEnd { code, problems: vec![] }, "{does}");
@@ -299,7 +303,7 @@ fn open_mpi_brings_agents_too() {
     }
     let (handle, end) = start("wait");
     [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
-    handle.signal(Signal::INT);
+    handle.stop(Signal::INT);
     assert_eq!(end().code, 130);
     [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "told"), "SIGINT\n"));
 }

@@ -63,14 +63,30 @@ pub struct LeaderHandle(Arc<Orders>);
 
 #[derive(Debug)]
 struct Orders {
-    signals: Mutex<Vec<Signal>>,
+    wishes: Mutex<Vec<Wish>>,
     wake: OwnedFd,
 }
 
+/// What is asked of a leader.
+#[derive(Debug, Clone, Copy)]
+enum Wish {
+    Stop(Signal),
+    PassOn(Signal),
+}
+
 impl LeaderHandle {
-    /// The first signal is handed on to all agents; the second makes them kill and end.
-    pub fn signal(&self, signal: Signal) {
-        self.0.signals.lock().unwrap_or_else(PoisonError::into_inner).push(signal);
+    /// The first signal is handed on to all agents, which stop; the second makes them kill and end.
+    pub fn stop(&self, signal: Signal) {
+        self.wish(Wish::Stop(signal));
+    }
+
+    /// Hands a signal on to all agents that does not ask them to stop.
+    pub fn pass_on(&self, signal: Signal) {
+        self.wish(Wish::PassOn(signal));
+    }
+
+    fn wish(&self, wish: Wish) {
+        self.0.wishes.lock().unwrap_or_else(PoisonError::into_inner).push(wish);
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -93,7 +109,7 @@ impl Leader {
     pub fn start(commands: &[HostCommand], key: &JobKey, grace: Duration) -> Result<Self, LeaderError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(LaunchError::system("lead the other hosts"))?;
-        let orders = Arc::new(Orders { signals: Mutex::default(), wake });
+        let orders = Arc::new(Orders { wishes: Mutex::default(), wake });
         let policy =
             StopPolicy { on_failure: OnFailure::StopOthers, grace: grace + MARGIN, patience: PATIENCE };
         let streams = Arc::<Streams>::default();
@@ -120,17 +136,14 @@ impl Leader {
 
     /// Leads until every agent has ended, or was given up.
     pub fn wait(mut self) -> FleetEnd {
-        let (mut phase, mut request, mut word) = (Phase::Running, None, Signal::TERM);
+        let (mut phase, mut request) = (Phase::Running, None);
         loop {
-            for signal in self.signals() {
-                word = if request.is_none() { signal } else { word };
-                request = Some(if request.is_none() { Request::Stop } else { Request::Kill });
-            }
+            request = self.hear(request);
             let (now, view) = (Instant::now(), self.view(request));
             let next = decide(now, phase, &view, &self.policy);
             if next != phase {
                 phase = next;
-                self.enter(phase, word);
+                self.enter(phase, request);
             }
             if phase == Phase::Over {
                 return self.end();
@@ -143,8 +156,17 @@ impl Leader {
         }
     }
 
-    fn signals(&self) -> Vec<Signal> {
-        std::mem::take(&mut *self.orders.signals.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What is asked for by now, if `before` was asked for already.
+    fn hear(&mut self, before: Option<Request>) -> Option<Request> {
+        let wishes = std::mem::take(&mut *self.orders.wishes.lock().unwrap_or_else(PoisonError::into_inner));
+        wishes.into_iter().fold(before, |request, wish| match (wish, request) {
+            (Wish::Stop(signal), None) => Some(Request::Stop { signal, grace: None }),
+            (Wish::Stop(_), Some(_)) => Some(Request::Kill),
+            (Wish::PassOn(signal), request) => {
+                self.hosts.iter_mut().for_each(|host| host.hand_on(signal));
+                request
+            }
+        })
     }
 
     fn view(&self, request: Option<Request>) -> View {
@@ -153,11 +175,11 @@ impl Leader {
         View { alive, first_failed: due.map(|failed| failed.index), request, deadline: None }
     }
 
-    fn enter(&mut self, phase: Phase, word: Signal) {
+    fn enter(&mut self, phase: Phase, request: Option<Request>) {
         tracing::debug!(?phase, "leading the hosts to their end");
         for host in self.hosts.iter_mut().filter(|host| host.running) {
             match phase {
-                Phase::Terminating { .. } => host.say(&format!("{}\n", signal_name(word.as_raw()))),
+                Phase::Terminating { .. } => host.hand_on(request.unwrap_or(Request::STOP).signal()),
                 Phase::Killing { .. } => host.stdin = None,
                 Phase::Running | Phase::Over => {}
             }
@@ -286,6 +308,10 @@ impl Host {
     fn say(&mut self, line: &str) {
         self.unwritten.extend(line.bytes());
         self.write();
+    }
+
+    fn hand_on(&mut self, signal: Signal) {
+        self.say(&format!("{}\n", signal_name(signal.as_raw())));
     }
 
     /// Writes as much as is taken.
