@@ -42,8 +42,12 @@ impl Place {
 
     /// Starts the leader on host 2, with a shell script as the program.
     fn start(&self, flags: &[&str], script: &str) -> Job {
+        self.start_on(2, flags, script)
+    }
+
+    fn start_on(&self, leader: usize, flags: &[&str], script: &str) -> Job {
         let (name, mark) = self.watch.mark();
-        let mut command = self.hosts.command(2, BINARY);
+        let mut command = self.hosts.command(leader, BINARY);
         let path = |name| self.folder.path().join(name);
         command
             .args(["run", "--hostfile", "hosts", "--ssh_port", &PORT.to_string(), "--launcher_args"])
@@ -102,18 +106,38 @@ fn ranks_run_on_both_hosts_and_know_their_places() {
     let Some(place) = Place::new() else { return };
     let script = r#"echo "is $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK gpus \
 $CUDA_VISIBLE_DEVICES on $(cat /proc/sys/kernel/hostname) $GREETING $PWD""#;
-    let mut job = place.start(&[], script);
-    assert_eq!(job.end(), Some(0), "{}", job.said("stderr"));
-    let text = job.said("stdout");
-    let folder = place.folder.path().display();
-    for rank in 0..NUM_RANKS {
-        let (node, local, size) = if rank < 2 { (0, rank, 2) } else { (1, rank - 2, 3) };
-        let gpus = ["0,1", "0,1,2"][node];
-        let line = format!(
-            "is {rank}/{NUM_RANKS} {local}/{size} node {node} gpus {gpus} on host{node} hello you {folder}"
-        );
-        assert_eq!(text.lines().filter(|other| other.ends_with(&line)).count(), 1, "no `{line}` in {text}");
+    // A leader may be one of the hosts itself: that one needs no ssh.
+    for leader in [2, 0] {
+        let mut job = place.start_on(leader, &[], script);
+        assert_eq!(job.end(), Some(0), "{}", job.said("stderr"));
+        let (text, folder) = (job.said("stdout"), place.folder.path().display());
+        for rank in 0..NUM_RANKS {
+            let (node, local, size) = if rank < 2 { (0, rank, 2) } else { (1, rank - 2, 3) };
+            let gpus = ["0,1", "0,1,2"][node];
+            let line = format!(
+                "is {rank}/{NUM_RANKS} {local}/{size} node {node} gpus {gpus} on host{node} hello you {folder}"
+            );
+            assert_eq!(
+                text.lines().filter(|other| other.ends_with(&line)).count(),
+                1,
+                "no `{line}` in {text}"
+            );
+        }
+        place.watch.none_within(Duration::from_secs(1)).unwrap();
     }
+}
+
+#[test]
+fn a_host_that_is_not_there_is_told_and_nothing_is_left_on_the_others() {
+    let Some(place) = Place::new() else { return };
+    let list = place.folder.path().join("hosts");
+    fs::write(&list, fs::read_to_string(&list).unwrap() + "10.77.0.99 slots=1\n").unwrap();
+    let begin = Instant::now();
+    let mut job = place.start(&[], "sleep 300");
+    assert_eq!(job.end(), Some(1));
+    let told = job.said("stderr");
+    assert!(told.contains("error: cannot reach 10.77.0.99: ssh: connect to host"), "{told}");
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     place.watch.none_within(Duration::from_secs(1)).unwrap();
 }
 
@@ -131,16 +155,18 @@ fn a_rank_that_fails_on_one_host_ends_the_job_on_both() {
 #[test]
 fn a_leader_that_is_killed_leaves_nothing_on_any_host() {
     let Some(place) = Place::new() else { return };
-    let mut job = place.start(&[], "echo up; sleep 300 & wait");
-    job.wait_for_lines("up", NUM_RANKS);
-    // The control: they do not end by themselves.
-    std::thread::sleep(Duration::from_millis(1500));
-    let is_sleeper =
-        |left: &&Leftover| matches!(left, Leftover::Process { command, .. } if command == "sleep 300");
-    assert_eq!(place.watch.now().iter().filter(is_sleeper).count(), NUM_RANKS);
-    job.signal(Signal::KILL);
-    job.child.wait().unwrap();
-    place.watch.none_within(Duration::from_secs(1)).unwrap();
+    for leader in [2, 0] {
+        let mut job = place.start_on(leader, &[], "echo up; sleep 300 & wait");
+        job.wait_for_lines("up", NUM_RANKS);
+        // The control: they do not end by themselves.
+        std::thread::sleep(Duration::from_millis(1500));
+        let is_sleeper =
+            |left: &&Leftover| matches!(left, Leftover::Process { command, .. } if command == "sleep 300");
+        assert_eq!(place.watch.now().iter().filter(is_sleeper).count(), NUM_RANKS);
+        job.signal(Signal::KILL);
+        job.child.wait().unwrap();
+        place.watch.none_within(Duration::from_secs(1)).unwrap();
+    }
 }
 
 #[test]
