@@ -28,6 +28,9 @@ enum Command {
     Launch(Box<launch::LaunchArgs>),
     Sbatch(Box<sbatch::SbatchArgs>),
     Bench(bench::BenchArgs),
+    /// Become the agent that a leading launcher orders on stdin
+    #[command(hide = true)]
+    OnHost,
     /// Started by an agent between itself and its workers; not for people
     #[command(name = KEEPER, hide = true)]
     Keeper,
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::launch(&args),
         Command::Sbatch(args) => sbatch::sbatch(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::OnHost => run::on_host(),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
         Command::Hold(args) => hold::hold(&args),
     };

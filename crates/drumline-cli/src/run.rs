@@ -6,30 +6,37 @@
 //! ```
 
 mod args;
+mod deepspeed;
 mod dry_run;
 mod error;
 mod flags;
 mod host;
 mod hosts;
+mod leading;
 mod nproc;
+mod on_host;
 mod plan;
 #[cfg(test)]
 mod plan_table;
+mod site;
 mod slurm;
 
 use std::io::Write;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use drumline_launch::membership::Reason;
-use drumline_launch::{AgentOptions, FailureReport, LaunchPlan, LocalRankArg, Outcome, run_agent};
+use drumline_launch::{
+    AgentOptions, FailureReport, LaunchPlan, LedBy, LocalRankArg, Outcome, led, run_agent,
+};
 use drumline_rendezvous::worker_env;
 
 use crate::KEEPER;
-use crate::telling::Stopped;
+use crate::telling::{ExitCodeOnly, Stopped};
 
 pub(crate) use args::RunArgs;
 pub(crate) use flags::{as_torchrun, variable_at_fault};
 use host::Host;
+pub(crate) use on_host::on_host;
 
 /// Carries out the command line; an error if a rank failed.
 pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyhow::Result<()> {
@@ -41,6 +48,13 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
         eprintln!("note: {remark}");
     }
     let visible = host.text(worker_env::CUDA_VISIBLE_DEVICES);
+    if let Some(fleet) = &plan.fleet {
+        let site = site::site(fleet, &host)?;
+        if !args.dry_run {
+            return leading::lead(&plan, fleet, &site);
+        }
+        return Ok(std::io::stdout().write_all(dry_run::describe_fleet(&plan, fleet, &site).as_bytes())?);
+    }
     if args.dry_run {
         return Ok(std::io::stdout().write_all(dry_run::describe(&plan, visible.as_deref()).as_bytes())?);
     }
@@ -48,21 +62,40 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
 }
 
 fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
-    if plan.fleet.is_some() {
-        bail!("other hosts cannot be started from here yet; try --dry-run to see the plan");
-    }
     let say = |text: &str| eprintln!("note: {text}");
     if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
         say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));
     }
     // Even if this file is replaced or deleted while the job runs.
     let keeper = vec!["/proc/self/exe".into(), KEEPER.into()];
-    let options = AgentOptions { keeper, visible, key: None, say: Box::new(say) };
+    let (key, led) = match plan.led {
+        LedBy::Nobody => (None, None),
+        LedBy::Stdin => led::take(std::io::stdin()).map(|(key, led)| (Some(key), Some(led)))?,
+    };
+    let options = AgentOptions { keeper, visible, key, led, say: Box::new(say) };
     match run_agent(plan, options)? {
         Outcome::Success => Ok(()),
+        Outcome::Failure { report: None, why } if is_told_elsewhere(plan, &why) => {
+            Err(ExitCodeOnly(1).into())
+        }
         Outcome::Failure { report, why } => Err(failed(report.as_deref(), &why)),
         Outcome::Stopped(signal) => Err(Stopped(signal).into()),
     }
+}
+
+/// Whether the agents speak to one person, who has heard it from another: from the node where a rank failed, or else from
+/// the first.
+fn is_told_elsewhere(plan: &LaunchPlan, why: &Reason) -> bool {
+    let speaks_with_others = plan.led == LedBy::Stdin || plan.slurm_step.is_some();
+    speaks_with_others
+        && match why {
+            Reason::OutOfRestarts { failure, .. } | Reason::CrashLoop { failure, .. } => {
+                !failure.ran_for.is_zero() || plan.node_rank != 0
+            }
+            // Known to this agent alone.
+            Reason::StoreLost { .. } | Reason::NodeRankTaken { .. } | Reason::AskedToLeave => false,
+            _ => plan.node_rank != 0,
+        }
 }
 
 /// What happened here, and why the job ended, unless that is the same.

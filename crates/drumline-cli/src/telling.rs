@@ -29,6 +29,11 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
+/// The end of a job that has told by itself what went wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("exit code {0}")]
+pub(crate) struct ExitCodeOnly(pub(crate) u8);
+
 /// The end of a command that a signal has stopped: told by its exit code, as a shell does.
 #[derive(Debug)]
 pub(crate) struct Stopped(pub(crate) Signal);
@@ -43,6 +48,9 @@ impl std::error::Error for Stopped {}
 
 /// Says what went wrong, unless nobody would read it or rank 0 says it too.
 pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
+    if let Some(ExitCodeOnly(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
+    }
     if error.is::<Mistake>() && is_later_rank(|name| std::env::var(name).ok()) {
         std::thread::sleep(HEAD_START);
     } else if !is_broken_pipe(error) {

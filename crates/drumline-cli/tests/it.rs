@@ -5,6 +5,8 @@ mod it {
     mod debugging;
     mod every_op;
     mod failing;
+    mod fleet;
+    mod fleet_job;
     mod job;
     mod joining;
     mod kill_matrix;

@@ -18,6 +18,7 @@ mod round_start;
 mod signals;
 
 use std::ffi::OsString;
+use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 use crate::LaunchError;
 use crate::failure::{Evidence, FailureReport, OomSources, OomWatch};
 use crate::keeper::{Keeper, News, has_children, sweep};
+use crate::led::{Led, Listener};
 use crate::logs::{AttemptLogs, LogFolder};
 use crate::membership::{Act, Agent, Doing, Ending, Event, Grace, Order, Reason, Round, WorkerFailure};
 use crate::placing::{self, Cores, Topology};
@@ -52,6 +54,8 @@ pub struct AgentOptions {
     pub visible: Option<String>,
     /// The job's secret; `None`: what the environment says. A job of one node draws its own.
     pub key: Option<JobKey>,
+    /// Who leads this agent, if somebody does.
+    pub led: Option<Listener>,
     /// Says something to the person who started the job.
     pub say: Box<dyn Fn(&str)>,
 }
@@ -85,9 +89,12 @@ pub(crate) enum Happening {
 }
 
 /// Runs this node's part of the job to its end.
-pub fn run_agent(plan: &LaunchPlan, options: AgentOptions) -> Result<Outcome, LaunchError> {
+pub fn run_agent(plan: &LaunchPlan, mut options: AgentOptions) -> Result<Outcome, LaunchError> {
     let (events, happenings) = mpsc::channel();
     signals::listen(&plan.signals, events.clone()).map_err(LaunchError::system("listen for signals"))?;
+    if let Some(leader) = options.led.take() {
+        follow(leader, events.clone()).map_err(LaunchError::system("listen to the leading launcher"))?;
+    }
     // What a keeper leaves that was killed itself becomes ours, unless others' processes could be taken for it.
     let adopts = !has_children();
     if adopts {
@@ -122,6 +129,19 @@ pub fn run_agent(plan: &LaunchPlan, options: AgentOptions) -> Result<Outcome, La
     let (outcome, patience) = life.live(&happenings)?;
     met.control.finish(patience);
     Ok(outcome)
+}
+
+/// What a leader says is taken as if it had come to this process.
+fn follow(leader: Listener, events: Sender<Happening>) -> io::Result<()> {
+    let tell = move |led| {
+        let happening = match led {
+            Led::Signal(signal) => Happening::Signal(signal),
+            Led::Gone => Happening::LeaderGone,
+        };
+        // Nobody listens any more at the very end.
+        drop(events.send(happening));
+    };
+    leader.listen(tell).map(drop)
 }
 
 /// An agent that has met the others.
@@ -265,7 +285,7 @@ impl Life<'_> {
 
     fn leave(&mut self, signal: Signal) -> Vec<Event> {
         self.stopped_by = self.stopped_by.or(Some(signal));
-        self.met.control.leave();
+        self.met.control.leave(signal);
         vec![Event::Leave]
     }
 
@@ -321,7 +341,7 @@ impl Life<'_> {
     fn stop(&self, round: u64, grace: Grace, why: &Reason) {
         let Some((_, keeper)) = self.keeper.as_ref().filter(|_| self.is_kept(round)) else { return };
         tracing::debug!(round, ?grace, %why, "stopping the workers");
-        let signal = self.stopped_by.unwrap_or(Signal::TERM);
+        let signal = self.stopped_by.or_else(|| why.signal()).unwrap_or(Signal::TERM);
         match grace {
             Grace::Full => keeper.stop(signal, self.plan.shutdown_timeout),
             Grace::Short => keeper.stop(signal, self.plan.shutdown_timeout.min(SHORT_GRACE)),

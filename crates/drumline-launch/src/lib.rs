@@ -16,9 +16,11 @@ mod descriptors;
 mod environment;
 mod error;
 mod failure;
+mod fleet;
 mod hosted_store;
 mod keeper;
 mod key_memory;
+pub mod led;
 mod lines;
 mod local_job;
 mod logs;
@@ -45,12 +47,16 @@ pub use failure::{
     Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,
     Standing, Trace, exit_code,
 };
+pub use fleet::{
+    EnvFileError, FleetEnd, HostCommand, HostProblem, Leader, LeaderError, LeaderHandle, Order, OrderError,
+    Site, is_exported, parse_env_file,
+};
 pub use keeper::keep;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
-    EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LocalRankArg, NodeRange,
+    EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LedBy, LocalRankArg, NodeRange,
     NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
     exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
     visible_gpus,

@@ -78,6 +78,50 @@ pub struct LaunchPlan {
     pub fleet: Option<Fleet>,
     /// The Slurm step that says which nodes there are, if one does.
     pub slurm_step: Option<String>,
+    /// Who leads this launcher.
+    pub led: LedBy,
+}
+
+impl LaunchPlan {
+    /// One rank of `program` on this node alone, as `drumline run` with no flag has it.
+    pub fn new(program: Program) -> Self {
+        Self {
+            nodes: NodeRange::exactly(1),
+            node_rank: 0,
+            nproc: 1,
+            role: "default".to_string(),
+            run_id: "none".to_string(),
+            rendezvous: Rendezvous::Standalone,
+            join_timeout: Duration::from_secs(600),
+            local_addr: None,
+            max_restarts: 0,
+            monitor_interval: Duration::from_millis(100),
+            program,
+            args: Vec::new(),
+            local_rank_arg: None,
+            logs: LogPlan::default(),
+            signals: vec![Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT],
+            shutdown_timeout: Duration::from_secs(30),
+            numa: None,
+            virtual_local_rank: false,
+            devices: None,
+            omp: None,
+            debug_rank: None,
+            fleet: None,
+            slurm_step: None,
+            led: LedBy::Nobody,
+        }
+    }
+}
+
+/// Who leads a launcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LedBy {
+    /// It was started by hand, or by something that has no more to say.
+    #[default]
+    Nobody,
+    /// The launcher at the other end of its stdin: see [`led`](crate::led).
+    Stdin,
 }
 
 /// A rank that stops before its program begins, until it is continued.
@@ -109,8 +153,14 @@ pub enum NumaBinding {
 pub struct Fleet {
     /// In the order of their node ranks.
     pub hosts: Vec<HostSlots>,
+    /// Ranks on each host; one for each slot if `None`.
+    pub nproc: Option<usize>,
     /// How.
     pub starter: Starter,
+    /// The port of the other hosts' `sshd`; what `ssh` would take if `None`.
+    pub ssh_port: Option<u16>,
+    /// The user's own arguments for the starter.
+    pub starter_args: Vec<String>,
 }
 
 /// What starts a launcher on another host.

@@ -18,6 +18,7 @@ mod ranks;
 mod ranks_test;
 mod running;
 pub mod slurm;
+pub mod sshd;
 mod tools;
 
 pub use anyhow;

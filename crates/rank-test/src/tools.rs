@@ -28,7 +28,7 @@ pub fn skipped(why: &str) {
 }
 
 /// The program in `PATH`, or where the system's own tools are.
-fn find(name: &str) -> Option<PathBuf> {
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     let mut folders = std::env::split_paths(&path).chain(system);

@@ -8,4 +8,5 @@ mod it {
     mod meeting;
     mod skipping;
     mod slurm;
+    mod sshd;
 }

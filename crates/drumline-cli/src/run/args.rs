@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use drumline_launch::{NodeRange, NumaBinding, RdzvConf, Starter, StdOf};
+use drumline_launch::{NodeRange, NumaBinding, RdzvConf, StdOf};
 
+use super::deepspeed::DeepspeedArgs;
 use super::nproc::Nproc;
 
 const NODES: &str = "Nodes and ranks";
@@ -95,6 +96,8 @@ pub(crate) struct RunArgs {
     /// What starts the launchers of the other hosts [default: ssh]
     #[arg(long, value_enum, value_name = "WAY", help_heading = HOSTS)]
     pub(super) launcher: Option<Launcher>,
+    #[command(flatten)]
+    pub(super) deepspeed: DeepspeedArgs,
 
     /// PROGRAM is a Python module, as with python -m
     #[arg(short, long, help_heading = PROGRAM)]
@@ -167,6 +170,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = ACCEPTED)]
     pub(super) logs_specs: Option<String>,
 
+    /// Follow the launcher at the other end of stdin
+    #[arg(long, hide = true)]
+    pub(super) led: bool,
+
     /// The program, and its own arguments, passed on untouched
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub(super) command: Vec<OsString>,
@@ -178,16 +185,14 @@ pub(super) enum Launcher {
     Ssh,
     Slurm,
     Openmpi,
-}
-
-impl From<Launcher> for Starter {
-    fn from(launcher: Launcher) -> Self {
-        match launcher {
-            Launcher::Ssh => Self::Ssh,
-            Launcher::Slurm => Self::Slurm,
-            Launcher::Openmpi => Self::OpenMpi,
-        }
-    }
+    #[value(hide = true)]
+    Mvapich,
+    #[value(hide = true)]
+    Mpich,
+    #[value(hide = true)]
+    Impi,
+    #[value(hide = true)]
+    Jsrun,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

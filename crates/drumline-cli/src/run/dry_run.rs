@@ -6,7 +6,9 @@ use std::fmt::Write;
 use std::net::Ipv4Addr;
 
 use drumline_launch::placing::{self, Cores, Topology};
-use drumline_launch::{LaunchPlan, Meeting, Place, Rendezvous, signal_name, worker_environment};
+use drumline_launch::{
+    Fleet, HostCommand, LaunchPlan, Meeting, Place, Rendezvous, Site, signal_name, worker_environment,
+};
 use drumline_rendezvous::worker_env;
 
 /// What a port or address is called that is known only once the job runs.
@@ -27,6 +29,34 @@ pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
     for (local_rank, cores) in bound.iter().enumerate() {
         let place = plan.place(local_rank, plan.node_rank.min(plan.nodes.max - 1), plan.nodes.max);
         text.push_str(&worker(plan, &place, cores.as_ref(), visible));
+    }
+    text
+}
+
+/// The same for hosts on which launchers are started: each host's command, and what it runs there.
+pub(super) fn describe_fleet(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> String {
+    let (num_hosts, num_ranks) = (fleet.hosts.len(), fleet.num_ranks());
+    let mut text = format!("plan ({num_hosts} hosts, {num_ranks} ranks); nothing is started\n");
+    for (name, value) in facts(plan) {
+        let _ = writeln!(text, "  {name:<16} {value}");
+    }
+    let line = |program: &OsStr, args: &[OsString]| {
+        let words = std::iter::once(program).chain(args.iter().map(OsString::as_os_str));
+        words.map(quoted).collect::<Vec<_>>().join(" ")
+    };
+    for (node_rank, HostCommand { host, program, args, order }) in
+        fleet.commands(plan, site).iter().enumerate()
+    {
+        let first: usize = (0..node_rank).map(|node_rank| fleet.ranks_on(node_rank)).sum();
+        let last = first + fleet.ranks_on(node_rank) - 1;
+        let _ = writeln!(text, "host {host} (node {node_rank}, ranks {first} to {last})");
+        let _ = writeln!(text, "  $ {}", line(program, args));
+        let _ =
+            writeln!(text, "  which is told on stdin, with the job key, to run in {}", order.dir.display());
+        for (name, value) in &order.env {
+            let _ = writeln!(text, "    {}={}", name.display(), value.display());
+        }
+        let _ = writeln!(text, "    $ {}", line(&order.program, &order.args));
     }
     text
 }
@@ -54,10 +84,6 @@ fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
     facts.extend(plan.logs.quiet_ranks.then(|| ("shown", "rank 0 only".to_string())));
     facts.extend(plan.numa.map(|numa| ("numa binding", format!("{numa:?}"))));
     facts.extend(plan.debug_rank.as_ref().map(|held| ("held for debugger", format!("rank {}", held.rank))));
-    for host in plan.fleet.iter().flat_map(|fleet| &fleet.hosts) {
-        facts.push(("host", format!("{} slots {:?}", host.name, host.slots)));
-    }
-    facts.extend(plan.fleet.as_ref().map(|fleet| ("started by", format!("{:?}", fleet.starter))));
     facts
 }
 
@@ -66,6 +92,7 @@ fn nodes(plan: &LaunchPlan) -> String {
         Rendezvous::Dynamic { .. } => {
             format!("{}; ranks are given when they meet, here as if all came", plan.nodes)
         }
+        _ if plan.fleet.is_some() => plan.nodes.to_string(),
         _ => {
             let source = plan.slurm_step.as_ref().map(|step| format!(", from Slurm (step {step})"));
             format!("{}{}; this is node {}", plan.nodes, source.unwrap_or_default(), plan.node_rank)

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use drumline_launch::{EndpointError, HostfileError, NodeRange, SignalsError};
+use drumline_launch::{EndpointError, EnvFileError, HostfileError, NodeRange, SignalsError};
 use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
@@ -66,8 +66,6 @@ pub(crate) enum PlanError {
     NoHosts,
     #[error("--num-nodes {asked}: only {found} hosts are there; try --num-nodes {found}")]
     FewHosts { asked: usize, found: usize },
-    #[error("{host} has {slots} slots where {first} has {of_first}; try --num-gpus {}", slots.min(of_first))]
-    Uneven { host: String, slots: usize, first: String, of_first: usize },
     #[error(
         "{host} has {slots} slots, --num-gpus asks for {asked}; try --num-gpus {slots}, or --exclude {host}"
     )]
@@ -85,4 +83,17 @@ pub(crate) enum PlanError {
     SlurmNodes(NodeListError),
     #[error("{name} is `{value}`, expected a number; try --nnodes, --node-rank and --master-addr")]
     SlurmVariable { name: &'static str, value: String },
+    #[error("{flag} is not supported; try {instead}")]
+    Refused { flag: &'static str, instead: &'static str },
+    #[error("--no-ssh starts this host's ranks only, and must be told which host that is; try --node-rank N")]
+    NoSshRank,
+    #[error(
+        "the first host is called {first}, which the others take for themselves; try --master-addr with its \
+         address, or that address in the hostfile"
+    )]
+    FirstIsLoopback { first: String },
+    #[error("cannot read {}: {source}; try another file in DS_ENV_FILE", path.display())]
+    EnvFile { path: PathBuf, source: io::Error },
+    #[error("{}: {source}", path.display())]
+    EnvLine { path: PathBuf, source: EnvFileError },
 }

@@ -1,6 +1,7 @@
 //! What a plan must know about this node. Gathered once; nothing of it is looked up while planning.
 
 use std::ffi::OsString;
+use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::thread::available_parallelism;
 
@@ -14,6 +15,8 @@ use crate::binding::cores_of_the_machine;
 pub(crate) struct Host<'a> {
     pub(super) name: String,
     pub(super) cores: usize,
+    /// Whether an address is one of this node's.
+    pub(super) has_address: fn(IpAddr) -> bool,
     /// The names of the device files.
     pub(super) device_files: Vec<String>,
     pub(super) env: &'a dyn Fn(&str) -> Option<OsString>,
@@ -39,6 +42,8 @@ impl<'a> Host<'a> {
         Ok(Self {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             cores: cores.unwrap_or(1),
+            // Only an address of one's own can be taken.
+            has_address: |address| UdpSocket::bind((address, 0)).is_ok(),
             device_files: names_in("/dev"),
             env,
             hostfile: hostfile.map(read).transpose()?,
@@ -60,10 +65,12 @@ impl<'a> Host<'a> {
         installed_gpus(self.device_files.iter().map(String::as_str))
     }
 
-    /// Whether a host of this name in a list is this node.
+    /// Whether a host of this name in a list is this node: by its name, or by an address that it has.
     pub(super) fn is_called(&self, name: &str) -> bool {
         let short = |name: &str| name.split('.').next().unwrap_or_default().to_string();
-        ["localhost", "127.0.0.1", self.name.as_str()].contains(&name) || short(&self.name) == name
+        let known =
+            ["localhost", "127.0.0.1", self.name.as_str()].contains(&name) || short(&self.name) == name;
+        known || name.parse().is_ok_and(|address| (self.has_address)(address))
     }
 
     pub(super) fn why_no_gpu(&self) -> String {

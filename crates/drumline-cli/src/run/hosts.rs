@@ -4,9 +4,10 @@
 //!   hostfile, or this node and its GPUs ─▶ --include | --exclude ─▶ --num-nodes ─▶ --num-gpus ─▶ Hosts
 //! ```
 
-use drumline_launch::{Fleet, HostSlots, NodeRange, Starter, exclude_slots, include_slots, parse_hostfile};
+use drumline_launch::{Fleet, HostSlots, NodeRange, exclude_slots, include_slots, parse_hostfile};
 
 use super::args::RunArgs;
+use super::deepspeed::starter;
 use super::error::PlanError;
 use super::host::Host;
 
@@ -18,10 +19,14 @@ pub(super) struct Hosts {
     pub(super) nproc: Option<usize>,
     pub(super) devices: Option<Vec<String>>,
     pub(super) fleet: Option<Fleet>,
+    /// The host of node 0.
+    first: Option<String>,
+    only_loopback: bool,
 }
 
 impl Hosts {
     pub(super) fn chosen(args: &RunArgs, host: &Host<'_>) -> Result<Self, PlanError> {
+        args.deepspeed.refused()?;
         let filtered = args.include.is_some() || args.exclude.is_some();
         if host.hostfile.is_none() && !filtered {
             return Self::without_list(args, host);
@@ -31,19 +36,30 @@ impl Hosts {
         }
         let hosts = first_hosts(filter(pool(host)?, args)?, count("--num-nodes", args.num_nodes)?)?;
         let hosts = first_slots(hosts, count("--num-gpus", args.num_gpus)?)?;
-        let slots = even(&hosts)?;
-        let node_rank = hosts.iter().position(|other| host.is_called(&other.name));
-        let devices = node_rank.map(|rank| devices(&hosts[rank], host));
-        let nproc = Some(args.nproc_per_node.map_or(Ok(slots), |nproc| nproc.on(host))?);
-        let nodes = Some(NodeRange::exactly(hosts.len()));
-        let alone = hosts.len() == 1 && node_rank.is_some();
-        let starter = args.launcher.map_or(Starter::Ssh, Into::into);
-        let fleet = (!alone).then_some(Fleet { hosts, starter });
-        Ok(Self { nodes, node_rank, nproc, devices, fleet })
+        let by_hand = args.node_rank.filter(|_| args.deepspeed.no_ssh);
+        if args.deepspeed.no_ssh && by_hand.is_none_or(|rank| rank >= hosts.len()) {
+            return Err(
+                by_hand.map_or(PlanError::NoSshRank, |rank| PlanError::NodeRank { rank, nodes: hosts.len() })
+            );
+        }
+        let node_rank = by_hand.or_else(|| hosts.iter().position(|other| host.is_called(&other.name)));
+        let given = args.nproc_per_node.map(|nproc| nproc.on(host)).transpose()?;
+        let slots = hosts[node_rank.unwrap_or(0)].slots.len();
+        let alone =
+            by_hand.is_some() || (hosts.len() == 1 && node_rank.is_some() && !args.deepspeed.force_multi);
+        Ok(Self {
+            nodes: Some(NodeRange::exactly(hosts.len())),
+            node_rank,
+            nproc: Some(given.unwrap_or(slots)),
+            devices: node_rank.map(|rank| devices(&hosts[rank], host)),
+            first: Some(hosts[0].name.clone()),
+            only_loopback: hosts.iter().all(|host| is_loopback(&host.name)),
+            fleet: if alone { None } else { Some(fleet(hosts, given, args)?) },
+        })
     }
 
     fn without_list(args: &RunArgs, host: &Host<'_>) -> Result<Self, PlanError> {
-        if args.launcher.is_some() {
+        if args.launcher.is_some() || args.deepspeed.force_multi {
             return Err(PlanError::NoHosts);
         }
         let nodes = count("--num-nodes", args.num_nodes)?.map(NodeRange::exactly);
@@ -57,10 +73,27 @@ impl Hosts {
         Ok(Self { nodes, nproc: Some(asked), devices: Some(devices.to_vec()), ..Self::default() })
     }
 
-    /// The host of node 0, if other hosts take part.
-    pub(super) fn first(&self) -> Option<String> {
-        self.fleet.as_ref().map(|fleet| fleet.hosts[0].name.clone())
+    /// The host of node 0, as the others reach it.
+    pub(super) fn first(&self) -> Result<Option<String>, PlanError> {
+        let several = self.nodes.is_some_and(|nodes| nodes.max > 1);
+        let Some(name) = self.first.as_ref().filter(|_| several) else { return Ok(None) };
+        // A user may stand before the name, for ssh.
+        let first = name.rsplit('@').next().unwrap_or(name).to_string();
+        match is_loopback(&first) && !self.only_loopback {
+            true => Err(PlanError::FirstIsLoopback { first }),
+            false => Ok(Some(first)),
+        }
     }
+}
+
+fn is_loopback(name: &str) -> bool {
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn fleet(hosts: Vec<HostSlots>, nproc: Option<usize>, args: &RunArgs) -> Result<Fleet, PlanError> {
+    let starter = starter(args.launcher)?;
+    let starter_args = args.deepspeed.starter_args(starter);
+    Ok(Fleet { hosts, nproc, starter, ssh_port: args.deepspeed.ssh_port, starter_args })
 }
 
 /// A negative number is DeepSpeed's way to say "all".
@@ -107,17 +140,6 @@ fn first_slots(mut hosts: Vec<HostSlots>, asked: Option<usize>) -> Result<Vec<Ho
     }
     hosts.iter_mut().for_each(|host| host.slots.truncate(asked));
     Ok(hosts)
-}
-
-/// The number of slots that all hosts have.
-fn even(hosts: &[HostSlots]) -> Result<usize, PlanError> {
-    let (first, of_first) = (hosts[0].name.clone(), hosts[0].slots.len());
-    match hosts.iter().find(|host| host.slots.len() != of_first) {
-        Some(other) => {
-            Err(PlanError::Uneven { host: other.name.clone(), slots: other.slots.len(), first, of_first })
-        }
-        None => Ok(of_first),
-    }
 }
 
 /// This node's slots in the words of `CUDA_VISIBLE_DEVICES`: slot 1 of a launcher that sees GPUs 4 and 6 is GPU 6.

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    HeldRank, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
-    split_endpoint,
+    Fleet, HeldRank, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous,
+    Std, parse_signals, split_endpoint,
 };
 use drumline_rendezvous::worker_env;
 
@@ -68,9 +68,11 @@ impl RunArgs {
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self.held_rank(nodes.max * nproc, host)?,
+            debug_rank: self
+                .held_rank(hosts.fleet.as_ref().map_or(nodes.max * nproc, Fleet::num_ranks), host)?,
             fleet: hosts.fleet,
             slurm_step: step.map(|step| step.name),
+            led: if self.led { LedBy::Stdin } else { LedBy::Nobody },
         })
     }
 
@@ -106,6 +108,10 @@ impl RunArgs {
         if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
         }
+        if self.hostfile.is_some() && self.local_addr.is_some() && !self.deepspeed.no_ssh {
+            remarks.push(unused("--local-addr", "each host finds out its own"));
+        }
+        remarks.extend(self.deepspeed.unused().into_iter().map(|(flag, why)| unused(flag, why)));
         remarks
     }
 
@@ -130,7 +136,7 @@ impl RunArgs {
                 let (host, port) =
                     split_endpoint(&self.rdzv_endpoint, Some(C10D_PORT)).map_err(PlanError::Endpoint)?;
                 let given = !self.rdzv_endpoint.trim().is_empty();
-                let host = hosts.first().filter(|_| !given).unwrap_or(host);
+                let host = if given { host } else { hosts.first()?.unwrap_or(host) };
                 let host = if host.contains(':') { format!("[{host}]") } else { host };
                 Ok(Rendezvous::Dynamic { endpoint: format!("{host}:{port}"), conf: self.rdzv_conf.clone() })
             }
@@ -144,8 +150,10 @@ impl RunArgs {
             let (addr, port) = split_endpoint(&self.rdzv_endpoint, None).map_err(PlanError::Endpoint)?;
             return Ok(Rendezvous::Static { addr, port });
         }
-        let given = self.master_addr.clone().or_else(|| hosts.first());
-        let addr = given.unwrap_or_else(|| MASTER_ADDR.to_string());
+        let addr = match &self.master_addr {
+            Some(given) => given.clone(),
+            None => hosts.first()?.unwrap_or_else(|| MASTER_ADDR.to_string()),
+        };
         // An IPv6 address may stand in brackets; put there, any address is told from HOST:PORT.
         let bare = addr.trim().trim_start_matches('[').trim_end_matches(']');
         let is_host = bare.parse::<std::net::Ipv6Addr>().is_ok() || !bare.contains([':', '/', ' ']);
@@ -181,10 +189,11 @@ impl RunArgs {
         if !duplicates.is_empty() && self.log_dir.as_deref() == Some("/dev/null".as_ref()) {
             return Err(PlanError::FiltersNowhere);
         }
+        let each = self.deepspeed.enable_each_rank_log.as_ref();
         Ok(LogPlan {
             duplicates,
-            dir: self.log_dir.clone(),
-            redirects: self.redirects.clone(),
+            dir: self.log_dir.as_ref().or(each).cloned(),
+            redirects: each.map_or_else(|| self.redirects.clone(), |_| Std::Both.into()),
             tee: self.tee.clone(),
             filter: self.shown_ranks()?,
             quiet_ranks: self.quiet_ranks,

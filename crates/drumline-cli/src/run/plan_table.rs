@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
-use drumline_launch::{HeldRank, LaunchPlan, NodeRange, Program, RdzvConf, Rendezvous, Signal, Starter, Std};
+use drumline_launch::{
+    HeldRank, LaunchPlan, LedBy, NodeRange, Program, RdzvConf, Rendezvous, Signal, Starter, Std,
+};
 
 use super::args::RunArgs;
 use super::flags::as_torchrun;
@@ -30,6 +32,7 @@ impl Node {
         let host = Host {
             name: "node0.lan".to_string(),
             cores: 6,
+            has_address: |_| false,
             device_files: (0..self.gpus).map(|gpu| format!("nvidia{gpu}")).collect(),
             env: &env,
             hostfile: self.hostfile.map(str::to_string),
@@ -259,8 +262,37 @@ fn what_slurm_says_and_cannot_be_is_told() {
 }
 
 #[test]
+fn hosts_are_started_as_deepspeed_would() {
+    let uneven = Node { hostfile: Some("me@node0 slots=4\nnode1 slots=2"), ..BARE };
+    let plan = uneven.plan("--ssh_port 2222 --launcher_args -v --account x a").unwrap();
+    assert_eq!(plan.rendezvous, at("node0", 29500));
+    let fleet = plan.fleet.unwrap();
+    assert_eq!((fleet.ranks_on(0), fleet.ranks_on(1), fleet.ssh_port), (4, 2, Some(2222)));
+    assert_eq!(fleet.starter_args, ["-v"]);
+    let slurm =
+        uneven.plan("--launcher slurm --account x --launcher-args=--qos=high a").unwrap().fleet.unwrap();
+    assert_eq!(slurm.starter_args, ["--account=x", "--qos=high"]);
+    assert_eq!(uneven.plan("--nproc-per-node 3 a").unwrap().fleet.unwrap().num_ranks(), 6);
+    let by_hand = uneven.plan("--no_ssh --node_rank 1 a").unwrap();
+    assert_eq!((by_hand.node_rank, by_hand.nproc, by_hand.fleet), (1, 2, None));
+    assert_eq!((by_hand.nodes, by_hand.rendezvous), (NodeRange::exactly(2), at("node0", 29500)));
+    let alone = Node { hostfile: Some("localhost slots=2"), ..BARE };
+    assert!(alone.plan("a").unwrap().fleet.is_none());
+    assert_eq!(alone.plan("--force_multi a").unwrap().fleet.unwrap().num_ranks(), 2);
+    let loopback = Node { hostfile: Some("127.0.0.1 slots=1\n127.0.0.2 slots=1"), ..BARE };
+    assert_eq!(loopback.plan("a").unwrap().rendezvous, at("127.0.0.1", 29500));
+    let logs = BARE.plan("--enable_each_rank_log /l a").unwrap().logs;
+    assert_eq!((logs.dir, logs.redirects.of(3)), (Some("/l".into()), Std::Both));
+    let remarks =
+        parsed("--save_pid --no_local_rank --bind_cores_to_rank --no_ssh_check a").unwrap().remarks();
+    assert_eq!(remarks.len(), 3, "{remarks:?}");
+    assert_eq!(BARE.plan("--led a").unwrap().led, LedBy::Stdin);
+}
+
+#[test]
 fn what_cannot_be_is_told_with_the_nearest_right_flag() {
     let listed = Node { gpus: 4, hostfile: Some("node0 slots=4\nnode1 slots=2"), variables: &[] };
+    let mixed = Node { hostfile: Some("localhost slots=1\nnode1 slots=1"), ..BARE };
     for (node, line, said) in [
         (&BARE, "--standalone --nnodes 2 a", "try --nnodes 1, or --rdzv-backend c10d"),
         (&BARE, "--nnodes 1:2 a", "try --rdzv-backend c10d"),
@@ -291,7 +323,21 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (&BARE, "--no a", "unexpected argument '--no'"),
         (&BARE, "", "<PROGRAM>"),
         (&BARE, "--include x --exclude y a", "cannot be used with"),
-        (&listed, "a", "node1 has 2 slots where node0 has 4; try --num-gpus 2"),
+        (&listed, "--debug-rank 6 a", "there are 6 ranks"),
+        (&listed, "--no-ssh a", "try --node-rank N"),
+        (&listed, "--no-ssh --node-rank 2 a", "there are 2 nodes"),
+        (&BARE, "--force-multi a", "try --hostfile"),
+        (&BARE, "--elastic_training a", "--elastic-training is not supported; try --nnodes MIN:MAX"),
+        (&BARE, "--max_elastic_nodes 4 a", "try --nnodes MIN:MAX"),
+        (&BARE, "--bind_core_list 1,3-5 a", "try --numa-binding"),
+        (&BARE, "--autotuning run a", "try the deepspeed command"),
+        (&BARE, "--enable_each_rank_log /l -r 1 a", "cannot be used with"),
+        (&listed, "--launcher mpich a", "try ssh, slurm or openmpi"),
+        (
+            &mixed,
+            "a",
+            "the first host is called localhost, which the others take for themselves; try --master-addr",
+        ),
         (&listed, "--num-gpus 3 a", "try --num-gpus 2, or --exclude node1"),
         (&listed, "--num-nodes 3 a", "try --num-nodes 2"),
         (&listed, "--include node9 a", "try one of node0, node1"),

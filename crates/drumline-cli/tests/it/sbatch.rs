@@ -133,7 +133,6 @@ while again == "0":
 "#;
 
 #[test]
-#[ignore = "Slurm signals every process of a step, and the keeper does not outlive that yet"]
 fn the_ranks_of_two_nodes_save_when_warned_and_go_on_in_the_next_run() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     fs::write(slurm.folder().join("train.py"), TRAINING).unwrap();

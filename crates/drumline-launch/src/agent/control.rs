@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use drumline_rendezvous::{Hello, JobKey, Role, Store, StoreError, TcpStore, TcpStoreServer};
+use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
 use super::coordinate::{Post, ToCoordinator, coordinate};
@@ -92,7 +93,7 @@ impl Control {
         if let Some(ear) = ear {
             let to = to.clone();
             spawn("drumline-reports", move || {
-                read_log(&ear, REPORTS, |report| to.send(ToCoordinator::Report(report)).is_ok());
+                read_log(&ear, REPORTS, |report| to.send(ToCoordinator::Report(Box::new(report))).is_ok());
             })?;
         }
         let coordinator = Coordinator::new(random_number(), policy, clock::now());
@@ -120,13 +121,13 @@ impl Control {
     }
 
     pub(super) fn report(&self, report: Report) {
-        let _ = self.to.send(ToCoordinator::Report(report));
+        let _ = self.to.send(ToCoordinator::Report(Box::new(report)));
     }
 
     /// The agent beside the coordinator was asked to leave: the job ends. Elsewhere the report says it.
-    pub(super) fn leave(&self) {
+    pub(super) fn leave(&self, signal: Signal) {
         if self.is_host() {
-            let _ = self.to.send(ToCoordinator::HostLeaves);
+            let _ = self.to.send(ToCoordinator::HostLeaves(signal));
         }
     }
 

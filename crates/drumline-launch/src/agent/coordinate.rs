@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use drumline_rendezvous::{Store, TcpStore};
+use rustix::process::Signal;
 
 use super::control::orders_of;
 use super::{Happening, clock};
@@ -17,9 +18,9 @@ use crate::membership::{AgentId, Coordinator, Report};
 /// What the coordinator is told.
 #[derive(Debug)]
 pub(super) enum ToCoordinator {
-    Report(Report),
-    /// The agent beside it was asked to leave.
-    HostLeaves,
+    Report(Box<Report>),
+    /// This signal asked the agent beside it to leave.
+    HostLeaves(Signal),
 }
 
 /// Where orders go.
@@ -44,12 +45,12 @@ pub(super) fn coordinate(
         let decided = match heard {
             Ok(ToCoordinator::Report(report)) => {
                 let from = report.agent.id;
-                let decided = coordinator.hear(now, report);
+                let decided = coordinator.hear(now, *report);
                 post.order(&coordinator, from);
                 decided.len()
             }
-            Ok(ToCoordinator::HostLeaves) => {
-                coordinator.host_leaves();
+            Ok(ToCoordinator::HostLeaves(signal)) => {
+                coordinator.host_leaves(signal.as_raw());
                 1 + coordinator.tick(now).len()
             }
             Err(RecvTimeoutError::Timeout) => coordinator.tick(now).len(),

@@ -188,7 +188,7 @@ fn listen_ip(
 }
 
 enum Connected {
-    Store(TcpStore),
+    Store(Box<TcpStore>),
     Stopped(Signal),
 }
 
@@ -207,7 +207,7 @@ fn connect(
     loop {
         match happenings.recv() {
             Ok(Happening::Connected(store)) => {
-                return store.map(Connected::Store).map_err(LaunchError::Store);
+                return store.map(Box::new).map(Connected::Store).map_err(LaunchError::Store);
             }
             Ok(Happening::Signal(signal)) => return Ok(Connected::Stopped(signal)),
             Ok(Happening::LeaderGone) => return Ok(Connected::Stopped(Signal::HUP)),

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,7 @@ impl Teller {
 pub fn keep() -> io::Result<()> {
     // The terminal's Ctrl-C is for the agent.
     setsid()?;
+    outlive_signals()?;
     set_child_subreaper(Some(getpid()))?;
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let teller = Teller(Arc::new(Mutex::new(agent.try_clone()?)));
@@ -59,6 +61,16 @@ pub fn keep() -> io::Result<()> {
     };
     teller.tell(&News::Started);
     kept.until_over(&agent, &teller);
+    Ok(())
+}
+
+/// Slurm sends a signal to every process of a step, and so to the keeper too; what the workers are to hear of it comes
+/// from the agent. Handlers, unlike a signal that is ignored, are not handed down to the workers.
+fn outlive_signals() -> io::Result<()> {
+    let unused = Arc::new(AtomicBool::new(false));
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2] {
+        signal_hook::flag::register(signal.as_raw(), Arc::clone(&unused))?;
+    }
     Ok(())
 }
 

@@ -47,6 +47,12 @@ impl Sink {
         Self { channel, file: None, lines: None, chosen: None }
     }
 
+    /// For a stream whose lines are shown as they are, each of them whole.
+    pub(crate) fn shown(channel: Channel) -> Self {
+        let look = if is_terminal(channel) { Look::Visible } else { Look::Raw };
+        Self { channel, file: None, lines: Some(Lines::new(String::new(), look)), chosen: None }
+    }
+
     /// For a stream that goes where the plan of `logs` says.
     pub(crate) fn open(
         logs: &AttemptLogs,
@@ -95,16 +101,19 @@ impl Sink {
 }
 
 fn lines(worker: &Named<'_>, template: Option<&str>, channel: Channel) -> Lines {
-    let terminal = match channel {
-        Channel::Out => io::stdout().is_terminal(),
-        Channel::Err => io::stderr().is_terminal(),
-    };
     let prefix = prefix(worker, template);
-    if !terminal {
+    if !is_terminal(channel) {
         return Lines::new(prefix, Look::Raw);
     }
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     Lines::new(if plain { prefix } else { coloured(&prefix, worker.rank) }, Look::Visible)
+}
+
+fn is_terminal(channel: Channel) -> bool {
+    match channel {
+        Channel::Out => io::stdout().is_terminal(),
+        Channel::Err => io::stderr().is_terminal(),
+    }
 }
 
 #[cfg(test)]

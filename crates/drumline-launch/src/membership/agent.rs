@@ -382,7 +382,8 @@ mod tests {
 
     #[test]
     fn at_the_end_workers_have_their_grace_as_long_as_there_is_contact() {
-        let (mut agent, end) = (running(), || Wish::End(Ending::Failure(Reason::StoreHostLeft)));
+        let (mut agent, end) =
+            (running(), || Wish::End(Ending::Failure(Reason::StoreHostLeft { signal: 2 })));
         let acts = agent.step(at(200), order(2, end()));
         assert!(matches!(acts[0], Act::Stop { grace: Grace::Full, .. }), "{acts:?}");
         for (beat, now) in (1000..10_000).step_by(500).enumerate() {

@@ -71,10 +71,10 @@ impl Coordinator {
         self.settle(now)
     }
 
-    /// Ends the job because the agent on the store's own host was asked to leave.
-    pub fn host_leaves(&mut self) {
+    /// Ends the job because the agent on the store's own host was asked to leave by this signal.
+    pub fn host_leaves(&mut self, signal: i32) {
         if !matches!(self.state.phase, Phase::Over(_)) {
-            self.state.phase = Phase::Over(Ending::Failure(Reason::StoreHostLeft));
+            self.state.phase = Phase::Over(Ending::Failure(Reason::StoreHostLeft { signal }));
         }
     }
 

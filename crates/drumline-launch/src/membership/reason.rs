@@ -5,6 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::message::WorkerFailure;
+use crate::Signal;
+use crate::report::signal_name;
 
 /// Why a running round is closed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,7 +105,10 @@ pub enum Reason {
         span: Duration,
     },
     /// The agent that hosts the store was asked to leave.
-    StoreHostLeft,
+    StoreHostLeft {
+        /// The signal that asked it; the workers of all nodes get the same.
+        signal: i32,
+    },
     /// The store's host is dead or cut off.
     StoreLost {
         /// For how long there was no contact.
@@ -130,6 +135,20 @@ pub enum Ending {
     Failure(Reason),
     /// This agent left as it was asked to.
     Left,
+}
+
+impl Reason {
+    /// The signal with which workers are stopped for this reason, if it is a certain one.
+    pub fn signal(&self) -> Option<Signal> {
+        match self {
+            Reason::JobOver(ending) => match &**ending {
+                Ending::Failure(why) => why.signal(),
+                Ending::Success | Ending::Left => None,
+            },
+            Reason::StoreHostLeft { signal } => Signal::from_named_raw(*signal),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Cause {
@@ -185,7 +204,9 @@ impl fmt::Display for Reason {
             Reason::WouldNotStop { host, span } => {
                 write!(f, "the agent on {host} did not stop its workers within {span:.1?}")
             }
-            Reason::StoreHostLeft => write!(f, "the agent that hosts the store was asked to leave"),
+            Reason::StoreHostLeft { signal } => {
+                write!(f, "the agent that hosts the store was stopped by {}", signal_name(*signal))
+            }
             Reason::StoreLost { span } => {
                 write!(f, "no contact with the store's host for {span:.1?}: it is dead or cut off")
             }

@@ -183,7 +183,7 @@ impl World {
             self.nodes[node].inbox.push(Event::Leave);
         }
         if let (0, Some(coordinator)) = (node, &mut self.coordinator) {
-            coordinator.host_leaves();
+            coordinator.host_leaves(15);
         }
     }
 

@@ -2,35 +2,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use super::*;
-use crate::{LogPlan, NodeRange, Program, Rendezvous};
+use crate::Program;
 
 fn plan(nproc: usize, numa: Option<NumaBinding>) -> LaunchPlan {
-    LaunchPlan {
-        nodes: NodeRange::exactly(1),
-        node_rank: 0,
-        nproc,
-        role: "default".to_string(),
-        run_id: "none".to_string(),
-        rendezvous: Rendezvous::Standalone,
-        local_addr: None,
-        max_restarts: 0,
-        monitor_interval: Duration::from_millis(100),
-        program: Program::Executable("a".into()),
-        args: Vec::new(),
-        local_rank_arg: None,
-        logs: LogPlan::default(),
-        signals: Vec::new(),
-        shutdown_timeout: Duration::from_secs(30),
-        numa,
-        virtual_local_rank: false,
-        devices: None,
-        omp: None,
-        debug_rank: None,
-        fleet: None,
-    }
+    LaunchPlan { nproc, numa, ..LaunchPlan::new(Program::Executable("a".into())) }
 }
 
 fn nothing_set(_: &str) -> Option<OsString> {

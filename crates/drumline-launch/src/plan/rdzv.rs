@@ -102,6 +102,34 @@ impl FromStr for RdzvConf {
     }
 }
 
+/// All settings, as [`RdzvConf::from_str`] reads them.
+impl fmt::Display for RdzvConf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            join_timeout,
+            last_call_timeout,
+            close_timeout,
+            heartbeat_timeout,
+            keep_alive_interval,
+            keep_alive_max_attempt,
+            read_timeout,
+            is_host,
+        } = self;
+        for (key, time) in [
+            ("join_timeout", join_timeout),
+            ("last_call_timeout", last_call_timeout),
+            ("close_timeout", close_timeout),
+            ("heartbeat_timeout", heartbeat_timeout),
+            ("keep_alive_interval", keep_alive_interval),
+            ("read_timeout", read_timeout),
+        ] {
+            write!(f, "{key}={},", time.as_secs_f64())?;
+        }
+        is_host.map_or(Ok(()), |is_host| write!(f, "is_host={is_host},"))?;
+        write!(f, "keep_alive_max_attempt={keep_alive_max_attempt}")
+    }
+}
+
 impl RdzvConf {
     fn set(&mut self, key: &str, value: &str) -> Result<(), RdzvConfError> {
         let wrong = |expected| {
@@ -190,6 +218,7 @@ mod tests {
             ..RdzvConf::default()
         };
         assert_eq!(conf, expected);
+        assert_eq!(conf.to_string().parse(), Ok(conf));
     }
 
     #[test]

@@ -68,10 +68,8 @@ impl LaunchPlan {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::{HeldRank, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
+    use crate::{HeldRank, LocalRankArg, NodeRange, Program};
 
     pub(crate) fn plan() -> LaunchPlan {
         LaunchPlan {
@@ -80,24 +78,9 @@ pub(crate) mod tests {
             nproc: 2,
             role: "trainer".to_string(),
             run_id: "job".to_string(),
-            rendezvous: Rendezvous::Standalone,
-            join_timeout: Duration::from_secs(600),
-            local_addr: None,
             max_restarts: 3,
-            monitor_interval: Duration::from_millis(100),
-            program: Program::Executable("./a".into()),
             args: vec!["-x".into()],
-            local_rank_arg: None,
-            logs: LogPlan::default(),
-            signals: Vec::new(),
-            shutdown_timeout: Duration::from_secs(30),
-            numa: None,
-            virtual_local_rank: false,
-            devices: None,
-            omp: None,
-            debug_rank: None,
-            fleet: None,
-            slurm_step: None,
+            ..LaunchPlan::new(Program::Executable("./a".into()))
         }
     }
 

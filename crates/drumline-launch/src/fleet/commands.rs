@@ -1,0 +1,152 @@
+//! What is started, and where, to have an agent on each host: a pure decision.
+//!
+//! ```text
+//!   ssh     this host: the program itself       others: ssh HOST drumline on-host
+//!   slurm   srun, one step with one task for each host
+//!   openmpi mpirun, one with one process for each host
+//! ```
+//! One command for each host whatever the starter: each has a stdin of its own, and its end says which host failed.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use drumline_rendezvous::worker_env::{CUDA_VISIBLE_DEVICES, PET_PREFIX};
+
+use super::agent_args::agent_args;
+use super::exported::KEY_VARIABLES;
+use super::order::Order;
+use crate::{Fleet, HostSlots, LaunchPlan, Starter};
+
+/// What Open MPI tells its processes: a program of the job must not take itself for one of them.
+const OPEN_MPI_VARIABLES: [&str; 4] = ["OMPI_", "PMIX_", "PMI_", "PRTE_"];
+
+/// The leader's own surroundings.
+#[derive(Debug, Clone, Default)]
+pub struct Site {
+    /// The `drumline` program; every host has it at the same path.
+    pub drumline: PathBuf,
+    /// The program that becomes a host's agent: `drumline` too.
+    pub agent: PathBuf,
+    /// The working folder, on all hosts.
+    pub dir: PathBuf,
+    /// Variables for all hosts.
+    pub variables: Vec<(OsString, OsString)>,
+    /// The names of hosts that are this machine.
+    pub here: BTreeSet<String>,
+}
+
+/// How an agent is brought to one host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostCommand {
+    /// The host's name.
+    pub host: String,
+    /// What is started here.
+    pub program: OsString,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// What it reads first on its stdin.
+    pub order: Order,
+}
+
+impl Fleet {
+    /// What `plan`, which this fleet belongs to, starts for each host, in the order of node ranks.
+    pub fn commands(&self, plan: &LaunchPlan, site: &Site) -> Vec<HostCommand> {
+        let hosts = self.hosts.iter().enumerate();
+        hosts.map(|(node_rank, host)| self.command(plan, site, node_rank, host)).collect()
+    }
+
+    fn command(&self, plan: &LaunchPlan, site: &Site, node_rank: usize, host: &HostSlots) -> HostCommand {
+        let mut words = match self.starter {
+            Starter::Ssh if site.here.contains(&host.name) => Vec::new(),
+            Starter::Ssh => self.ssh(&host.name),
+            Starter::Slurm => self.srun(&host.name),
+            Starter::OpenMpi => self.mpirun(&host.name),
+        };
+        let through_shell = words.first().is_some_and(|word| word == "ssh");
+        let drumline = site.drumline.as_os_str();
+        words.push(if through_shell { quoted(drumline) } else { drumline.to_owned() });
+        words.push("on-host".into());
+        let args = words.split_off(1);
+        let program = words.remove(0);
+        HostCommand { host: host.name.clone(), program, args, order: self.order(plan, site, node_rank) }
+    }
+
+    fn order(&self, plan: &LaunchPlan, site: &Site, node_rank: usize) -> Order {
+        let host = &self.hosts[node_rank];
+        let numbers = || host.slots.iter().map(usize::to_string).collect();
+        // Of this host, the plan knows the GPUs by the names that its own programs see them under.
+        let own = plan.devices.clone().filter(|_| site.here.contains(&host.name));
+        let devices: Vec<String> = own.unwrap_or_else(numbers);
+        let mut env = site.variables.clone();
+        env.push((CUDA_VISIBLE_DEVICES.into(), devices.join(",").into()));
+        let open_mpi = OPEN_MPI_VARIABLES.iter().filter(|_| self.starter == Starter::OpenMpi);
+        let without = [PET_PREFIX, KEY_VARIABLES].iter().chain(open_mpi).map(|name| name.to_string());
+        Order {
+            dir: site.dir.clone(),
+            without: without.collect(),
+            env,
+            program: site.agent.clone().into(),
+            args: agent_args(plan, node_rank, self.ranks_on(node_rank)),
+        }
+    }
+
+    /// How many ranks the host with this node rank has.
+    pub fn ranks_on(&self, node_rank: usize) -> usize {
+        self.nproc.unwrap_or(self.hosts[node_rank].slots.len())
+    }
+
+    /// How many ranks all hosts have together.
+    pub fn num_ranks(&self) -> usize {
+        (0..self.hosts.len()).map(|node_rank| self.ranks_on(node_rank)).sum()
+    }
+
+    /// The user's own words come first, as `ssh` takes the first value that it is given.
+    fn ssh(&self, host: &str) -> Vec<OsString> {
+        let mut words = vec!["ssh".to_string()];
+        words.extend(self.starter_args.iter().cloned());
+        words.extend(self.ssh_port.map(|port| format!("-p{port}")));
+        let options =
+            ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"];
+        words.extend(options.map(|option| format!("-o{option}")));
+        words.extend(["-T", "--", host, "exec"].map(str::to_string));
+        words.into_iter().map(OsString::from).collect()
+    }
+
+    /// A step of one task gets all that the job has on the node, bound to nothing: the agent does that.
+    fn srun(&self, host: &str) -> Vec<OsString> {
+        let mut words: Vec<String> =
+            ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
+                .map(str::to_string)
+                .to_vec();
+        words.extend(["--export=ALL".to_string(), format!("--nodelist={host}")]);
+        words.extend(self.starter_args.iter().cloned());
+        words.into_iter().map(OsString::from).collect()
+    }
+
+    fn mpirun(&self, host: &str) -> Vec<OsString> {
+        let mut words: Vec<String> =
+            ["mpirun", "-n", "1", "--bind-to", "none", "--host"].map(str::to_string).to_vec();
+        words.push(format!("{host}:1"));
+        words.extend(self.starter_args.iter().cloned());
+        words.into_iter().map(OsString::from).collect()
+    }
+}
+
+/// A word that any shell reads as itself.
+fn quoted(word: &OsStr) -> OsString {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_=+./:,@".contains(byte);
+    if !word.is_empty() && word.as_bytes().iter().all(plain) {
+        return word.to_owned();
+    }
+    let mut bytes = vec![b'\''];
+    for &byte in word.as_bytes() {
+        match byte {
+            b'\'' => bytes.extend(br"'\''"),
+            _ => bytes.push(byte),
+        }
+    }
+    bytes.push(b'\'');
+    OsString::from_vec(bytes)
+}

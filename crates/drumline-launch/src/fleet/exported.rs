@@ -1,0 +1,72 @@
+//! Which variables other hosts are given: DeepSpeed's choice by name, ours, and the user's file.
+
+use std::ffi::{OsStr, OsString};
+
+use super::order::starts_with;
+
+/// DeepSpeed's, in general and for CUDA; then those that PyTorch, OpenMP and Drumline read.
+const PREFIXES: [&str; 10] =
+    ["MLFLOW", "NCCL", "PYTHON", "MV2", "UCX", "LD_LIBRARY", "PATH", "TORCH", "OMP_", "DRUMLINE_"];
+
+/// Where this host keeps the key is nobody else's business.
+pub(super) const KEY_VARIABLES: &str = "DRUMLINE_JOB_KEY";
+
+/// A line of the file that sets nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} is `{text}`; try NAME=VALUE")]
+pub struct EnvFileError {
+    /// From 1.
+    pub line: usize,
+    /// What it says.
+    pub text: String,
+}
+
+/// Whether a variable travels by itself.
+pub fn is_exported(name: &OsStr) -> bool {
+    !starts_with(name, KEY_VARIABLES) && PREFIXES.iter().any(|prefix| starts_with(name, prefix))
+}
+
+/// Reads `.deepspeed_env`: a variable in each line, as a shell would take it or without its quotes.
+pub fn parse_env_file(text: &str) -> Result<Vec<(OsString, OsString)>, EnvFileError> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let variable = |(index, line): (usize, &str)| {
+        let wrong = || EnvFileError { line: index + 1, text: line.to_string() };
+        let (name, value) = line.strip_prefix("export ").unwrap_or(line).split_once('=').ok_or_else(wrong)?;
+        let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let name = Some(name.trim()).filter(|name| !name.is_empty() && name.chars().all(legal));
+        Ok((name.ok_or_else(wrong)?.into(), unquoted(value.trim()).into()))
+    };
+    lines.map(variable).collect()
+}
+
+fn unquoted(value: &str) -> &str {
+    let inside = |quote: char| value.strip_prefix(quote)?.strip_suffix(quote);
+    inside('"').or_else(|| inside('\'')).unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_travel_by_their_beginning() {
+        for name in ["NCCL_DEBUG", "PYTHONPATH", "PATH", "LD_LIBRARY_PATH", "TORCH_NCCL_TRACE_BUFFER_SIZE"] {
+            assert!(is_exported(name.as_ref()), "{name}");
+        }
+        for name in ["HOME", "CUDA_VISIBLE_DEVICES", "PET_NNODES", "DRUMLINE_JOB_KEY_FILE", "MY_PATH"] {
+            assert!(!is_exported(name.as_ref()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_variables() {
+        let text = "# ours\nA=1\n\n export B = 'two words' \nC=\"x=y\"\nD=\n";
+        let expected = [("A", "1"), ("B", "two words"), ("C", "x=y"), ("D", "")];
+        let expected = expected.map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(parse_env_file(text), Ok(expected.to_vec()));
+        for (text, line) in [("A=1\nB", 2), ("=x", 1), ("a b=1", 1)] {
+            assert_eq!(parse_env_file(text).unwrap_err().line, line, "{text}");
+        }
+    }
+}
