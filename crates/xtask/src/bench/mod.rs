@@ -35,7 +35,7 @@ enum Subject {
     Collectives(collectives::CollectivesArgs),
     /// What fingerprints, deadlines and death checks cost a call
     Checks(checks::ChecksArgs),
-    /// 10,000 ranks meeting in the store, against PyTorch's TCPStore (needs PEER_PYTHON with torch 2.11)
+    /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
     Rendezvous,
 }
 
@@ -50,7 +50,9 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
 
 fn rendezvous() -> anyhow::Result<()> {
     let script = crate::workspace::root().join("bench/rendezvous/run.py");
-    let status = std::process::Command::new("python3").arg(script).status()?;
+    let python = crate::python::with_torch()?;
+    let mut command = std::process::Command::new("python3");
+    let status = command.arg(script).env(crate::python::VARIABLE, python).status()?;
     anyhow::ensure!(status.success(), "the comparison failed: {status}");
     Ok(())
 }
