@@ -1,7 +1,6 @@
 //! The environment of one worker: what torchrun would give it. The names are in `drumline_rendezvous::worker_env`.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::thread::available_parallelism;
 
 use drumline_rendezvous::worker_env as names;
@@ -26,8 +25,23 @@ pub struct Place {
     pub num_nodes: usize,
 }
 
-/// What the worker at `place` is given so that it meets the others at `master`.
-pub fn worker_environment(place: &Place, master: SocketAddr) -> Environment {
+/// Where and when the workers of a round meet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Meeting {
+    /// Host of rank 0.
+    pub master_addr: String,
+    /// A port there for whatever rank 0 hosts.
+    pub master_port: u16,
+    /// `host:port` of the store that a launcher hosts; `None`: rank 0 hosts it, at the master's port.
+    pub store: Option<String>,
+    /// The round.
+    pub round: u64,
+    /// Restarts so far.
+    pub restarts: usize,
+}
+
+/// What the worker at `place` is given so that it meets the others.
+pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
     let count = |n: usize| n.to_string();
     let mut env = vec![
         (names::RANK, count(place.rank)),
@@ -39,17 +53,23 @@ pub fn worker_environment(place: &Place, master: SocketAddr) -> Environment {
         (names::ROLE_RANK, count(place.rank)),
         (names::ROLE_NAME, "default".to_string()),
         (names::ROLE_WORLD_SIZE, count(place.world_size)),
-        (names::MASTER_ADDR, master.ip().to_string()),
-        (names::MASTER_PORT, master.port().to_string()),
-        (names::TORCHELASTIC_RESTART_COUNT, count(0)),
+        (names::MASTER_ADDR, meeting.master_addr.clone()),
+        (names::MASTER_PORT, meeting.master_port.to_string()),
+        (names::TORCHELASTIC_RESTART_COUNT, count(meeting.restarts)),
         (names::TORCHELASTIC_MAX_RESTARTS, count(0)),
-        (names::DRUMLINE_ROUND, count(0)),
+        (names::TORCHELASTIC_RUN_ID, "none".to_string()),
+        // Our store does not speak PyTorch's language: its rank 0 hosts one of its own at the master's port.
+        (names::TORCHELASTIC_USE_AGENT_STORE, "False".to_string()),
+        (names::DRUMLINE_ROUND, meeting.round.to_string()),
     ];
     env.extend(unless_set(names::TORCH_NCCL_ASYNC_ERROR_HANDLING, || count(1)));
     if place.local_world_size > 1 {
         env.extend(unless_set(names::OMP_NUM_THREADS, || count(threads_each(place.local_world_size))));
     }
-    env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect()
+    let mut env: Environment =
+        env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect();
+    env.push((names::DRUMLINE_STORE.into(), meeting.store.clone().map(Into::into)));
+    env
 }
 
 fn unless_set(name: &'static str, value: impl FnOnce() -> String) -> Option<(&'static str, String)> {
@@ -70,7 +90,8 @@ mod tests {
     fn second_node_of_two_is_told_its_place() {
         let place =
             Place { rank: 3, world_size: 4, local_rank: 1, local_world_size: 2, node_rank: 1, num_nodes: 2 };
-        let env = worker_environment(&place, "10.77.0.1:29500".parse().unwrap());
+        let meeting = Meeting { master_addr: "10.77.0.1".into(), master_port: 29500, ..Meeting::default() };
+        let env = worker_environment(&place, &meeting);
         let is = |name: &str, value: &str| env.contains(&(name.into(), Some(value.into())));
         assert!(is("RANK", "3") && is("WORLD_SIZE", "4"));
         assert!(is("LOCAL_RANK", "1") && is("LOCAL_WORLD_SIZE", "2"));

@@ -1,24 +1,26 @@
 //! The store that the launcher hosts for its job, and the news of workers' ends that it posts there.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use drumline_rendezvous::events::{self, Event};
-use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer, worker_env};
+use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer};
 
 use crate::LaunchError;
-use crate::environment::Environment;
+use crate::environment::Meeting;
 use crate::key_memory::KeyMemory;
+use crate::ports::ReservedPort;
 use crate::supervise::OnExit;
 use crate::worker::Ended;
 
 /// Time to connect to our own store.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// A store on loopback with a key of its own.
+/// A store on loopback with a key of its own, and beside it a port for what rank 0 may host.
 #[derive(Debug)]
 pub(crate) struct HostedStore {
     server: TcpStoreServer,
+    master: ReservedPort,
     key: JobKey,
     pub(crate) key_memory: KeyMemory,
 }
@@ -30,24 +32,24 @@ impl HostedStore {
         let options = ServerOptions { world_size: Some(world_size), ..ServerOptions::default() };
         let server =
             TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), &key, options).map_err(LaunchError::Store)?;
-        Ok(Self { server, key, key_memory })
+        let master = ReservedPort::reserve(0).map_err(LaunchError::system("find a free port"))?;
+        Ok(Self { server, master, key, key_memory })
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.server.local_addr()
-    }
-
-    /// What a worker needs to know besides the address.
-    pub(crate) fn environment(&self) -> Environment {
-        let mut env = self.key_memory.environment();
-        env.push((worker_env::DRUMLINE_STORE.into(), Some("agent".into())));
-        env
+    /// Where the workers meet.
+    pub(crate) fn meeting(&self) -> Meeting {
+        Meeting {
+            master_addr: Ipv4Addr::LOCALHOST.to_string(),
+            master_port: self.master.port(),
+            store: Some(self.server.local_addr().to_string()),
+            ..Meeting::default()
+        }
     }
 
     /// Posts each worker's end where its peers hear of it.
     pub(crate) fn reporter(&self) -> Result<OnExit, LaunchError> {
         let hello = Hello::new(Role::Store);
-        let (host, address) = (hello.host.clone(), self.address().to_string());
+        let (host, address) = (hello.host.clone(), self.server.local_addr().to_string());
         let store = TcpStore::connect(&address, &self.key, hello, Instant::now() + PROMPT)
             .map_err(LaunchError::Store)?;
         Ok(Box::new(move |ended| {

@@ -22,6 +22,7 @@ mod local_job;
 mod logs;
 pub mod membership;
 mod plan;
+mod ports;
 mod prepare;
 mod pump;
 mod report;
@@ -32,7 +33,7 @@ mod supervise;
 mod tail;
 mod worker;
 
-pub use environment::{Environment, Place, worker_environment};
+pub use environment::{Environment, Meeting, Place, worker_environment};
 pub use error::LaunchError;
 pub use failure::{
     Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,

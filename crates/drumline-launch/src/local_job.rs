@@ -102,8 +102,8 @@ impl LocalJob {
         let (world_size, local_rank) = (self.nproc, rank);
         let place =
             Place { rank, world_size, local_rank, local_world_size: world_size, node_rank: 0, num_nodes: 1 };
-        let mut env = worker_environment(&place, store.address());
-        env.extend(store.environment());
+        let mut env = worker_environment(&place, &store.meeting());
+        env.extend(store.key_memory.environment());
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
         WorkerSpec { rank, program, args, env, kept: vec![store.key_memory.descriptor()] }

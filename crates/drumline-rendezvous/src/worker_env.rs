@@ -23,9 +23,9 @@ pub const ROLE_RANK: &str = "ROLE_RANK";
 pub const ROLE_NAME: &str = "ROLE_NAME";
 /// Number of workers with this role.
 pub const ROLE_WORLD_SIZE: &str = "ROLE_WORLD_SIZE";
-/// Host of the store: a name or an address.
+/// Host of rank 0: a name or an address.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// Port of the store.
+/// A port there, on which rank 0 hosts the store, unless `DRUMLINE_STORE` says that a launcher does.
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// Restarts so far.
 pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
@@ -105,7 +105,8 @@ pub const DRUMLINE_JOB_KEY_FILE: &str = "DRUMLINE_JOB_KEY_FILE";
 pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
 /// Default deadline of a call, e.g. `300s`.
 pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
-/// `agent`: the launcher hosts the store at `MASTER_ADDR:MASTER_PORT` and no rank binds it; unset: rank 0 hosts.
+/// `host:port`: there a launcher hosts the store, and no rank does; `agent`: the same at `MASTER_ADDR:MASTER_PORT`; unset:
+/// rank 0 hosts it there.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";

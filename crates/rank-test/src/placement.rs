@@ -1,12 +1,12 @@
 //! Ranks spread over hosts: without a launcher's store, which other hosts could not reach, so rank 0 hosts it.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::{Result, ensure};
-use drumline_launch::{KeyMemory, Place, WorkerSpec, worker_environment};
-use drumline_rendezvous::{JobKey, worker_env};
+use drumline_launch::{KeyMemory, Meeting, Place, WorkerSpec, worker_environment};
+use drumline_rendezvous::JobKey;
 
 use crate::netns::Hosts;
 
@@ -50,14 +50,13 @@ impl Placement {
     /// What to execute for each rank: `program` with `args` on its host.
     pub(crate) fn specs(&self, program: &OsString, args: &[&str]) -> Result<Vec<WorkerSpec>> {
         ensure!(self.world_size() > 0, "no host has a rank");
-        let (master, key) = (self.master(), KeyMemory::new(&JobKey::random())?);
+        let (meeting, key) = (self.meeting(), KeyMemory::new(&JobKey::random())?);
         let words: Vec<_> = [program.clone()].into_iter().chain(args.iter().map(OsString::from)).collect();
         let spec = |place: Place| {
             let mut line = self.hosts[place.node_rank].prefix.iter().chain(&words).cloned();
             let program = line.next().unwrap_or_default();
-            let mut env = worker_environment(&place, master);
+            let mut env = worker_environment(&place, &meeting);
             env.extend(key.environment());
-            env.push((worker_env::DRUMLINE_STORE.into(), None));
             WorkerSpec { rank: place.rank, program, args: line.collect(), env, kept: vec![key.descriptor()] }
         };
         Ok(self.places().map(spec).collect())
@@ -79,10 +78,10 @@ impl Placement {
     }
 
     /// Where rank 0 is to host the store: another port for each run, as the hosts may serve several.
-    fn master(&self) -> SocketAddr {
+    fn meeting(&self) -> Meeting {
         static PORTS: AtomicU16 = AtomicU16::new(0);
-        let port = 20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 10_000;
-        let host = self.hosts.iter().find(|host| host.ranks.contains(&0));
-        SocketAddr::new(host.map_or(self.hosts[0].address, |host| host.address), port)
+        let master_port = 20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 10_000;
+        let host = self.hosts.iter().find(|host| host.ranks.contains(&0)).unwrap_or(&self.hosts[0]);
+        Meeting { master_addr: host.address.to_string(), master_port, ..Meeting::default() }
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 
-use drumline_launch::{LaunchPlan, Place, Rendezvous, signal_name, worker_environment};
+use drumline_launch::{LaunchPlan, Meeting, Place, Rendezvous, signal_name, worker_environment};
 use drumline_rendezvous::worker_env;
 
 /// What a port or address is called that is known only once the job runs.
@@ -77,15 +77,14 @@ fn worker(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> String {
 
 /// What is set on top of the launcher's own environment; the last value of each name, in the order of names.
 fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTreeMap<OsString, OsString> {
-    let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let master = match &plan.rendezvous {
         Rendezvous::Static { addr, port } if plan.nodes.max > 1 => [addr.clone(), port.to_string()],
         _ if plan.nodes.max == 1 => [Ipv4Addr::LOCALHOST.to_string(), LATER.to_string()],
         _ => [LATER.to_string(), LATER.to_string()],
     };
     let names = [worker_env::MASTER_ADDR, worker_env::MASTER_PORT];
-    let mut env = worker_environment(place, nowhere);
-    let store = [(worker_env::DRUMLINE_STORE, "agent"), (worker_env::DRUMLINE_JOB_KEY_FD, LATER)];
+    let mut env = worker_environment(place, &Meeting::default());
+    let store = [(worker_env::DRUMLINE_STORE, LATER), (worker_env::DRUMLINE_JOB_KEY_FD, LATER)];
     env.extend(store.map(|(name, value)| (name.into(), Some(value.into()))));
     env.extend(names.into_iter().zip(master).map(|(name, value)| (name.into(), Some(value.into()))));
     env.extend(plan.environment(place, visible));

@@ -35,9 +35,9 @@ impl LaunchPlan {
     fn spec(&self, local_rank: usize, visible: Option<&str>, store: &HostedStore) -> WorkerSpec {
         let place = self.place(local_rank, 0, 1);
         let (program, args) = self.command(&place);
-        let mut env = worker_environment(&place, store.address());
+        let mut env = worker_environment(&place, &store.meeting());
         env.extend(self.environment(&place, visible));
-        env.extend(store.environment());
+        env.extend(store.key_memory.environment());
         WorkerSpec { rank: place.rank, program, args, env, kept: vec![store.key_memory.descriptor()] }
     }
 }

@@ -85,7 +85,7 @@ impl Place {
             None => whole(env, family.world_size)?.ok_or_else(|| no_world_size(&family))?,
         };
         let local_world_size = local_world_size(env, &family)?;
-        let timeout = timeout(env)?;
+        let (timeout, agent) = (timeout(env)?, agent(env)?);
         let mut place = Place {
             rank,
             world_size,
@@ -93,7 +93,7 @@ impl Place {
             local_world_size,
             round: whole(env, &[DRUMLINE_ROUND])?.unwrap_or(0) as u32,
             master: None,
-            agent_hosts: agent_hosts(env)?,
+            agent_hosts: agent.is_some(),
             timeout,
             time_to_meet: options.timeout.unwrap_or(timeout),
         };
@@ -104,7 +104,10 @@ impl Place {
                 let (host, port, given) = (host.clone(), *port, format!("tcp://{host}:{port}"));
                 Some(Master { host, port, given })
             }
-            Method::Env => Some(place.master_from(env, &family)?),
+            Method::Env => match agent {
+                Some(Agent::At(master)) => Some(master),
+                _ => Some(place.master_from(env, &family)?),
+            },
         };
         Ok(place)
     }
@@ -226,14 +229,25 @@ fn whole(env: Env<'_>, names: &[&'static str]) -> Result<Option<usize>, InitErro
     }
 }
 
-fn agent_hosts(env: Env<'_>) -> Result<bool, InitError> {
-    match env(DRUMLINE_STORE).as_deref() {
-        None | Some("") => Ok(false),
-        Some("agent") => Ok(true),
-        Some(other) => {
-            Err(invalid(DRUMLINE_STORE, other, "`agent`", "try unsetting it, then rank 0 hosts the store"))
-        }
+/// A launcher that hosts the store.
+enum Agent {
+    /// Where `MASTER_ADDR` and `MASTER_PORT` say.
+    AtMaster,
+    At(Master),
+}
+
+fn agent(env: Env<'_>) -> Result<Option<Agent>, InitError> {
+    let Some(text) = env(DRUMLINE_STORE).filter(|text| !text.is_empty()) else { return Ok(None) };
+    if text == "agent" {
+        return Ok(Some(Agent::AtMaster));
     }
+    let split = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    let split = split.and_then(|(host, port)| Some((host, port.parse().ok().filter(|port| *port != 0)?)));
+    let advice = "try unsetting it, then rank 0 hosts the store";
+    let (host, port) =
+        split.ok_or_else(|| invalid(DRUMLINE_STORE, &text, "`host:port` or `agent`", advice))?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
+    Ok(Some(Agent::At(Master { host, port, given: format!("{DRUMLINE_STORE}={text}") })))
 }
 
 fn timeout(env: Env<'_>) -> Result<Duration, InitError> {
@@ -305,6 +319,9 @@ mod tests {
         let place = env(&format!("{TORCH} DRUMLINE_ROUND=2 DRUMLINE_STORE=agent DRUMLINE_TIMEOUT=5s"));
         assert_eq!(shown(&place), "3/4 local 1/Some(2) n1:29500");
         assert_eq!((place.round, place.agent_hosts, place.timeout), (2, true, Duration::from_secs(5)));
+        let place = env(&format!("{TORCH} DRUMLINE_STORE=[fe80::7]:31"));
+        assert_eq!(shown(&place), "3/4 local 1/Some(2) fe80::7:31", "beside the master's port");
+        assert!(place.agent_hosts);
         assert_eq!(shown(&env("RANK=0 WORLD_SIZE=1")), "0/1 local 0/None 127.0.0.1:0");
         assert!(env("RANK=0 WORLD_SIZE=1").is_host());
     }
@@ -385,7 +402,8 @@ mod tests {
                 "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2 contradict",
             ),
             ("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2 contradict"),
-            ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x", "DRUMLINE_STORE=x is not `agent`; try"),
+            ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x", "DRUMLINE_STORE=x is not `host:port` or `agent`; try"),
+            ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x:0", "DRUMLINE_STORE=x:0 is not `host:port`"),
             (
                 "RANK=0 WORLD_SIZE=1 DRUMLINE_TIMEOUT=soon",
                 "DRUMLINE_TIMEOUT=soon is not a duration; try 300s",
