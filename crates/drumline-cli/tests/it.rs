@@ -7,4 +7,7 @@ mod it {
     mod joining;
     mod run_args;
     mod started;
+    mod torch_environment;
+    mod torch_gloo;
+    mod torch_nodes;
 }

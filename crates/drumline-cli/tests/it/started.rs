@@ -32,17 +32,17 @@ impl Started {
 
     pub(super) fn with_variables(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(BINARY);
+        command.args(args).envs(variables.iter().copied());
+        Self::of(command)
+    }
+
+    /// A command that is or becomes a `drumline`.
+    pub(super) fn of(mut command: Command) -> Self {
         for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "DRUMLINE_TRANSPORT"] {
             command.env_remove(name);
         }
-        command.envs(variables.iter().copied());
-        let mut child = command
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         Self { child, stdout: Stream::of(stdout), stderr: Stream::of(stderr) }
     }
@@ -87,6 +87,11 @@ impl Started {
             std::thread::sleep(TICK);
         }
     }
+}
+
+/// A script of `tests/scripts`.
+pub(super) fn script(name: &str) -> String {
+    format!("{}/tests/scripts/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// What has come through a pipe so far.
