@@ -25,7 +25,13 @@ enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(bench::BenchArgs),
+    /// Started by an agent between itself and its workers; not for people
+    #[command(name = KEEPER, hide = true)]
+    Keeper,
 }
+
+/// The subcommand that an agent starts.
+const KEEPER: &str = "keeper";
 
 impl Cli {
     /// The command line as torchrun would read it too.
@@ -50,6 +56,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Keeper => drumline_launch::keep().map_err(Into::into),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   args.rs (as typed) ─plan.rs─▶ LaunchPlan ─┬─ --dry-run ─▶ dry_run.rs: told on stdout
-//!         host.rs (this node) ──▲             └─ else ──────▶ workers, watched to their end
+//!         host.rs (this node) ──▲             └─ else ──────▶ agent (drumline-launch), to the job's end
 //! ```
 
 mod args;
@@ -18,9 +18,13 @@ mod plan_table;
 
 use std::io::Write;
 
-use anyhow::bail;
-use drumline_launch::{Evidence, FailureReport, LaunchPlan, LocalRankArg, LogFolder, OomSources, OomWatch};
-use drumline_rendezvous::{Hello, Role, worker_env};
+use anyhow::{anyhow, bail};
+use drumline_launch::membership::Reason;
+use drumline_launch::{AgentOptions, FailureReport, LaunchPlan, LocalRankArg, Outcome, run_agent};
+use drumline_rendezvous::worker_env;
+
+use crate::KEEPER;
+use crate::telling::Stopped;
 
 pub(crate) use args::RunArgs;
 pub(crate) use flags::{as_torchrun, variable_at_fault};
@@ -39,44 +43,44 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
     if args.dry_run {
         return Ok(std::io::stdout().write_all(dry_run::describe(&plan, visible.as_deref()).as_bytes())?);
     }
-    start(&plan, visible.as_deref())
+    start(&plan, visible)
 }
 
-fn start(plan: &LaunchPlan, visible: Option<&str>) -> anyhow::Result<()> {
-    if plan.nodes.max > 1 || plan.fleet.is_some() {
-        bail!(
-            "jobs of more than one node cannot be started yet; try --dry-run to see the plan, or --nnodes 1"
-        );
+fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
+    if plan.fleet.is_some() {
+        bail!("other hosts cannot be started from here yet; try --dry-run to see the plan");
     }
     if let Some(flag) = not_carried_out(plan) {
         bail!("{flag} cannot be carried out yet; try without it, or --dry-run to see the plan");
     }
-    let folder = LogFolder::create(plan.logs.clone(), &plan.run_id, &plan.role)?;
-    let logs = folder.attempt(0, plan.nproc)?;
-    let mut watch = OomWatch::start(&OomSources::default());
-    let report = plan.start_alone(visible, &logs)?.wait();
-    if report.is_success() {
-        return Ok(());
-    }
-    let host = Hello::new(Role::Store).host;
-    let evidence: Vec<_> = report
-        .ranks
-        .iter()
-        .map(|rank| {
-            let at = Evidence::at(rank.rank, rank.rank, &host);
-            at.gather(rank, logs.error_file(rank.rank).as_deref(), &mut watch)
-        })
-        .collect();
-    match FailureReport::new(&report, &evidence) {
-        Some(failure) => bail!("{}", failure.to_string().trim_end()),
-        None => bail!("{}", report.to_string().trim_end()),
+    let say = |text: &str| eprintln!("note: {text}");
+    // Even if this file is replaced or deleted while the job runs.
+    let keeper = vec!["/proc/self/exe".into(), KEEPER.into()];
+    let options = AgentOptions { keeper, visible, key: None, say: Box::new(say) };
+    match run_agent(plan, options)? {
+        Outcome::Success => Ok(()),
+        Outcome::Failure { report, why } => Err(failed(report.as_deref(), &why)),
+        Outcome::Stopped(signal) => Err(Stopped(signal).into()),
     }
 }
 
-/// A flag that was given and that workers of a single node do not heed: refused rather than silently left out.
+/// What happened here, and why the job ended, unless that is the same.
+fn failed(report: Option<&FailureReport>, why: &Reason) -> anyhow::Error {
+    let Some(report) = report else { return anyhow!("the job failed: {why}") };
+    let report = report.to_string();
+    match why {
+        Reason::OutOfRestarts { failure, max_restarts: 0 }
+            if report.contains(&format!("rank {} ", failure.rank)) =>
+        {
+            anyhow!("{}", report.trim_end())
+        }
+        _ => anyhow!("the job failed: {why}\n{}", report.trim_end()),
+    }
+}
+
+/// A flag that was given and that is not heeded: refused rather than silently left out.
 fn not_carried_out(plan: &LaunchPlan) -> Option<&'static str> {
     let asked = [
-        ("--max-restarts", plan.max_restarts > 0),
         ("--duplicate-stdout-filters", !plan.duplicates.stdout.is_empty()),
         ("--duplicate-stderr-filters", !plan.duplicates.stderr.is_empty()),
         ("--numa-binding", plan.numa.is_some()),

@@ -4,6 +4,8 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use drumline_launch::{Signal, signal_name};
+
 use crate::job::is_later_rank;
 
 /// A later rank that ends makes launchers stop the others: rank 0 gets this long to speak before.
@@ -27,6 +29,18 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
+/// The end of a command that a signal has stopped: told by its exit code, as a shell does.
+#[derive(Debug)]
+pub(crate) struct Stopped(pub(crate) Signal);
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stopped by {}", signal_name(self.0.as_raw()))
+    }
+}
+
+impl std::error::Error for Stopped {}
+
 /// Says what went wrong, unless nobody would read it or rank 0 says it too.
 pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
     if error.is::<Mistake>() && is_later_rank(|name| std::env::var(name).ok()) {
@@ -34,7 +48,8 @@ pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
     } else if !is_broken_pipe(error) {
         eprintln!("error: {}", in_words(error));
     }
-    ExitCode::FAILURE
+    let signal = error.downcast_ref::<Stopped>().and_then(|stopped| u8::try_from(stopped.0.as_raw()).ok());
+    signal.map_or(ExitCode::FAILURE, |signal| ExitCode::from(128 + signal))
 }
 
 /// The same for a command line that cannot be read, and for `--help`. `variable`: where the wrong value stands, if not

@@ -3,9 +3,9 @@
 
 use std::io;
 
-use drumline_rendezvous::StoreError;
+use drumline_rendezvous::{KeyError, StoreError};
 
-use crate::{Exit, LogError};
+use crate::{EndpointError, Exit, LogError};
 
 /// Why a job could not be started or steered.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +59,31 @@ pub enum LaunchError {
         /// What it printed on stdout and stderr instead.
         output: String,
     },
+    /// The port that was asked for cannot be had.
+    #[error("cannot have port {port} on this machine: {source}; try another --master-port, or none")]
+    Port {
+        /// The port.
+        port: u16,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Another job meets at the same address.
+    #[error(
+        "job `{theirs}` meets at that address, this is `{ours}`; try the same --rdzv-id, or another port"
+    )]
+    OtherJob {
+        /// Our name.
+        ours: String,
+        /// The name of those who are there.
+        theirs: String,
+    },
+    /// The job's key cannot be had.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The address at which the nodes meet is none.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {

@@ -1,6 +1,7 @@
 //! The store that the launcher hosts for its job, and the news of workers' ends that it posts there.
 
 use std::net::Ipv4Addr;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use drumline_rendezvous::events::{self, Event};
@@ -47,17 +48,35 @@ impl HostedStore {
     }
 
     /// Posts each worker's end where its peers hear of it.
-    pub(crate) fn reporter(&self) -> Result<OnExit, LaunchError> {
+    pub(crate) fn reporter(&self) -> OnExit {
+        reporter(self.server.local_addr().to_string(), self.key.clone())
+    }
+}
+
+/// Posts each worker's end in the store at `address`, from a thread of its own: the store may be on another node, and
+/// nobody waits for it here.
+pub(crate) fn reporter(address: String, key: JobKey) -> OnExit {
+    let (ends, ended) = mpsc::channel::<Ended>();
+    let post = move || {
         let hello = Hello::new(Role::Store);
-        let (host, address) = (hello.host.clone(), self.server.local_addr().to_string());
-        let store = TcpStore::connect(&address, &self.key, hello, Instant::now() + PROMPT)
-            .map_err(LaunchError::Store)?;
-        Ok(Box::new(move |ended| {
-            if let Err(error) = events::post(&store, &exit_event(ended, host.clone())) {
+        let host = hello.host.clone();
+        let Ok(first) = ended.recv() else { return };
+        let store = match TcpStore::connect(&address, &key, hello, Instant::now() + PROMPT) {
+            Ok(store) => store,
+            Err(error) => return tracing::warn!(%error, "cannot tell the other ranks of an exit"),
+        };
+        for ended in std::iter::once(first).chain(ended) {
+            if let Err(error) = events::post(&store, &exit_event(&ended, host.clone())) {
                 tracing::warn!(rank = ended.rank, %error, "cannot tell the other ranks of an exit");
             }
-        }))
-    }
+        }
+    };
+    // Without the thread the others still learn of a death, if not how it came about.
+    let _ = std::thread::Builder::new().name("drumline-exits".to_string()).spawn(post);
+    Box::new(move |ended, _| {
+        // Nobody listens if the thread could not be started.
+        let _ = ends.send(*ended);
+    })
 }
 
 fn exit_event(ended: &Ended, host: String) -> Event {

@@ -11,11 +11,13 @@
 //!
 //! Not here: what the workers say to each other (`drumline-rendezvous`, `drumline-comm`).
 
+mod agent;
 mod descriptors;
 mod environment;
 mod error;
 mod failure;
 mod hosted_store;
+mod keeper;
 mod key_memory;
 mod lines;
 mod local_job;
@@ -33,12 +35,14 @@ mod supervise;
 mod tail;
 mod worker;
 
+pub use agent::{AgentOptions, Outcome, run_agent};
 pub use environment::{Environment, Meeting, Place, worker_environment};
 pub use error::LaunchError;
 pub use failure::{
     Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,
     Standing, Trace, exit_code,
 };
+pub use keeper::keep;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};

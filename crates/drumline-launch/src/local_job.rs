@@ -94,7 +94,7 @@ impl LocalJob {
         }
         let store = HostedStore::start(self.nproc)?;
         let specs = (0..self.nproc).map(|rank| self.spec(rank, &store)).collect();
-        let on_exit = store.reporter()?;
+        let on_exit = store.reporter();
         RunningJob::supervised(specs, self.options, on_exit, Some(store))
     }
 

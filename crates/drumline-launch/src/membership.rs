@@ -71,6 +71,6 @@ mod simulator;
 pub use agent::{Act, Agent, Event, Grace};
 pub use coordinator::Coordinator;
 pub use decide::{Decision, Known, Phase, State, decide};
-pub use message::{AgentCard, AgentId, Doing, Member, Order, Report, Round, Wish, WorkerFailure};
+pub use message::{AgentCard, AgentId, Doing, Door, Member, Order, Report, Round, Wish, WorkerFailure};
 pub use policy::{BackOff, CrashLoop, Policy, PolicyError};
 pub use reason::{Cause, Ending, Reason};

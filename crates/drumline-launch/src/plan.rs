@@ -8,12 +8,14 @@
 
 mod gpus;
 mod hostfile;
-mod local_start;
 mod nodes;
 mod program;
 mod rdzv;
 mod signals;
 mod workers;
+
+#[cfg(test)]
+pub(crate) use workers::tests;
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -1,11 +1,12 @@
 //! How a job ended: each worker's exit and last output, and which failure came first.
 
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 /// How a worker ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Exit {
     /// It exited by itself with this code.
@@ -76,7 +77,7 @@ pub fn signal_name(number: i32) -> &'static str {
 }
 
 /// Why the launcher stopped a job, if it did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum StopReason {
     /// This rank failed first.
@@ -91,7 +92,7 @@ pub enum StopReason {
 }
 
 /// One worker's end.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     /// Its rank in the job.
     pub rank: usize,
@@ -122,7 +123,7 @@ impl RankReport {
 }
 
 /// A whole job's end.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobReport {
     /// Each worker of this node, by rank.
     pub ranks: Vec<RankReport>,
@@ -136,6 +137,11 @@ impl JobReport {
     /// Whether every worker ended with code 0.
     pub fn is_success(&self) -> bool {
         self.ranks.iter().all(|rank| rank.exit.is_success())
+    }
+
+    /// The report of the rank that failed first.
+    pub fn failed(&self) -> Option<&RankReport> {
+        self.rank(self.root_cause?)
     }
 
     /// The report of one rank.

@@ -40,7 +40,7 @@ pub struct RunningJob {
 impl RunningJob {
     /// Starts workers that need no store of this launcher.
     pub fn start(specs: Vec<WorkerSpec>, options: RunOptions) -> Result<Self, LaunchError> {
-        Self::supervised(specs, options, Box::new(|_| ()), None)
+        Self::supervised(specs, options, Box::new(|_, _| ()), None)
     }
 
     pub(crate) fn supervised(
@@ -54,7 +54,7 @@ impl RunningJob {
         }
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(LaunchError::system("set up the supervisor"))?;
-        let (crew, started) = (Arc::new(Crew::new(wake)), Instant::now());
+        let (crew, started) = (Arc::new(Crew::new(wake, options.stop.clone())), Instant::now());
         let (answer, answered) = mpsc::channel();
         let (theirs, orders) = (Arc::clone(&crew), Orders { specs, options, started, on_exit });
         let supervisor = std::thread::Builder::new()
@@ -89,7 +89,12 @@ impl RunningJob {
 
     /// Asks all workers to stop: SIGTERM, the grace, SIGKILL. Returns at once; [`wait`](Self::wait) for the end.
     pub fn stop(&self) {
-        self.crew.ask(Request::Stop);
+        self.crew.ask(Request::STOP);
+    }
+
+    /// A handle by which others stop the job while its owner waits for it.
+    pub(crate) fn control(&self) -> JobControl {
+        JobControl(Arc::clone(&self.crew))
     }
 
     /// How a rank ended, waiting until `deadline` for it; `None` if it still runs then. Its last output is there by
@@ -161,6 +166,29 @@ impl RunningJob {
         if let Some(supervisor) = self.supervisor.take() {
             // The supervisor does not panic; if it did, the kernel has killed the workers with its thread.
             let _ = supervisor.join();
+        }
+    }
+}
+
+/// What can be done to a job by others than its owner.
+#[derive(Debug, Clone)]
+pub(crate) struct JobControl(Arc<Crew>);
+
+impl JobControl {
+    /// Stops all workers: `signal`, and after `grace` SIGKILL.
+    pub(crate) fn stop(&self, signal: Signal, grace: Duration) {
+        self.0.ask(Request::Stop { signal, grace: Some(grace) });
+    }
+
+    pub(crate) fn kill(&self) {
+        self.0.ask(Request::Kill);
+    }
+
+    /// Hands a signal on to every worker that runs.
+    pub(crate) fn signal_all(&self, signal: Signal) {
+        for worker in &self.0.lock().workers {
+            // An error: it has ended.
+            let _ = worker.signal(signal);
         }
     }
 }

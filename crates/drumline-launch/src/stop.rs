@@ -1,16 +1,19 @@
 //! When the workers are stopped, and how hard: a pure decision. The clock and the signals are the supervisor's.
 //!
 //! ```text
-//!   Running ──failure, deadline or request──▶ Terminating (SIGTERM) ──grace──▶ Killing (SIGKILL) ──patience──▶ Over
+//!   Running ──failure, deadline or request──▶ Terminating (a signal) ──grace──▶ Killing (SIGKILL) ──patience──▶ Over
 //!      └──────────────── every worker has ended ────────────────┴──────────────────────┴───────────────────────▲
 //! ```
 
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use crate::report::StopReason;
 
 /// How the failure of one worker touches the others, and how patient a stop is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StopPolicy {
     /// What the first failure does to the others.
     pub on_failure: OnFailure,
@@ -28,7 +31,7 @@ impl Default for StopPolicy {
 }
 
 /// What the first failure does to the other workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnFailure {
     /// They are stopped: a job of fewer ranks is of no use.
     StopOthers,
@@ -46,12 +49,38 @@ pub(crate) enum Phase {
 }
 
 /// What the owner asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Stop with the usual grace.
-    Stop,
+    /// This signal, and after the grace SIGKILL.
+    Stop {
+        /// The first thing that the workers are told.
+        signal: Signal,
+        /// Time between the two; the policy's if `None`.
+        grace: Option<Duration>,
+    },
     /// SIGKILL at once.
     Kill,
+}
+
+impl Request {
+    /// The usual way.
+    pub(crate) const STOP: Request = Request::Stop { signal: Signal::TERM, grace: None };
+
+    /// What is left to be done of an earlier request and a later one: the signal stays, the hurry wins.
+    pub(crate) fn and(self, later: Request, policy: &StopPolicy) -> Request {
+        let (Request::Stop { signal, grace }, Request::Stop { grace: other, .. }) = (self, later) else {
+            return Request::Kill;
+        };
+        let grace = grace.unwrap_or(policy.grace).min(other.unwrap_or(policy.grace));
+        Request::Stop { signal, grace: Some(grace) }
+    }
+
+    pub(crate) fn signal(self) -> Signal {
+        match self {
+            Request::Stop { signal, .. } => signal,
+            Request::Kill => Signal::KILL,
+        }
+    }
 }
 
 /// All that the decision looks at besides the clock.
@@ -63,6 +92,16 @@ pub(crate) struct View {
     pub(crate) deadline: Option<Instant>,
 }
 
+impl View {
+    /// Time between the first signal and SIGKILL.
+    fn grace(&self, policy: &StopPolicy) -> Duration {
+        match self.request {
+            Some(Request::Stop { grace: Some(grace), .. }) => grace,
+            _ => policy.grace,
+        }
+    }
+}
+
 /// The phase to be in now.
 pub(crate) fn decide(now: Instant, phase: Phase, view: &View, policy: &StopPolicy) -> Phase {
     let kill = view.request == Some(Request::Kill);
@@ -70,7 +109,9 @@ pub(crate) fn decide(now: Instant, phase: Phase, view: &View, policy: &StopPolic
         _ if view.alive == 0 => Phase::Over,
         Phase::Running if kill => Phase::Killing { since: now },
         Phase::Running if reason(now, view, policy).is_some() => Phase::Terminating { since: now },
-        Phase::Terminating { since } if kill || now - since >= policy.grace => Phase::Killing { since: now },
+        Phase::Terminating { since } if kill || now - since >= view.grace(policy) => {
+            Phase::Killing { since: now }
+        }
         Phase::Killing { since } if now - since >= policy.patience => Phase::Over,
         unchanged => unchanged,
     }
@@ -89,7 +130,7 @@ pub(crate) fn reason(now: Instant, view: &View, policy: &StopPolicy) -> Option<S
 pub(crate) fn next_look(phase: Phase, view: &View, policy: &StopPolicy) -> Option<Instant> {
     match phase {
         Phase::Running => view.deadline,
-        Phase::Terminating { since } => since.checked_add(policy.grace),
+        Phase::Terminating { since } => since.checked_add(view.grace(policy)),
         Phase::Killing { since } => since.checked_add(policy.patience),
         Phase::Over => None,
     }
@@ -131,6 +172,21 @@ mod tests {
             decide(at(t, 3), Phase::Running, &failed, &policy),
             Phase::Terminating { since: at(t, 3) }
         );
+    }
+
+    #[test]
+    fn a_request_brings_its_own_grace_and_the_shorter_one_wins() {
+        let (t, policy) = (Instant::now(), StopPolicy::default());
+        let stop = |signal, seconds| Request::Stop { signal, grace: Some(Duration::from_secs(seconds)) };
+        let both = stop(Signal::INT, 9).and(stop(Signal::TERM, 2), &policy);
+        assert_eq!(both, stop(Signal::INT, 2));
+        assert_eq!(Request::STOP.and(stop(Signal::INT, 9), &policy), stop(Signal::TERM, 5));
+        assert_eq!(both.and(Request::Kill, &policy), Request::Kill);
+        let view = View { alive: 1, request: Some(both), ..View::default() };
+        let terminating = decide(t, Phase::Running, &view, &policy);
+        assert_eq!(terminating, Phase::Terminating { since: t });
+        assert_eq!(next_look(terminating, &view, &policy), Some(at(t, 2)));
+        assert_eq!(decide(at(t, 2), terminating, &view, &policy), Phase::Killing { since: at(t, 2) });
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::worker::{Ended, Worker, WorkerSpec};
 const WAKE: u64 = u64::MAX;
 
 /// Called with each worker's end, on the supervisor's thread.
-pub(crate) type OnExit = Box<dyn FnMut(&Ended) + Send>;
+pub(crate) type OnExit = Box<dyn FnMut(&Ended, Exit) + Send>;
 
 /// What the supervisor is to do.
 pub(crate) struct Orders {
@@ -45,6 +45,7 @@ pub(crate) struct Orders {
 pub(crate) struct Crew {
     roster: Mutex<Roster>,
     changed: Condvar,
+    policy: StopPolicy,
     pub(crate) wake: OwnedFd,
     pub(crate) streams: Arc<Streams>,
 }
@@ -61,9 +62,9 @@ pub(crate) struct Roster {
 }
 
 impl Crew {
-    pub(crate) fn new(wake: OwnedFd) -> Self {
+    pub(crate) fn new(wake: OwnedFd, policy: StopPolicy) -> Self {
         let (roster, changed) = (Mutex::new(Roster::default()), Condvar::new());
-        Self { roster, changed, wake, streams: Arc::default() }
+        Self { roster, changed, policy, wake, streams: Arc::default() }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Roster> {
@@ -79,7 +80,8 @@ impl Crew {
 
     pub(crate) fn ask(&self, request: Request) {
         let mut roster = self.lock();
-        roster.request = roster.request.max(Some(request));
+        let earlier = roster.request;
+        roster.request = Some(earlier.map_or(request, |earlier| earlier.and(request, &self.policy)));
         drop(roster);
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
@@ -93,12 +95,9 @@ impl Roster {
 
     /// How a worker ended; `None` while it runs.
     pub(crate) fn exit(&self, worker: &Worker) -> Option<Exit> {
-        let stopping = [Signal::TERM.as_raw(), Signal::KILL.as_raw()];
         match worker.ended {
             None => self.over.then_some(Exit::Unkillable),
-            Some(Ended { signal: Some(signal), .. }) if worker.told_to_stop && stopping.contains(&signal) => {
-                Some(Exit::StoppedByUs)
-            }
+            Some(Ended { signal: Some(signal), .. }) if worker.was_told(signal) => Some(Exit::StoppedByUs),
             Some(Ended { signal: Some(signal), .. }) => Some(Exit::Signal(signal)),
             Some(Ended { code, .. }) => Some(Exit::Code(code.unwrap_or(-1))),
         }
@@ -203,8 +202,8 @@ fn run(crew: &Crew, orders: &mut Orders, epoll: &OwnedFd) {
         if phase == Phase::Over {
             return;
         }
-        for ended in reap_ready(crew, epoll, next_look(phase, &view, policy)) {
-            (orders.on_exit)(&ended);
+        for (ended, exit) in reap_ready(crew, epoll, next_look(phase, &view, policy)) {
+            (orders.on_exit)(&ended, exit);
         }
     }
 }
@@ -213,7 +212,7 @@ fn run(crew: &Crew, orders: &mut Orders, epoll: &OwnedFd) {
 fn enter(crew: &Crew, phase: Phase, why: Option<StopReason>) {
     let mut roster = crew.lock();
     let signal = match phase {
-        Phase::Terminating { .. } => Signal::TERM,
+        Phase::Terminating { .. } => roster.request.map_or(Signal::TERM, Request::signal),
         Phase::Killing { .. } => Signal::KILL,
         Phase::Running | Phase::Over => return,
     };
@@ -223,7 +222,7 @@ fn enter(crew: &Crew, phase: Phase, why: Option<StopReason>) {
 }
 
 /// Sleeps until a worker ends, the owner calls or `until`; returns the ends in the order they happened.
-fn reap_ready(crew: &Crew, epoll: &OwnedFd, until: Option<Instant>) -> Vec<Ended> {
+fn reap_ready(crew: &Crew, epoll: &OwnedFd, until: Option<Instant>) -> Vec<(Ended, Exit)> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let timeout = left.and_then(|left| Timespec::try_from(left).ok());
     let mut events = Vec::with_capacity(64);
@@ -243,7 +242,7 @@ fn reap_ready(crew: &Crew, epoll: &OwnedFd, until: Option<Instant>) -> Vec<Ended
 }
 
 impl Roster {
-    fn reap(&mut self, index: usize, epoll: &OwnedFd) -> Option<Ended> {
+    fn reap(&mut self, index: usize, epoll: &OwnedFd) -> Option<(Ended, Exit)> {
         let worker = &mut self.workers[index];
         let ended = worker.reap()?;
         let _ = epoll::delete(epoll, &worker.pidfd);
@@ -252,7 +251,7 @@ impl Roster {
         if self.root_cause.is_none() && self.stopped.is_none() && !exit.is_success() {
             self.root_cause = Some(ended.rank);
         }
-        Some(ended)
+        Some((ended, exit))
     }
 }
 
@@ -268,7 +267,7 @@ mod tests {
     fn ends_come_in_the_order_they_happened_even_when_seen_together() {
         let soon = Duration::from_secs(10);
         for order in [[2, 0, 1], [1, 2, 0], [0, 1, 2]] {
-            let crew = Crew::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+            let crew = Crew::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap(), StopPolicy::default());
             let args = vec!["60".into()];
             let spec = |rank| WorkerSpec {
                 rank,
@@ -277,7 +276,7 @@ mod tests {
                 ..WorkerSpec::default()
             };
             let (specs, options) = ((0..3).map(spec).collect(), RunOptions::default());
-            let orders = Orders { specs, options, started: Instant::now(), on_exit: Box::new(|_| ()) };
+            let orders = Orders { specs, options, started: Instant::now(), on_exit: Box::new(|_, _| ()) };
             let (epoll, _pump) = start_all(&crew, &orders, Room::make(3).before).unwrap();
             for rank in order {
                 let roster = crew.lock();
@@ -285,7 +284,7 @@ mod tests {
                 assert!(roster.workers[rank].wait_for_end(soon));
             }
             let ends = reap_ready(&crew, &epoll, Some(Instant::now() + soon));
-            assert_eq!(ends.iter().map(|ended| ended.rank).collect::<Vec<_>>(), order);
+            assert_eq!(ends.iter().map(|(ended, _)| ended.rank).collect::<Vec<_>>(), order);
             assert_eq!(crew.lock().root_cause, Some(order[0]));
         }
     }

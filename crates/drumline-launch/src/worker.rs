@@ -3,6 +3,7 @@
 //! The group's id is the worker's pid, and it stays ours until the worker is reaped, even when it is dead. So a
 //! group is signalled only before that, and whatever the worker left in it is killed just before reaping.
 
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +21,7 @@ use crate::prepare::{Orphans, prepare};
 use crate::pump::Output;
 
 /// What is to be executed as one rank.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerSpec {
     /// Its rank in the job.
     pub rank: usize,
@@ -31,6 +32,7 @@ pub struct WorkerSpec {
     /// Variables on top of the launcher's own environment; `None` takes one away.
     pub env: Vec<(OsString, Option<OsString>)>,
     /// Descriptors it inherits, under the same numbers.
+    #[serde(skip)]
     pub kept: Vec<Arc<OwnedFd>>,
 }
 
@@ -71,8 +73,8 @@ pub(crate) struct Worker {
     pid: Pid,
     pub(crate) pidfd: OwnedFd,
     pub(crate) ended: Option<Ended>,
-    /// Whether the launcher has asked it to stop.
-    pub(crate) told_to_stop: bool,
+    /// The signals by which the launcher has asked it to stop.
+    told: Vec<Signal>,
 }
 
 impl Worker {
@@ -89,7 +91,7 @@ impl Worker {
         let pidfd = pidfd_open(pid, PidfdFlags::empty())
             .inspect_err(|_| drop(child.kill().and_then(|()| child.wait())))?;
         let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
-        let worker = Self { rank: spec.rank, pid, pidfd, ended: None, told_to_stop: false };
+        let worker = Self { rank: spec.rank, pid, pidfd, ended: None, told: Vec::new() };
         Ok((worker, pipes.into_iter().flatten().collect()))
     }
 
@@ -105,9 +107,14 @@ impl Worker {
         Ok(kill_process_group(self.pid, signal)?)
     }
 
-    /// Stops it with `signal`; SIGTERM also wakes a group that was stopped, or it could not act on it.
+    /// Whether the launcher has sent it this signal in order to stop it.
+    pub(crate) fn was_told(&self, signal: i32) -> bool {
+        self.told.iter().any(|told| told.as_raw() == signal)
+    }
+
+    /// Stops it with `signal`, and wakes a group that was stopped, or it could not act on it.
     pub(crate) fn stop(&mut self, signal: Signal) {
-        self.told_to_stop = true;
+        self.told.push(signal);
         // A failure means that it is gone already, which the next reaping shows.
         let _ = self.signal(signal).and_then(|()| self.signal(Signal::CONT));
     }

@@ -55,7 +55,7 @@ pub(crate) struct RunArgs {
     /// Host of node 0, for the static way to meet [default: 127.0.0.1]
     #[arg(long, value_name = "HOST", help_heading = MEETING)]
     pub(super) master_addr: Option<String>,
-    /// Port on node 0, for the static way to meet [default: 29500]
+    /// Port on node 0, for the static way to meet [default: 29500, or a free one if there is one node only]
     #[arg(long, value_name = "PORT", help_heading = MEETING)]
     pub(super) master_port: Option<u16>,
     /// One node alone, on a free port: jobs side by side never collide

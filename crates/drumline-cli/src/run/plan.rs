@@ -101,7 +101,7 @@ impl RunArgs {
                 None => Ok(Rendezvous::Standalone),
             },
             "static" if nodes.is_elastic() => Err(PlanError::ElasticStatic(nodes)),
-            "static" => self.meet_at_node_0(hosts),
+            "static" => self.meet_at_node_0(nodes, hosts),
             "c10d" => {
                 let (host, port) =
                     split_endpoint(&self.rdzv_endpoint, Some(C10D_PORT)).map_err(PlanError::Endpoint)?;
@@ -115,7 +115,7 @@ impl RunArgs {
         }
     }
 
-    fn meet_at_node_0(&self, hosts: &Hosts) -> Result<Rendezvous, PlanError> {
+    fn meet_at_node_0(&self, nodes: NodeRange, hosts: &Hosts) -> Result<Rendezvous, PlanError> {
         if !self.rdzv_endpoint.trim().is_empty() {
             let (addr, port) = split_endpoint(&self.rdzv_endpoint, None).map_err(PlanError::Endpoint)?;
             return Ok(Rendezvous::Static { addr, port });
@@ -128,7 +128,9 @@ impl RunArgs {
         if bare.is_empty() || !is_host {
             return Err(PlanError::MasterAddr(addr));
         }
-        Ok(Rendezvous::Static { addr: bare.to_string(), port: self.master_port.unwrap_or(MASTER_PORT) })
+        // One node alone has nobody to agree with: any free port will do, and jobs side by side never collide.
+        let port = if nodes.max == 1 { 0 } else { MASTER_PORT };
+        Ok(Rendezvous::Static { addr: bare.to_string(), port: self.master_port.unwrap_or(port) })
     }
 
     fn program(&self, host: &Host<'_>) -> Result<(Program, Vec<OsString>), PlanError> {

@@ -67,7 +67,7 @@ fn defaults_are_those_of_torchrun() {
     let plan = plan("train.py");
     assert_eq!((plan.nodes, plan.nproc, plan.node_rank), (NodeRange::exactly(1), 1, 0));
     assert_eq!((plan.role.as_str(), plan.run_id.as_str()), ("default", "none"));
-    assert_eq!(plan.rendezvous, at("127.0.0.1", 29500));
+    assert_eq!(plan.rendezvous, at("127.0.0.1", 0), "any free port");
     assert_eq!((plan.max_restarts, plan.monitor_interval), (0, Duration::from_millis(100)));
     assert_eq!(plan.signals, [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT]);
     assert_eq!(plan.shutdown_timeout, Duration::from_secs(30));
@@ -81,7 +81,8 @@ fn nodes_meet_where_torchrun_would_have_them_meet() {
     for (line, nodes, rendezvous) in [
         ("--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 a", "2", at("10.0.0.1", 1234)),
         ("--nnodes=2 --node_rank=1 --master_addr=[::1] a", "2", at("::1", 29500)),
-        ("--nnodes 1:1 a", "1", at("127.0.0.1", 29500)),
+        ("--nnodes 1:1 a", "1", at("127.0.0.1", 0)),
+        ("--master-port 29500 a", "1", at("127.0.0.1", 29500)),
         ("--nnodes 2 --rdzv-endpoint h:7 --master-addr x a", "2", at("h", 7)),
         ("--nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint h:7 a", "2:4", dynamic("h:7")),
         ("--nnodes 2:4 --rdzv_backend=c10d --rdzv_endpoint=h a", "2:4", dynamic("h:29400")),

@@ -150,8 +150,7 @@ fn a_rank_that_fails_makes_the_launcher_fail() {
 #[test]
 fn what_cannot_be_started_is_said_before_anything_is() {
     for (args, said) in [
-        (&["--nnodes", "2", "echo"][..], "cannot be started yet"),
-        (&["--standalone", "--nnodes", "2", "echo"], "try --nnodes 1"),
+        (&["--standalone", "--nnodes", "2", "echo"][..], "try --nnodes 1"),
         (&["--hostfile", "/nowhere/hosts", "echo"], "cannot read the hostfile /nowhere/hosts"),
     ] {
         let ended = run(args);

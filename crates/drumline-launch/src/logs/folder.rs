@@ -7,6 +7,7 @@
 //! The run's folder is readable by its owner only. Without a `log_dir` it is made among the temporary files and goes
 //! again with its [`LogFolder`], unless streams were to be kept in it or [`LogFolder::keep`] was called.
 
+use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -113,7 +114,7 @@ fn safe_name(run_id: &str) -> String {
 }
 
 /// The logs of one start of the workers; by default no files, and everything on the console.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptLogs {
     pub(super) plan: Arc<LogPlan>,
     pub(super) role: Arc<str>,

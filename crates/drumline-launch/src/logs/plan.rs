@@ -8,6 +8,7 @@
 //!
 //! `--local-ranks-filter` and `--quiet-ranks` then take ranks off the console; files are not touched by them.
 
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
@@ -25,7 +26,7 @@ impl Channel {
 }
 
 /// Which of a worker's two streams are meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Std {
     /// Neither; `0` on the command line.
     #[default]
@@ -69,7 +70,7 @@ impl fmt::Display for Std {
 /// assert_eq!((all.of(7), some.of(12), some.of(7)), (Std::Both, Std::Err, Std::None));
 /// # Ok::<(), drumline_launch::StdOfError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StdOf {
     all: Std,
     each: BTreeMap<usize, Std>,
@@ -155,7 +156,7 @@ fn pair(part: &str) -> Option<(usize, Std)> {
 }
 
 /// What was asked of the logs of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LogPlan {
     /// Where the run's folder is made; a temporary folder by default, none at all for `/dev/null`.
     pub dir: Option<PathBuf>,

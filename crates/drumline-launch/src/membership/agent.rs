@@ -4,6 +4,7 @@
 //!   order, tick, end of workers ─▶ step ─▶ start · stop · send a report · exit
 //! ```
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub enum Event {
 }
 
 /// How gently workers are stopped; the least gentle first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Grace {
     /// Killed at once.
     None,
@@ -299,7 +300,7 @@ mod tests {
     }
 
     fn card() -> AgentCard {
-        AgentCard { id: AgentId(1), host: "n1".into(), slots: 2 }
+        AgentCard { id: AgentId(1), host: "n1".into(), slots: 2, ..AgentCard::default() }
     }
 
     fn order(answers: u64, wish: Wish) -> Event {

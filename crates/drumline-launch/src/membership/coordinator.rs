@@ -106,11 +106,14 @@ impl Coordinator {
         {
             done.insert(id);
         }
-        let place = self.state.agents.get(&id).map(|known| known.place).unwrap_or_else(|| {
-            self.places += 1;
-            self.places
-        });
-        self.state.agents.insert(id, Known { report, heard: now, place });
+        let (place, came) = self.state.agents.get(&id).map_or_else(
+            || {
+                self.places += 1;
+                (self.places, now)
+            },
+            |known| (known.place, known.came),
+        );
+        self.state.agents.insert(id, Known { report, heard: now, place, came });
     }
 
     fn settle(&mut self, now: Duration) -> Vec<(Decision, Reason)> {
@@ -186,6 +189,7 @@ impl Coordinator {
         match &self.state.phase {
             Phase::Over(ending) => Wish::End(ending.clone()),
             _ if report.leaving && report.doing.alive().is_none() => Wish::End(Ending::Left),
+            _ if self.is_double(known) => self.refuse(known),
             Phase::Running { round, .. } if round.node_rank(report.agent.id).is_some() => {
                 Wish::Run(round.clone())
             }
@@ -194,6 +198,18 @@ impl Coordinator {
             }
             _ => self.hold(self.why.clone()),
         }
+    }
+
+    /// Whether another node has this one's place, and has had the time to be found dead.
+    fn is_double(&self, known: &Known) -> bool {
+        let waited = known.heard.saturating_sub(known.came);
+        waited > self.policy.evict_after && self.state.rival(known).is_some()
+    }
+
+    fn refuse(&self, known: &Known) -> Wish {
+        let host = self.state.rival(known).map_or_else(String::new, |rival| rival.report.agent.host.clone());
+        let node_rank = known.report.agent.node_rank.unwrap_or(0);
+        Wish::End(Ending::Failure(Reason::NodeRankTaken { node_rank, host }))
     }
 
     fn hold(&self, why: Reason) -> Wish {
@@ -230,7 +246,8 @@ mod tests {
 
         fn report(&mut self, id: u128, doing: Doing, fence: u64) -> Report {
             self.number += 1;
-            let agent = AgentCard { id: AgentId(id), host: format!("n{id}"), slots: 1 };
+            let agent =
+                AgentCard { id: AgentId(id), host: format!("n{id}"), slots: 1, ..AgentCard::default() };
             Report { agent, number: self.number, doing, fence, leased: true, leaving: false, failure: None }
         }
 

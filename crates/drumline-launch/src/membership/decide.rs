@@ -31,8 +31,10 @@ pub struct Known {
     pub report: Report,
     /// When that arrived, on the coordinator's clock.
     pub heard: Duration,
-    /// Its place in the order of coming: the node order.
+    /// Its place in the order of coming.
     pub place: u64,
+    /// When it came.
+    pub came: Duration,
 }
 
 /// Where the job stands.
@@ -105,10 +107,18 @@ impl State {
 
     /// The agents that could be in the next round, in node order. To be idle, with a lease, is to agree.
     pub fn candidates(&self) -> Vec<AgentCard> {
-        let mut ready: Vec<&Known> =
-            self.agents.values().filter(|known| known.is_ready(self.last_round)).collect();
-        ready.sort_by_key(|known| known.place);
+        let is_ready = |known: &&Known| known.is_ready(self.last_round) && self.rival(known).is_none();
+        let mut ready: Vec<&Known> = self.agents.values().filter(is_ready).collect();
+        ready.sort_by_key(|known| (known.report.agent.node_rank, known.place));
         ready.into_iter().map(|known| known.report.agent.clone()).collect()
+    }
+
+    /// Who came before with the same given place among the nodes.
+    pub fn rival(&self, known: &Known) -> Option<&Known> {
+        let rank = known.report.agent.node_rank?;
+        let is_rival =
+            |other: &&Known| other.report.agent.node_rank == Some(rank) && other.place < known.place;
+        self.agents.values().find(is_rival)
     }
 
     /// The streak of quick failures once `failure` is added to it.
@@ -236,12 +246,9 @@ fn stopping(state: &State, round: &Round) -> Option<String> {
 
 /// Judges a round that has stopped: a member that is missing explains the failures of the others.
 fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Decision, Reason) {
-    let Cause::Failed(failure) = cause else {
-        return (Decision::Regather(cause.clone()), Reason::Stopped(cause.clone()));
-    };
+    let Cause::Failed(failure) = cause else { return go_on(state, policy, cause.clone()) };
     if let Some(lost) = round.members.iter().find(|member| !state.agents.contains_key(&member.agent.id)) {
-        let cause = Cause::Lost(lost.agent.host.clone());
-        return (Decision::Regather(cause.clone()), Reason::Stopped(cause));
+        return go_on(state, policy, Cause::Lost(lost.agent.host.clone()));
     }
     let (failure, max_restarts) = (failure.clone(), policy.max_restarts);
     if state.restarts >= max_restarts {
@@ -252,4 +259,14 @@ fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Deci
         return fail(Reason::CrashLoop { failure, times });
     }
     (Decision::Regather(cause.clone()), Reason::Stopped(cause.clone()))
+}
+
+/// Gathers again after the loss of a member, unless too few are left and nobody has asked to wait for others: that is
+/// what restarts are for.
+fn go_on(state: &State, policy: &Policy, cause: Cause) -> (Decision, Reason) {
+    let left = state.agents.values().filter(|known| !known.report.leaving).count();
+    if left < policy.min_nodes && state.restarts >= policy.max_restarts {
+        return fail(Reason::TooFewLeft { cause, left, min: policy.min_nodes });
+    }
+    (Decision::Regather(cause.clone()), Reason::Stopped(cause))
 }

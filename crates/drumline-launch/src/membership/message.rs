@@ -3,17 +3,18 @@
 //! Both directions carry whole states, not changes: losing one costs a heartbeat, hearing one twice costs nothing.
 //! Orders bear no number of their own: one that comes late is refused by the fence or grants no lease.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 use super::agent::Grace;
 use super::reason::{Ending, Reason};
 
 /// An agent's identity: drawn at random when the launcher starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AgentId(pub u128);
 
 /// Who an agent is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentCard {
     /// Its identity.
     pub id: AgentId,
@@ -21,10 +22,25 @@ pub struct AgentCard {
     pub host: String,
     /// How many workers it starts.
     pub slots: usize,
+    /// Its place among the nodes where each is given one; `None`: in the order of their coming.
+    pub node_rank: Option<usize>,
+    /// Where the workers of a round meet in which it is the first node.
+    pub door: Door,
+}
+
+/// Where workers meet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Door {
+    /// The host of rank 0, as the others reach it.
+    pub master_addr: String,
+    /// A free port there, for what rank 0 hosts.
+    pub master_port: u16,
+    /// `host:port` of the store that the launcher hosts.
+    pub store: String,
 }
 
 /// What an agent is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Doing {
     /// Nothing runs here.
     Idle,
@@ -49,7 +65,7 @@ impl Doing {
 }
 
 /// A worker that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerFailure {
     /// The round in which it ran.
     pub round: u64,
@@ -62,7 +78,7 @@ pub struct WorkerFailure {
 }
 
 /// All that an agent has to say.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Who speaks.
     pub agent: AgentCard,
@@ -81,7 +97,7 @@ pub struct Report {
 }
 
 /// All that the coordinator wants of one agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// Which coordinator speaks: drawn at random at its start.
     pub coordinator: u128,
@@ -92,7 +108,7 @@ pub struct Order {
 }
 
 /// What the coordinator wants.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wish {
     /// Run nothing up to this round, and wait.
     Hold {
@@ -110,7 +126,7 @@ pub enum Wish {
 }
 
 /// One agreed membership.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
     /// Its number, from 1.
     pub number: u64,
@@ -121,7 +137,7 @@ pub struct Round {
 }
 
 /// An agent's place in a round.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Who.
     pub agent: AgentCard,
@@ -146,6 +162,11 @@ impl Round {
         self.members.iter().map(|member| member.agent.slots).sum()
     }
 
+    /// The rank of the first worker of `agent`, if it is a member.
+    pub fn first_rank(&self, agent: AgentId) -> Option<usize> {
+        Some(self.members[self.node_rank(agent)?].first_rank)
+    }
+
     /// The node rank of `agent`, if it is a member.
     pub fn node_rank(&self, agent: AgentId) -> Option<usize> {
         self.members.iter().position(|member| member.agent.id == agent)
@@ -158,7 +179,8 @@ mod tests {
 
     #[test]
     fn ranks_follow_the_nodes_without_gap() {
-        let card = |id, slots| AgentCard { id: AgentId(id), host: format!("n{id}"), slots };
+        let card =
+            |id, slots| AgentCard { id: AgentId(id), host: format!("n{id}"), slots, ..AgentCard::default() };
         let round = Round::deal(3, 1, vec![card(7, 2), card(5, 1), card(6, 4)]);
         assert_eq!(round.members.iter().map(|m| m.first_rank).collect::<Vec<_>>(), [0, 2, 3]);
         assert_eq!(round.world(), 7);

@@ -1,12 +1,13 @@
 //! Why something was decided: the same words in the log, in the report and in tests.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
 use super::message::WorkerFailure;
 
 /// Why a running round is closed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// A worker failed. Uses a restart, unless a member turns out to be lost.
     Failed(WorkerFailure),
@@ -21,7 +22,7 @@ pub enum Cause {
 }
 
 /// Why a decision was taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
     /// Fewer agents than the least number have come.
     TooFew {
@@ -29,6 +30,22 @@ pub enum Reason {
         came: Vec<String>,
         /// How many are needed.
         min: usize,
+    },
+    /// A member is gone, and fewer are left than the least number.
+    TooFewLeft {
+        /// Who, and how.
+        cause: Cause,
+        /// How many are left.
+        left: usize,
+        /// How many are needed.
+        min: usize,
+    },
+    /// Another node has the place among the nodes that was given to this one.
+    NodeRankTaken {
+        /// The place.
+        node_rank: usize,
+        /// The other node's host.
+        host: String,
     },
     /// Enough have come; more are waited for.
     LastCall {
@@ -105,7 +122,7 @@ pub enum Reason {
 }
 
 /// How the job, or an agent's part in it, ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
     /// All workers of the last round ended well.
     Success,
@@ -140,6 +157,14 @@ impl fmt::Display for Reason {
             Reason::TooFew { came, min } if came.is_empty() => write!(f, "none of {min} nodes came"),
             Reason::TooFew { came, min } => {
                 write!(f, "only {} of at least {min} nodes came: {}", came.len(), came.join(", "))
+            }
+            Reason::TooFewLeft { cause, left, min } => write!(
+                f,
+                "{cause}; {left} of at least {min} nodes are left; \
+                 try --nnodes MIN:MAX to go on with fewer, or --max-restarts to wait for its return"
+            ),
+            Reason::NodeRankTaken { node_rank, host } => {
+                write!(f, "the node on {host} has --node-rank {node_rank} too; try another one for each node")
             }
             Reason::LastCall { came, max } => write!(f, "{came} nodes came; waiting for up to {max}"),
             Reason::Complete { nodes } => write!(f, "{nodes} nodes take part"),

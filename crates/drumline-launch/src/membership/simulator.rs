@@ -140,7 +140,7 @@ impl World {
         }
         self.next_id += 1;
         let id = AgentId(self.next_id);
-        let card = AgentCard { id, host: format!("node{node}"), slots: 1 + node % 3 };
+        let card = AgentCard { id, host: format!("node{node}"), slots: 1 + node % 3, ..AgentCard::default() };
         let agent = Agent::new(card, self.setup.agent_policy.clone(), self.clock(node));
         let place = &mut self.nodes[node];
         (place.agent, place.leaving, place.ending) = (Some((id, agent)), false, None);

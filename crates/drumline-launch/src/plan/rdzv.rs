@@ -168,6 +168,7 @@ impl fmt::Display for Rendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Standalone => f.write_str("standalone, on a free port of this node"),
+            Self::Static { addr, port: 0 } => write!(f, "static, at {addr} on a free port"),
             Self::Static { addr, port } => write!(f, "static, at {addr} port {port}"),
             Self::Dynamic { endpoint, .. } => write!(f, "dynamic, at {endpoint}"),
         }

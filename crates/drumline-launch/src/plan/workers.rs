@@ -56,13 +56,13 @@ impl LaunchPlan {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::{LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
 
-    fn plan() -> LaunchPlan {
+    pub(crate) fn plan() -> LaunchPlan {
         LaunchPlan {
             nodes: NodeRange::exactly(2),
             node_rank: 1,

@@ -1,0 +1,84 @@
+//! The coordinator at work: a thread on the host of the control store that hears reports and sends orders.
+//!
+//! ```text
+//!   this node's agent ── channel ─┐                        ┌─ channel ──▶ this node's agent
+//!   other agents ── REPORTS log ──┴▶ Coordinator ─ orders ─┴─ their logs ─▶ other agents
+//! ```
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use drumline_rendezvous::{Store, TcpStore};
+
+use super::control::orders_of;
+use super::{Happening, clock};
+use crate::membership::{AgentId, Coordinator, Report};
+
+/// What the coordinator is told.
+#[derive(Debug)]
+pub(super) enum ToCoordinator {
+    Report(Report),
+    /// The agent beside it was asked to leave.
+    HostLeaves,
+}
+
+/// Where orders go.
+pub(super) struct Post {
+    /// The agent of this node.
+    pub(super) own: (AgentId, Sender<Happening>),
+    /// The store from which the others read; `None` on a single node.
+    pub(super) store: Option<TcpStore>,
+}
+
+/// Coordinates until nobody speaks any more. Says `done` when the job is over and all agents know it.
+pub(super) fn coordinate(
+    mut coordinator: Coordinator,
+    inbox: &Receiver<ToCoordinator>,
+    post: &Post,
+    look: Duration,
+    done: &Sender<()>,
+) {
+    loop {
+        let heard = inbox.recv_timeout(look);
+        let now = clock::now();
+        let decided = match heard {
+            Ok(ToCoordinator::Report(report)) => {
+                let from = report.agent.id;
+                let decided = coordinator.hear(now, report);
+                post.order(&coordinator, from);
+                decided.len()
+            }
+            Ok(ToCoordinator::HostLeaves) => {
+                coordinator.host_leaves();
+                1 + coordinator.tick(now).len()
+            }
+            Err(RecvTimeoutError::Timeout) => coordinator.tick(now).len(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if decided > 0 {
+            coordinator.agents().into_iter().for_each(|agent| post.order(&coordinator, agent));
+        }
+        if coordinator.may_exit() {
+            let _ = done.send(());
+        }
+    }
+}
+
+impl Post {
+    /// Sends an agent what is wanted of it now.
+    fn order(&self, coordinator: &Coordinator, agent: AgentId) {
+        let Some(order) = coordinator.order(agent) else { return };
+        if agent == self.own.0 {
+            let _ = self.own.1.send(Happening::Order(Box::new(order)));
+            return;
+        }
+        let Some(store) = &self.store else { return };
+        let sent = serde_json::to_vec(&order).map(|mut line| {
+            line.push(b'\n');
+            store.append(&orders_of(agent), &line)
+        });
+        if !matches!(sent, Ok(Ok(_))) {
+            tracing::debug!(?sent, "an order could not be sent; the next report is answered again");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The signals that an agent is sent, as events.
+
+use std::io;
+use std::sync::mpsc::Sender;
+
+use rustix::process::Signal;
+use signal_hook::iterator::Signals;
+
+use super::Happening;
+
+/// Handed on to the workers and nothing else: for them these are requests, such as to checkpoint.
+pub(super) const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
+
+/// From now on these `signals`, and those that are passed on, are events.
+pub(super) fn listen(signals: &[Signal], events: Sender<Happening>) -> io::Result<()> {
+    let numbers = signals.iter().chain(&PASSED_ON).map(|signal| signal.as_raw());
+    let mut signals = Signals::new(numbers)?;
+    std::thread::Builder::new().name("drumline-signals".to_string()).spawn(move || {
+        for signal in signals.forever().filter_map(Signal::from_named_raw) {
+            if events.send(Happening::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}

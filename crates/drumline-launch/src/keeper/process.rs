@@ -1,0 +1,159 @@
+//! The keeper's own life: `drumline keeper`, which only an agent starts.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use drumline_rendezvous::{JobKey, ServerOptions, TcpStoreServer};
+use rustix::process::{Signal, getpid, set_child_subreaper, setsid};
+
+use super::protocol::{News, Start, Wish, receive, send};
+use super::sweep::sweep;
+use crate::LaunchError;
+use crate::agent::clock;
+use crate::hosted_store::reporter;
+use crate::key_memory::KeyMemory;
+use crate::pump::Output;
+use crate::report::Exit;
+use crate::running::{JobControl, RunOptions, RunningJob};
+use crate::supervise::OnExit;
+
+/// How long killed processes are waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often the keeper looks around when it is told nothing.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// The agent's ear, shared by those who have news.
+#[derive(Clone)]
+struct Teller(Arc<Mutex<UnixStream>>);
+
+impl Teller {
+    fn tell(&self, news: &News) {
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // An agent that is gone hears nothing, and the end of its socket is seen by the main thread.
+        let _ = send(&*socket, news);
+    }
+}
+
+/// Carries out what the agent at the other end of stdin says. Returns when nothing runs any more.
+pub fn keep() -> io::Result<()> {
+    // The terminal's Ctrl-C is for the agent.
+    setsid()?;
+    set_child_subreaper(Some(getpid()))?;
+    let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let teller = Teller(Arc::new(Mutex::new(agent.try_clone()?)));
+    let Some(Wish::Start(start)) = receive(&agent)? else { return Ok(()) };
+    let kept = match Kept::start(*start, &teller) {
+        Ok(kept) => kept,
+        Err(error) => {
+            sweep(PATIENCE);
+            teller.tell(&News::NotStarted(error.to_string()));
+            return Ok(());
+        }
+    };
+    teller.tell(&News::Started);
+    kept.until_over(&agent, &teller);
+    Ok(())
+}
+
+/// A round's workers, and their store if it is here.
+struct Kept {
+    job: RunningJob,
+    _store: Option<TcpStoreServer>,
+}
+
+impl Kept {
+    fn start(start: Start, teller: &Teller) -> Result<Self, LaunchError> {
+        let Start { mut workers, logs, stop, key, store } = start;
+        let key = JobKey::from_bytes(key);
+        let memory = KeyMemory::new(&key)?;
+        for worker in &mut workers {
+            worker.env.extend(memory.environment());
+            worker.kept.push(memory.descriptor());
+        }
+        let options = ServerOptions { world_size: Some(store.world_size), round: store.round as u32 };
+        let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
+        let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
+        let on_exit = telling(reporter(store.address, key), teller.clone());
+        let options = RunOptions { output: Output::Logged(logs), stop, deadline: None };
+        let job = RunningJob::supervised(workers, options, on_exit, None)?;
+        Ok(Self { job, _store: hosted })
+    }
+
+    /// Obeys until the agent is gone and nothing runs any more.
+    fn until_over(self, agent: &UnixStream, teller: &Teller) {
+        let control = self.job.control();
+        let (job, teller) = (self.job, teller.clone());
+        let waiter = std::thread::Builder::new().name("drumline-waiter".to_string()).spawn(move || {
+            let report = job.wait();
+            let left = sweep(PATIENCE);
+            if !left.is_empty() {
+                tracing::warn!(?left, "processes that cannot be killed were given up");
+            }
+            teller.tell(&News::Over(report));
+        });
+        obey(agent, &control);
+        control.kill();
+        if let Ok(waiter) = waiter {
+            // It does not panic; if it did, the job's end has killed the workers.
+            let _ = waiter.join();
+        }
+    }
+}
+
+/// Does what the agent says, and kills the workers when their lease is over; returns when the agent is gone.
+fn obey(agent: &UnixStream, control: &JobControl) {
+    let mut lease = None;
+    loop {
+        let left = lease.map_or(LOOK, |lease: Duration| lease.saturating_sub(clock::now()));
+        if left.is_zero() {
+            control.kill();
+            lease = None;
+            continue;
+        }
+        match next(agent, left) {
+            Ok(Some(Wish::Stop { signal, grace })) => {
+                control.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), grace);
+            }
+            Ok(Some(Wish::Signal(signal))) => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    control.signal_all(signal);
+                }
+            }
+            Ok(Some(Wish::Kill)) => control.kill(),
+            Ok(Some(Wish::Lease(until))) => lease = Some(until),
+            Ok(Some(Wish::Start(_)) | None) => return,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// The next wish; an error of the kind `WouldBlock` if none came in time.
+fn next(agent: &UnixStream, within: Duration) -> io::Result<Option<Wish>> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let within = Timespec::try_from(within).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(agent, PollFlags::IN)], Some(&within)) {
+        Ok(0) | Err(rustix::io::Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
+        Ok(_) => receive(agent),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Tells the agent of failures, besides what `others` tell.
+fn telling(mut others: OnExit, teller: Teller) -> OnExit {
+    let began = Instant::now();
+    Box::new(move |ended, exit| {
+        if !exit.is_success() && exit != Exit::StoppedByUs {
+            teller.tell(&News::Failed {
+                rank: ended.rank,
+                exit,
+                ran_for: ended.at.saturating_duration_since(began),
+            });
+        }
+        others(ended, exit);
+    })
+}

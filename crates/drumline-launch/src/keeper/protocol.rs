@@ -1,0 +1,106 @@
+//! What the agent and its keeper say to each other: frames of MessagePack behind their length.
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::logs::AttemptLogs;
+use crate::report::{Exit, JobReport};
+use crate::stop::StopPolicy;
+use crate::worker::WorkerSpec;
+
+/// A frame is no longer than this: the last output of a few thousand ranks.
+const LONGEST: u32 = 1 << 30;
+
+/// What the agent wants. When it has no more to say (the socket ends), all that still runs is killed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Wish {
+    /// Start these workers. The first word, and said once.
+    Start(Box<Start>),
+    /// Stop them: this signal, and after the grace SIGKILL.
+    Stop { signal: i32, grace: Duration },
+    /// Hand this signal on to all of them.
+    Signal(i32),
+    /// Kill them.
+    Kill,
+    /// They may run until this moment of the clock that also runs while the machine sleeps.
+    Lease(Duration),
+}
+
+/// A round's workers on this node.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) workers: Vec<WorkerSpec>,
+    pub(crate) logs: AttemptLogs,
+    pub(crate) stop: StopPolicy,
+    pub(crate) key: [u8; 32],
+    pub(crate) store: StoreOrder,
+}
+
+/// The store in which a round's workers meet.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct StoreOrder {
+    /// Where it is.
+    pub(crate) address: String,
+    /// Where to listen, if this node hosts it.
+    pub(crate) listen: Option<String>,
+    pub(crate) world_size: usize,
+    pub(crate) round: u64,
+}
+
+/// What the keeper has seen.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum News {
+    /// All workers run.
+    Started,
+    /// They could not be started, and none is left.
+    NotStarted(String),
+    /// A worker has failed by itself.
+    Failed { rank: usize, exit: Exit, ran_for: Duration },
+    /// Nothing runs any more.
+    Over(JobReport),
+}
+
+pub(crate) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
+    let body = rmp_serde::to_vec(message).map_err(io::Error::other)?;
+    let length = u32::try_from(body.len()).ok().filter(|length| *length <= LONGEST);
+    let length = length.ok_or_else(|| io::Error::other("message too long"))?;
+    // One write: the reader is not woken for half a message.
+    to.write_all(&[&length.to_le_bytes(), &body[..]].concat())
+}
+
+/// The next message; `None` when there are no more.
+pub(crate) fn receive<T: DeserializeOwned>(mut from: impl Read) -> io::Result<Option<T>> {
+    let mut length = [0; 4];
+    match from.read_exact(&mut length) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let length = u32::from_le_bytes(length);
+    if length > LONGEST {
+        return Err(io::Error::other("message too long"));
+    }
+    let mut body = vec![0; length as usize];
+    from.read_exact(&mut body)?;
+    rmp_serde::from_slice(&body).map(Some).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_and_their_end_is_known() {
+        let mut wire = Vec::new();
+        send(&mut wire, &Wish::Lease(Duration::from_millis(7))).unwrap();
+        send(&mut wire, &Wish::Stop { signal: 15, grace: Duration::MAX }).unwrap();
+        let mut from = &wire[..];
+        assert!(matches!(receive(&mut from), Ok(Some(Wish::Lease(at))) if at == Duration::from_millis(7)));
+        assert!(matches!(receive(&mut from), Ok(Some(Wish::Stop { signal: 15, .. }))));
+        assert!(matches!(receive::<Wish>(&mut from), Ok(None)));
+        assert!(receive::<Wish>(&wire[..wire.len() - 1]).is_ok(), "the first is whole");
+        assert!(receive::<Wish>(&u32::MAX.to_le_bytes()[..]).is_err());
+    }
+}
