@@ -131,6 +131,45 @@ fn a_module_that_is_to_be_executed_is_refused() {
 }
 
 #[test]
+fn command_lines_of_its_tests_are_taken_as_they_stand() {
+    let logs = tempfile::tempdir().unwrap();
+    let log_dir = format!("--log-dir={}", logs.path().display());
+    let old = "--nnodes=1 --nproc_per_node=2 --monitor_interval=1 --start_method=spawn --master_addr=localhost \
+               --node_rank=0 --role=r --rdzv_id=j --redirect=3 --tee=3";
+    let new = "--nnodes=1:1 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id=j \
+               --rdzv-conf=join_timeout=5,last_call_timeout=1 --monitor-interval=1 --start-method=spawn --no-python";
+    let both = "--nnodes=1 --nproc-per-node=2 --rdzv_backend=c10d --rdzv-endpoint=localhost:0 --max_restarts=0 --local_addr=localhost";
+    for line in [old, new, both] {
+        let flags = line.split_whitespace().chain([log_dir.as_str(), "sh", "-c", "echo $RANK/$WORLD_SIZE"]);
+        let ended = Started::new(&std::iter::once("run").chain(flags).collect::<Vec<_>>()).end();
+        assert_eq!(ended.code, Some(0), "{line}: {}", ended.stderr);
+        assert_eq!(lines_by_rank(&ended), ["0/2", "1/2"], "{line}");
+    }
+}
+
+#[test]
+fn the_port_that_was_asked_for_is_the_masters() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let args = ["run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port", &port];
+    let ended = Started::new(&[&args[..], &["sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"]].concat()).end();
+    let expected = format!("127.0.0.1:{port}");
+    assert_eq!(lines_by_rank(&ended), [expected.as_str(); 2], "{}", ended.stderr);
+}
+
+#[test]
+fn a_virtual_local_rank_is_zero_and_sees_its_own_gpu() {
+    let print = "echo $RANK: $LOCAL_RANK ${CUDA_VISIBLE_DEVICES-none}";
+    let seen = |flags: &[&str]| {
+        let args = [&["run", "--nproc-per-node", "2"], flags, &["sh", "-c", print]].concat();
+        let ended = Started::with_variables(&args, &[("CUDA_VISIBLE_DEVICES", "3,5")]).end();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        lines_by_rank(&ended).map(str::to_string)
+    };
+    assert_eq!(seen(&["--virtual-local-rank"]), ["0: 0 3", "1: 0 5"]);
+    assert_eq!(seen(&[]), ["0: 0 3,5", "1: 1 3,5"], "the control");
+}
+
+#[test]
 fn the_log_folder_is_laid_out_as_torchruns() {
     let logs = tempfile::tempdir().unwrap();
     let program = "echo out of $RANK; echo err of $RANK >&2";

@@ -42,6 +42,17 @@ fn jobs_side_by_side_do_not_collide() {
 }
 
 #[test]
+fn rpc_between_ranks_works() {
+    let Some(python) = python_with_torch() else { return };
+    let ended = run(&python, &[&script("rpc.py")]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for rank in 0..2 {
+        let line = format!("rank {rank}: the next one added {}\n", rank + 1);
+        assert!(ended.stdout.contains(&line), "no {line} in {}", ended.stdout);
+    }
+}
+
+#[test]
 fn torch_knows_that_it_was_launched() {
     let Some(python) = python_with_torch() else { return };
     let script = script("is_launched.py");

@@ -14,7 +14,7 @@ fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
-/// Two agents, each given its number as `--node-rank` where `numbered`; both must see all four ranks.
+/// Two agents with two ranks each; both must see all four ranks.
 fn all_reduce_over_two_nodes(commands: [Command; 2], nodes: &str) {
     let agents = commands.map(Started::of);
     let ended = agents.map(Started::end);
@@ -33,6 +33,24 @@ fn all_reduce_over_two_nodes(commands: [Command; 2], nodes: &str) {
     }
 }
 
+/// Ranks of each of two agents on this host, which print their places; the lines come in order of rank.
+fn places(nproc: [&str; 2]) -> Vec<String> {
+    let port = free_port();
+    let node = |node: usize| {
+        let mut command = Command::new(BINARY);
+        command.args(["run", "--nnodes", "2", "--node-rank", &node.to_string(), "--master-port", &port]);
+        command.args(["--nproc-per-node", nproc[node], "sh", "-c"]);
+        command.arg("echo at $RANK/$WORLD_SIZE: $LOCAL_RANK/$LOCAL_WORLD_SIZE on $GROUP_RANK");
+        Started::of(command)
+    };
+    let ended = [0, 1].map(node).map(Started::end);
+    assert!(ended.iter().all(|ended| ended.code == Some(0)), "{}{}", ended[0].stderr, ended[1].stderr);
+    let lines = ended.iter().flat_map(|ended| ended.stdout.lines());
+    let mut places: Vec<_> = lines.map(|line| line.split_once("at ").unwrap().1.to_string()).collect();
+    places.sort();
+    places
+}
+
 fn agent(python: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     finish(&mut command, python, args);
@@ -45,7 +63,6 @@ fn finish(command: &mut Command, python: &Path, args: &[&str]) {
 }
 
 #[test]
-#[ignore = "jobs of more than one node cannot be started yet"]
 fn two_agents_on_one_host_meet_as_they_are_numbered() {
     let Some(python) = python_with_torch() else { return };
     let port = free_port();
@@ -58,7 +75,6 @@ fn two_agents_on_one_host_meet_as_they_are_numbered() {
 }
 
 #[test]
-#[ignore = "jobs of more than one node cannot be started yet"]
 fn two_agents_on_one_host_meet_at_an_endpoint() {
     let Some(python) = python_with_torch() else { return };
     let endpoint = format!("127.0.0.1:{}", free_port());
@@ -68,6 +84,33 @@ fn two_agents_on_one_host_meet_at_an_endpoint() {
         agent(&python, &args)
     };
     all_reduce_over_two_nodes([0, 1].map(node), "[0, 0, 1, 1]");
+}
+
+#[test]
+fn nodes_may_have_different_numbers_of_ranks() {
+    let uneven = ["0/3: 0/2 on 0", "1/3: 1/2 on 0", "2/3: 0/1 on 1"];
+    assert_eq!(places(["2", "1"]), uneven);
+    assert_eq!(places(["1", "1"]), ["0/2: 0/1 on 0", "1/2: 0/1 on 1"], "the control");
+}
+
+#[test]
+fn a_failed_rank_is_started_again_with_its_count() {
+    let script = "echo $RANK: $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; \
+                  if test $RANK$TORCHELASTIC_RESTART_COUNT = 10; then sleep 0.2; exit 3; fi; \
+                  if test $TORCHELASTIC_RESTART_COUNT = 0; then sleep 60; fi";
+    let run = |restarts: &str| {
+        let args = ["run", "--nproc-per-node", "2", "--max-restarts", restarts, "sh", "-c", script];
+        let ended = Started::new(&args).end();
+        let mut lines: Vec<_> = ended.stdout.lines().filter_map(|line| line.split_once("]: ")).collect();
+        lines.sort_unstable();
+        let lines: Vec<_> = lines.into_iter().map(|(_, line)| line.to_string()).collect();
+        (ended.code, lines)
+    };
+    assert_eq!(
+        run("1"),
+        (Some(0), ["0: 0 of 1", "0: 1 of 1", "1: 0 of 1", "1: 1 of 1"].map(String::from).to_vec())
+    );
+    assert_eq!(run("0"), (Some(1), ["0: 0 of 0", "1: 0 of 0"].map(String::from).to_vec()), "the control");
 }
 
 /// The key that agents on different hosts need.
@@ -96,7 +139,6 @@ fn two_hosts(meeting: impl Fn(usize) -> Vec<String>) {
 }
 
 #[test]
-#[ignore = "jobs of more than one node cannot be started yet"]
 fn two_hosts_meet_as_they_are_numbered() {
     two_hosts(|host| {
         let args = format!("--nnodes 2 --node-rank {host} --master-addr 10.77.0.1 --master-port 29500");
@@ -105,7 +147,6 @@ fn two_hosts_meet_as_they_are_numbered() {
 }
 
 #[test]
-#[ignore = "jobs of more than one node cannot be started yet"]
 fn two_hosts_meet_at_an_endpoint() {
     two_hosts(|_| {
         let args = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-id j";
