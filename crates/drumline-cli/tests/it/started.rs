@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 pub(super) const BINARY: &str = env!("CARGO_BIN_EXE_drumline");
-const LONGEST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct Started {

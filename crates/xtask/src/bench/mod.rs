@@ -11,6 +11,8 @@ mod child;
 mod collectives;
 mod contender;
 mod goals;
+mod launch;
+mod machine;
 mod peers;
 mod placement;
 mod progress;
@@ -35,6 +37,8 @@ enum Subject {
     Collectives(collectives::CollectivesArgs),
     /// What fingerprints, deadlines and death checks cost a call
     Checks(checks::ChecksArgs),
+    /// The launcher against torchrun: first line, restart, 500 ranks, memory
+    Launch(launch::LaunchArgs),
     /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
     Rendezvous,
 }
@@ -44,6 +48,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.subject {
         Subject::Collectives(args) => collectives::run(&args),
         Subject::Checks(args) => checks::run(&args),
+        Subject::Launch(args) => launch::run(&args),
         Subject::Rendezvous => rendezvous(),
     }
 }

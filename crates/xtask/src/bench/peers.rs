@@ -27,8 +27,7 @@ pub(crate) struct Built {
 /// Builds the peers asked for, the floor in any case (it is the probe too), and ours if wanted.
 pub(crate) fn build(peers: &[Peer], with_ours: bool) -> anyhow::Result<Built> {
     let sources = workspace::root().join("bench/peers");
-    let out = workspace::root().join("bench/.peers");
-    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let out = output_folder()?;
     let mut missing = Vec::new();
     let mut part = |name: &str, wanted: bool, made: &dyn Fn() -> anyhow::Result<PathBuf>| {
         let made = wanted.then(made)?;
@@ -75,7 +74,20 @@ fn hint(compiler: &str) -> String {
     format!("cannot compile with {compiler}; try installing it (Debian: apt install {package})")
 }
 
-fn build_ours() -> anyhow::Result<PathBuf> {
+/// A program of one C file.
+pub(crate) fn compile_one(program: &str, file: &str) -> anyhow::Result<PathBuf> {
+    let out = output_folder()?;
+    compile("cc", &out.join(program), &[], &[workspace::root().join("bench/peers").join(file)])
+}
+
+fn output_folder() -> anyhow::Result<PathBuf> {
+    let out = workspace::root().join("bench/.peers");
+    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    Ok(out)
+}
+
+/// The command `drumline`, as it is released.
+pub(crate) fn build_ours() -> anyhow::Result<PathBuf> {
     eprintln!("building drumline (release) ...");
     let mut command = workspace::cargo();
     command.args(["build", "--release", "--package", "drumline-cli", "--bin", "drumline"]);

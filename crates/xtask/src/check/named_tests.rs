@@ -37,8 +37,8 @@ fn has(source: &Source, module: &str, test: &str) -> bool {
         return false;
     }
     let is_marked = |before: &str| {
-        let attributes = before.lines().rev().skip(1).take_while(|line| line.trim_start().starts_with("#["));
-        attributes.into_iter().any(|line| line.trim() == "#[test]")
+        let lines = before.trim_end().lines().rev().map(str::trim);
+        lines.take_while(|line| line.starts_with("#[")).any(|line| line == "#[test]")
     };
     let plain = source.text.split_once(&format!("fn {test}()")).is_some_and(|(before, _)| is_marked(before));
     plain
@@ -62,9 +62,10 @@ mod tests {
                 "#[test]\n#[ignore = \"x\"]\nfn meets() {}\n\nfn helper() {}\n",
             ),
             source("crates/a/src/failure/tests.rs", "    #[test]\n    fn told() {\n"),
+            source("crates/a/src/plain.rs", "#[test]\nfn alone() {}\n"),
             source("crates/a/tests/it/ranks.rs", "ranks_test!(\n    four,\n    4, {});"),
         ];
-        let page = "| `gloo::meets` | `failure::told` | `ranks::four` | `Vec::new` `std::fs::read` |";
+        let page = "| `gloo::meets` | `failure::told` | `ranks::four` | `plain::alone` | `Vec::new` `std::fs::read` |";
         assert_eq!(problems("p", page, &sources), Vec::<String>::new());
         for absent in ["gloo::helper", "other::meets", "gloo::meet", "ranks::meets"] {
             let told = problems("p", &format!("`{absent}`"), &sources);

@@ -38,7 +38,7 @@ pub(crate) fn lock(cache: &Path, folder: &str) -> anyhow::Result<File> {
                 bail!("another run has held {} for {PATIENCE:?}; try ending it", path.display());
             }
             Err(TryLockError::WouldBlock) if !told => {
-                println!("another run is fetching {folder}; waiting for it ...");
+                eprintln!("another run is fetching {folder}; waiting for it ...");
                 told = true;
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(200)),

@@ -81,7 +81,7 @@ impl Install<'_> {
     pub(crate) fn run(&self) -> anyhow::Result<()> {
         let wheels = self.part.join("wheels");
         for (index, package) in self.packages.iter().enumerate() {
-            println!("[{}/{}] {package}", index + 1, self.packages.len());
+            eprintln!("[{}/{}] {package}", index + 1, self.packages.len());
             let mut download = self.pip("download")?;
             download.arg("--dest").arg(&wheels).arg(package);
             run(download)?;
@@ -99,7 +99,8 @@ impl Install<'_> {
         // Temporary files on the same disk as the rest; settings that would fight with `--target` off.
         command.env("TMPDIR", self.part.join("tmp"));
         command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0").env("PIP_ROOT_USER_ACTION", "ignore");
-        command.stdin(self.lock.try_clone().context("cannot share the lock")?);
+        // What pip says is talk; data on our standard output is what a command has found or made.
+        command.stdout(std::io::stderr()).stdin(self.lock.try_clone().context("cannot share the lock")?);
         Ok(command)
     }
 }
