@@ -54,6 +54,9 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
         bail!("{flag} cannot be carried out yet; try without it, or --dry-run to see the plan");
     }
     let say = |text: &str| eprintln!("note: {text}");
+    if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
+        say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));
+    }
     // Even if this file is replaced or deleted while the job runs.
     let keeper = vec!["/proc/self/exe".into(), KEEPER.into()];
     let options = AgentOptions { keeper, visible, key: None, say: Box::new(say) };
@@ -66,7 +69,15 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
 
 /// What happened here, and why the job ended, unless that is the same.
 fn failed(report: Option<&FailureReport>, why: &Reason) -> anyhow::Error {
-    let Some(report) = report else { return anyhow!("the job failed: {why}") };
+    let Some(report) = report else {
+        return match why {
+            // It did not even start: what was said of that says it all.
+            Reason::OutOfRestarts { failure, .. } if failure.ran_for.is_zero() => {
+                anyhow!("{}", failure.what)
+            }
+            _ => anyhow!("the job failed: {why}"),
+        };
+    };
     let report = report.to_string();
     match why {
         Reason::OutOfRestarts { failure, max_restarts: 0 }

@@ -4,8 +4,12 @@
 mod it {
     mod every_op;
     mod failing;
+    mod job;
     mod joining;
+    mod nodes;
+    mod restarts;
     mod run_args;
+    mod signals;
     mod started;
     mod torch_environment;
     mod torch_gloo;

@@ -38,10 +38,10 @@ use round_start::Ground;
 const TICK: Duration = Duration::from_millis(250);
 /// What workers get whose peers are gone.
 const SHORT_GRACE: Duration = Duration::from_secs(2);
-/// How long the last words to other nodes may take.
+/// How long the coordinator stays until all agents know that the job is over.
 const LAST_WORDS: Duration = Duration::from_secs(7);
-/// The same for somebody in a hurry.
-const LAST_WORDS_NOW: Duration = Duration::from_millis(500);
+/// How long an agent's own last word may take, or that of somebody in a hurry.
+const LAST_WORD: Duration = Duration::from_millis(500);
 
 /// What the agent needs besides its plan.
 pub struct AgentOptions {
@@ -149,10 +149,10 @@ impl Life<'_> {
         loop {
             for event in events {
                 if let Some(ending) = self.step(event)? {
-                    let hurry = self.stopped_by.is_some() || self.met.alone;
                     // Its workers have ended; what hosts their store may go.
                     self.keeper = None;
-                    let patience = if hurry { LAST_WORDS_NOW } else { LAST_WORDS };
+                    let stays = self.met.control.is_host() && self.stopped_by.is_none() && !self.met.alone;
+                    let patience = if stays { LAST_WORDS } else { LAST_WORD };
                     return Ok((self.outcome(ending), patience));
                 }
             }
@@ -187,7 +187,7 @@ impl Life<'_> {
         match news {
             News::Started => Vec::new(),
             News::Failed { rank, exit, ran_for } => {
-                vec![Event::WorkerFailed(WorkerFailure { round, rank, ran_for, what: exit.to_string() })]
+                vec![Event::WorkerFailed(self.failure_of(round, rank, ran_for, exit.to_string()))]
             }
             News::NotStarted(why) => self.fail(round, why),
             News::Over(report) => self.over(round, &report),
@@ -202,8 +202,8 @@ impl Life<'_> {
         self.failure = self.judge(report).map(Box::new);
         let mut events = Vec::new();
         if let (Doing::Running(_), Some(failed)) = (self.agent.doing(), report.failed()) {
-            let (rank, ran_for, what) = (failed.rank, failed.ended_after, failed.exit.to_string());
-            events.push(Event::WorkerFailed(WorkerFailure { round, rank, ran_for, what }));
+            let what = failed.exit.to_string();
+            events.push(Event::WorkerFailed(self.failure_of(round, failed.rank, failed.ended_after, what)));
         }
         events.push(Event::WorkersStopped(round));
         events
@@ -211,8 +211,12 @@ impl Life<'_> {
 
     /// Nothing runs on this node although it should, for a reason that is no worker's.
     fn fail(&mut self, round: u64, what: String) -> Vec<Event> {
-        let failure = WorkerFailure { round, rank: self.first_rank, ran_for: Duration::ZERO, what };
+        let failure = self.failure_of(round, self.first_rank, Duration::ZERO, what);
         vec![Event::WorkerFailed(failure), Event::WorkersStopped(round)]
+    }
+
+    fn failure_of(&self, round: u64, rank: usize, ran_for: Duration, what: String) -> WorkerFailure {
+        WorkerFailure { round, rank, host: self.met.card.host.clone(), ran_for, what }
     }
 
     fn lose_keeper(&mut self, round: u64) -> Vec<Event> {
@@ -346,12 +350,6 @@ impl Life<'_> {
             (None, Ending::Left) => Outcome::Failure { report: None, why: Reason::AskedToLeave },
         }
     }
-}
-
-fn random_id() -> u128 {
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&JobKey::random().as_bytes()[..16]);
-    u128::from_le_bytes(bytes)
 }
 
 fn this_host() -> String {

@@ -63,9 +63,9 @@ pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
         (names::DRUMLINE_ROUND, meeting.round.to_string()),
     ];
     env.extend(unless_set(names::TORCH_NCCL_ASYNC_ERROR_HANDLING, || count(1)));
-    if place.local_world_size > 1 {
-        env.extend(unless_set(names::OMP_NUM_THREADS, || count(threads_each(place.local_world_size))));
-    }
+    env.extend(
+        chosen_threads(place.local_world_size).map(|threads| (names::OMP_NUM_THREADS, count(threads))),
+    );
     let mut env: Environment =
         env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect();
     env.push((names::DRUMLINE_STORE.into(), meeting.store.clone().map(Into::into)));
@@ -74,6 +74,12 @@ pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
 
 fn unless_set(name: &'static str, value: impl FnOnce() -> String) -> Option<(&'static str, String)> {
     std::env::var_os(name).is_none().then(|| (name, value()))
+}
+
+/// `OMP_NUM_THREADS` where we choose it: for several workers, unless it is set.
+pub(crate) fn chosen_threads(workers: usize) -> Option<usize> {
+    let is_ours = workers > 1 && std::env::var_os(names::OMP_NUM_THREADS).is_none();
+    is_ours.then(|| threads_each(workers))
 }
 
 /// A fair share of the cores for each of `workers`.

@@ -27,6 +27,7 @@ mod plan;
 mod ports;
 mod prepare;
 mod pump;
+mod random;
 mod report;
 mod running;
 mod stop;

@@ -14,6 +14,7 @@ use super::coordinate::{Post, ToCoordinator, coordinate};
 use super::{Happening, clock};
 use crate::LaunchError;
 use crate::membership::{AgentId, Coordinator, Policy, Report};
+use crate::random::random_number;
 
 const REPORTS: &str = "drumline/reports";
 /// A log is begun anew when its reader has read this much of it.
@@ -94,7 +95,7 @@ impl Control {
                 read_log(&ear, REPORTS, |report| to.send(ToCoordinator::Report(report)).is_ok());
             })?;
         }
-        let coordinator = Coordinator::new(super::random_id(), policy, clock::now());
+        let coordinator = Coordinator::new(random_number(), policy, clock::now());
         let (post, (said, done)) = (Post { own: (own.id, own.events), store }, mpsc::channel());
         spawn("drumline-coordinator", move || coordinate(coordinator, &inbox, &post, look, &said))?;
         let _server = server.map(|(server, _)| server);

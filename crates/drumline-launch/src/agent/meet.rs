@@ -20,6 +20,7 @@ use crate::LaunchError;
 use crate::membership::{AgentCard, AgentId, Door};
 use crate::plan::{LaunchPlan, Rendezvous, split_endpoint};
 use crate::ports::ReservedPort;
+use crate::random::random_number;
 
 /// The name of the job that meets in a control store.
 const JOB: &str = "drumline/job";
@@ -110,7 +111,7 @@ fn card(plan: &LaunchPlan, master_addr: String, ports: [&ReservedPort; 2], store
     let [master_port, store_port] = ports.map(ReservedPort::port);
     let is_static = matches!(plan.rendezvous, Rendezvous::Static { .. });
     AgentCard {
-        id: AgentId(super::random_id()),
+        id: AgentId(random_number()),
         host: super::this_host(),
         slots: plan.nproc,
         node_rank: is_static.then_some(plan.node_rank),

@@ -86,6 +86,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         let began = Instant::now();
+        self.tell(&Wish::Bye);
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
         if !self.wait(PATIENCE) {
             tracing::warn!(pid = self.child.id(), waited = ?began.elapsed(), "the keeper does not end: killing it");

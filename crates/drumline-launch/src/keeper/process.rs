@@ -15,6 +15,7 @@ use crate::LaunchError;
 use crate::agent::clock;
 use crate::hosted_store::reporter;
 use crate::key_memory::KeyMemory;
+use crate::logs::AttemptLogs;
 use crate::pump::Output;
 use crate::report::Exit;
 use crate::running::{JobControl, RunOptions, RunningJob};
@@ -46,10 +47,12 @@ pub fn keep() -> io::Result<()> {
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let teller = Teller(Arc::new(Mutex::new(agent.try_clone()?)));
     let Some(Wish::Start(start)) = receive(&agent)? else { return Ok(()) };
+    let logs = start.logs.clone();
     let kept = match Kept::start(*start, &teller) {
         Ok(kept) => kept,
         Err(error) => {
             sweep(PATIENCE);
+            logs.remove_passing();
             teller.tell(&News::NotStarted(error.to_string()));
             return Ok(());
         }
@@ -62,6 +65,7 @@ pub fn keep() -> io::Result<()> {
 /// A round's workers, and their store if it is here.
 struct Kept {
     job: RunningJob,
+    logs: AttemptLogs,
     _store: Option<TcpStoreServer>,
 }
 
@@ -74,13 +78,14 @@ impl Kept {
             worker.env.extend(memory.environment());
             worker.kept.push(memory.descriptor());
         }
+        logs.make(workers.len())?;
         let options = ServerOptions { world_size: Some(store.world_size), round: store.round as u32 };
         let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
         let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
         let on_exit = telling(reporter(store.address, key), teller.clone());
-        let options = RunOptions { output: Output::Logged(logs), stop, deadline: None };
+        let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
         let job = RunningJob::supervised(workers, options, on_exit, None)?;
-        Ok(Self { job, _store: hosted })
+        Ok(Self { job, logs, _store: hosted })
     }
 
     /// Obeys until the agent is gone and nothing runs any more.
@@ -95,17 +100,27 @@ impl Kept {
             }
             teller.tell(&News::Over(report));
         });
-        obey(agent, &control);
+        let parting = obey(agent, &control);
         control.kill();
         if let Ok(waiter) = waiter {
             // It does not panic; if it did, the job's end has killed the workers.
             let _ = waiter.join();
         }
+        if parting == Parting::Death {
+            self.logs.remove_passing();
+        }
     }
 }
 
+/// How the agent went.
+#[derive(Debug, PartialEq, Eq)]
+enum Parting {
+    Bye,
+    Death,
+}
+
 /// Does what the agent says, and kills the workers when their lease is over; returns when the agent is gone.
-fn obey(agent: &UnixStream, control: &JobControl) {
+fn obey(agent: &UnixStream, control: &JobControl) -> Parting {
     let mut lease = None;
     loop {
         let left = lease.map_or(LOOK, |lease: Duration| lease.saturating_sub(clock::now()));
@@ -125,9 +140,9 @@ fn obey(agent: &UnixStream, control: &JobControl) {
             }
             Ok(Some(Wish::Kill)) => control.kill(),
             Ok(Some(Wish::Lease(until))) => lease = Some(until),
-            Ok(Some(Wish::Start(_)) | None) => return,
+            Ok(Some(Wish::Bye)) => return Parting::Bye,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
+            Ok(Some(Wish::Start(_)) | None) | Err(_) => return Parting::Death,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::worker::WorkerSpec;
 /// A frame is no longer than this: the last output of a few thousand ranks.
 const LONGEST: u32 = 1 << 30;
 
-/// What the agent wants. When it has no more to say (the socket ends), all that still runs is killed.
+/// What the agent wants.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Wish {
     /// Start these workers. The first word, and said once.
@@ -25,6 +25,9 @@ pub(crate) enum Wish {
     Signal(i32),
     /// Kill them.
     Kill,
+    /// The agent goes on without this keeper: kill what still runs, and go. Without this word the agent is dead, and its
+    /// keeper tidies up in its stead.
+    Bye,
     /// They may run until this moment of the clock that also runs while the machine sleeps.
     Lease(Duration),
 }

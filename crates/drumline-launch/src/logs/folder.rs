@@ -4,19 +4,19 @@
 //!   <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
 //! ```
 //!
-//! The run's folder is readable by its owner only. Without a `log_dir` it is made among the temporary files and goes
-//! again with its [`LogFolder`], unless streams were to be kept in it or [`LogFolder::keep`] was called.
+//! The run's folder is readable by its owner only. Without a `log_dir` it is made among the temporary files, and it stays
+//! if streams were to be kept in it. If not, it is only there for the workers' error files: then it is *passing*, made by
+//! whoever starts the workers and removed by whoever outlives them.
 
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tempfile::TempDir;
-
 use super::{Channel, LogPlan};
+use crate::random::random_number;
 
 /// How much of a run's id goes into its folder's name.
 const LONGEST_ID: usize = 100;
@@ -43,21 +43,18 @@ pub struct LogFolder {
     plan: Arc<LogPlan>,
     role: Arc<str>,
     run: Option<PathBuf>,
-    /// What is removed at the end.
-    passing: Option<TempDir>,
+    is_passing: bool,
 }
 
 impl LogFolder {
-    /// Makes the folder of the run `run_id`, whose workers have the given role.
+    /// The folder of the run `run_id`, whose workers have the given role: made now if it is to stay.
     pub fn create(plan: LogPlan, run_id: &str, role: &str) -> Result<Self, LogError> {
-        let passing = if plan.wants_folder() { Some(make(plan.dir.as_deref(), run_id)?) } else { None };
-        let run = passing.as_ref().map(|dir| dir.path().to_path_buf());
-        let (plan, role) = (Arc::new(plan), Arc::from(role));
-        let mut folder = Self { plan, role, run, passing };
-        if folder.plan.dir.is_some() || folder.plan.writes_files() {
-            folder.keep();
+        let is_passing = plan.dir.is_none() && !plan.writes_files();
+        let run = plan.wants_folder().then(|| name(plan.dir.as_deref(), run_id));
+        if let Some(run) = run.as_deref().filter(|_| !is_passing) {
+            make(run)?;
         }
-        Ok(folder)
+        Ok(Self { plan: Arc::new(plan), role: Arc::from(role), run, is_passing })
     }
 
     /// `<log_dir>/<run_id>_<random>`; `None` when the plan has no folder.
@@ -65,41 +62,48 @@ impl LogFolder {
         self.run.as_deref()
     }
 
-    /// The folder stays when this is dropped, as when a report has named a file in it.
-    pub fn keep(&mut self) {
-        drop(self.passing.take().map(TempDir::keep));
-    }
-
-    /// Makes the folders of the `attempt`-th start of `nproc` workers. A second start under the same number adds to
-    /// the files of the first.
+    /// The folders of the `attempt`-th start of `nproc` workers, made now if they are to stay. A second start under the
+    /// same number adds to the files of the first.
     pub fn attempt(&self, attempt: usize, nproc: usize) -> Result<AttemptLogs, LogError> {
         let dir = self.run.as_ref().map(|run| run.join(format!("attempt_{attempt}")));
-        let logs = AttemptLogs { plan: Arc::clone(&self.plan), role: Arc::clone(&self.role), dir };
-        for local_rank in 0..nproc {
-            let Some(folder) = logs.folder(local_rank) else { break };
-            fs::create_dir_all(&folder).map_err(LogError::at("make the folder", &folder))?;
-            // An error of the earlier start must not be taken for one of this.
-            match fs::remove_file(folder.join("error.json")) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(LogError::at("clear the folder", &folder)(error));
-                }
-                _ => {}
-            }
+        let passing = self.run.clone().filter(|_| self.is_passing);
+        let logs = AttemptLogs { plan: Arc::clone(&self.plan), role: Arc::clone(&self.role), dir, passing };
+        if !self.is_passing {
+            logs.make(nproc)?;
         }
         Ok(logs)
     }
 }
 
-fn make(log_dir: Option<&Path>, run_id: &str) -> Result<TempDir, LogError> {
+impl Drop for LogFolder {
+    fn drop(&mut self) {
+        if let Some(run) = self.run.as_deref().filter(|_| self.is_passing) {
+            remove(run);
+        }
+    }
+}
+
+/// Where the folder of a run is to be, under a name that nobody can have guessed.
+fn name(log_dir: Option<&Path>, run_id: &str) -> PathBuf {
     let base = log_dir.map_or_else(std::env::temp_dir, Path::to_path_buf);
     // Among other programs' temporary files it says whose it is.
     let whose = if log_dir.is_none() { "drumline_" } else { "" };
-    fs::create_dir_all(&base).map_err(LogError::at("make the folder", &base))?;
-    tempfile::Builder::new()
-        .prefix(&format!("{whose}{}_", safe_name(run_id)))
-        .permissions(fs::Permissions::from_mode(0o700))
-        .tempdir_in(&base)
-        .map_err(LogError::at("make a folder in", &base))
+    base.join(format!("{whose}{}_{:016x}", safe_name(run_id), random_number() as u64))
+}
+
+/// Makes a folder, and those above it, for its owner only.
+fn make(folder: &Path) -> Result<(), LogError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(LogError::at("make the folder", folder))
+}
+
+fn remove(folder: &Path) {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(%error, folder = %folder.display(), "cannot remove a temporary folder");
+        }
+        _ => {}
+    }
 }
 
 /// `run_id` with nothing in it that means something in a path.
@@ -119,9 +123,31 @@ pub struct AttemptLogs {
     pub(super) plan: Arc<LogPlan>,
     pub(super) role: Arc<str>,
     dir: Option<PathBuf>,
+    /// The run's folder, if it is passing.
+    passing: Option<PathBuf>,
 }
 
 impl AttemptLogs {
+    /// Makes the folders of `nproc` workers.
+    pub(crate) fn make(&self, nproc: usize) -> Result<(), LogError> {
+        for folder in (0..nproc).filter_map(|local_rank| self.folder(local_rank)) {
+            make(&folder)?;
+            // An error of the earlier start must not be taken for one of this.
+            match fs::remove_file(folder.join("error.json")) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(LogError::at("clear the folder", &folder)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what is only there for as long as the run, in the stead of the [`LogFolder`]'s owner.
+    pub(crate) fn remove_passing(&self) {
+        self.passing.as_deref().into_iter().for_each(remove);
+    }
+
     /// Where a worker's own account of its failure goes (`TORCHELASTIC_ERROR_FILE`).
     pub fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
         Some(self.folder(local_rank)?.join("error.json"))
@@ -145,6 +171,8 @@ impl AttemptLogs {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn plan(dir: Option<&Path>, redirects: &str) -> LogPlan {
@@ -183,14 +211,19 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_folder_goes_unless_something_is_kept() {
-        for (redirects, keeps, stays) in [("0", 0, false), ("0", 1, true), ("0:2", 0, true)] {
-            let mut folder = LogFolder::create(plan(None, redirects), "x", "default").unwrap();
+    fn a_passing_folder_is_made_late_and_goes_with_its_owner_or_before() {
+        for (redirects, stays) in [("0", false), ("0:2", true)] {
+            let folder = LogFolder::create(plan(None, redirects), "x", "default").unwrap();
             let run = folder.path().unwrap().to_path_buf();
-            folder.attempt(0, 1).unwrap();
-            (0..keeps).for_each(|_| folder.keep());
+            let logs = folder.attempt(0, 1).unwrap();
+            assert_eq!(run.exists(), stays, "{redirects}");
+            logs.make(1).unwrap();
+            assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
             drop(folder);
-            assert_eq!(run.exists(), stays, "{redirects} {keeps}");
+            assert_eq!(run.exists(), stays, "{redirects}");
+            logs.make(1).unwrap();
+            logs.remove_passing();
+            assert_eq!(run.exists(), stays, "{redirects}");
             let _ = fs::remove_dir_all(run);
         }
         let none = LogFolder::create(plan(Some(Path::new("/dev/null")), "3"), "x", "default").unwrap();

@@ -261,7 +261,13 @@ mod tests {
             let round = self.coordinator.state().last_round;
             let (rank, ran_for) = (id as usize - 1, at(100));
             let mut report = self.report(id, Doing::Idle, round);
-            report.failure = Some(WorkerFailure { round, rank, ran_for, what: "exit code 7".into() });
+            report.failure = Some(WorkerFailure {
+                round,
+                rank,
+                host: format!("n{id}"),
+                ran_for,
+                what: "exit code 7".into(),
+            });
             let mut decided = self.coordinator.hear(at(self.now), report);
             all.iter().for_each(|id| decided.extend(self.say(*id, Doing::Idle, round)));
             decided

@@ -71,6 +71,8 @@ pub struct WorkerFailure {
     pub round: u64,
     /// Its rank in that round.
     pub rank: usize,
+    /// Its host.
+    pub host: String,
     /// How long it ran, on its own agent's clock.
     pub ran_for: Duration,
     /// What happened, for people.

@@ -146,8 +146,8 @@ impl fmt::Display for Cause {
 
 impl fmt::Display for WorkerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WorkerFailure { round, rank, ran_for, what } = self;
-        write!(f, "rank {rank} of round {round} failed after {ran_for:.1?}: {what}")
+        let WorkerFailure { rank, host, ran_for, what, .. } = self;
+        write!(f, "rank {rank} on host {host} failed after {:.3} s: {what}", ran_for.as_secs_f64())
     }
 }
 
@@ -175,6 +175,7 @@ impl fmt::Display for Reason {
             Reason::Stopped(cause) => write!(f, "the round has stopped: {cause}"),
             Reason::Silent { host, span } => write!(f, "the agent on {host} was silent for {span:.1?}"),
             Reason::AllDone => write!(f, "all workers ended well"),
+            Reason::OutOfRestarts { failure, max_restarts: 0 } => write!(f, "{failure}"),
             Reason::OutOfRestarts { failure, max_restarts } => {
                 write!(f, "{failure}; all {max_restarts} restarts are used; try a larger --max-restarts")
             }

@@ -166,7 +166,13 @@ impl World {
         let place = &mut self.nodes[node];
         if let Some(Workers { round, ranks, started, dies_at: None }) = &place.workers {
             let (rank, ran_for) = (ranks.start, Duration::from_millis(now - started));
-            let failure = WorkerFailure { round: *round, rank, ran_for, what: "exit code 1".into() };
+            let failure = WorkerFailure {
+                round: *round,
+                rank,
+                host: "here".into(),
+                ran_for,
+                what: "exit code 1".into(),
+            };
             place.inbox.push(Event::WorkerFailed(failure));
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use drumline_rendezvous::worker_env as names;
 
-use crate::environment::{Environment, Place};
+use crate::environment::{Environment, Place, chosen_threads};
 use crate::plan::LaunchPlan;
 
 impl LaunchPlan {
@@ -36,6 +36,11 @@ impl LaunchPlan {
         env.extend(self.omp.map(|threads| (names::OMP_NUM_THREADS, threads.to_string())));
         env.extend(self.devices_of(place, visible).map(|devices| (names::CUDA_VISIBLE_DEVICES, devices)));
         env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect()
+    }
+
+    /// `OMP_NUM_THREADS` of each worker where the launcher chooses it by itself.
+    pub fn chosen_threads(&self) -> Option<usize> {
+        chosen_threads(self.nproc).filter(|_| self.omp.is_none())
     }
 
     fn told_local_rank(&self, place: &Place) -> usize {

@@ -1,0 +1,139 @@
+//! A `drumline run` under watch: what it prints, what it starts and what it leaves.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rank_test::leftovers::Watch;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::started::BINARY;
+
+const TICK: Duration = Duration::from_millis(5);
+
+/// A job, or one node's part of it. Killed when dropped.
+pub(super) struct Job {
+    child: Child,
+    text: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+    watch: Watch,
+    /// Where it puts its temporary files.
+    folder: TempDir,
+}
+
+impl Job {
+    /// `drumline run` with these words, split at spaces, and the script that each rank is.
+    pub(super) fn run(words: &str, script: &str) -> Self {
+        let mut command = Command::new(BINARY);
+        command.arg("run").args(words.split_whitespace()).args(["sh", "-c", script]);
+        Self::of(command)
+    }
+
+    /// Any command that is, or becomes, a launcher.
+    pub(super) fn of(mut command: Command) -> Self {
+        let (watch, folder) = (Watch::new(), tempfile::tempdir().unwrap());
+        let (name, value) = watch.mark();
+        let child = command
+            .env(name, value)
+            .env("TMPDIR", folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = child.unwrap();
+        let text = Arc::new(Mutex::new(String::new()));
+        let readers = vec![
+            read_into(&text, child.stdout.take().unwrap()),
+            read_into(&text, child.stderr.take().unwrap()),
+        ];
+        Self { child, text, readers, watch, folder }
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// The process between the launcher and its ranks.
+    pub(super) fn keeper(&self) -> Pid {
+        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = fs::read_to_string(path).unwrap();
+        Pid::from_raw(children.trim().parse().unwrap_or_else(|_| panic!("one child, got {children:?}")))
+            .unwrap()
+    }
+
+    /// All that was printed so far.
+    pub(super) fn text(&self) -> String {
+        self.text.lock().unwrap().clone()
+    }
+
+    /// Waits until `count` lines hold `needle`.
+    pub(super) fn wait_for(&self, needle: &str, count: usize) {
+        let begin = Instant::now();
+        while self.text().lines().filter(|line| line.contains(needle)).count() < count {
+            assert!(begin.elapsed() < Duration::from_secs(30), "no {count} `{needle}` in:\n{}", self.text());
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// Its exit code (128 + the number for a signal) and all that it printed; it must end `within` that time.
+    pub(super) fn end(&mut self, within: Duration) -> (i32, String) {
+        let begin = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(TICK),
+            }
+            assert!(begin.elapsed() < within, "still running after {within:?}:\n{}", self.text());
+        };
+        self.gone(Duration::from_secs(1));
+        self.readers.drain(..).for_each(|reader| reader.join().unwrap());
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        (status.code().unwrap_or_else(|| 128 + signal.unwrap()), self.text())
+    }
+
+    /// All processes that it started, and its temporary files, are gone `within` that time.
+    pub(super) fn gone(&self, within: Duration) {
+        let begin = Instant::now();
+        self.watch.none_within(within).unwrap_or_else(|left| panic!("{left}\n{}", self.text()));
+        while fs::read_dir(self.folder.path()).unwrap().next().is_some() {
+            assert!(
+                begin.elapsed() < within,
+                "files left: {:?}",
+                fs::read_dir(self.folder.path()).unwrap().collect::<Vec<_>>()
+            );
+            std::thread::sleep(TICK);
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read_into(text: &Arc<Mutex<String>>, pipe: impl Read + Send + 'static) -> JoinHandle<()> {
+    let text = Arc::clone(text);
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).unwrap() > 0 {
+            text.lock().unwrap().push_str(&String::from_utf8_lossy(&std::mem::take(&mut line)));
+        }
+    })
+}
+
+/// A port that is free now.
+pub(super) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}

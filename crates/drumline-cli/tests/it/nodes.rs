@@ -1,0 +1,204 @@
+//! Several agents: they meet, grow, shrink, and lose each other. All on this machine; `two_hosts` has real networks.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+use super::job::{Job, free_port};
+
+const LONG: Duration = Duration::from_secs(40);
+/// How soon survivors must have formed anew, or ended.
+const SOON: Duration = Duration::from_secs(10);
+
+fn fixed(port: u16, node: usize) -> String {
+    format!("--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port} --nproc-per-node 2")
+}
+
+fn elastic(port: u16, nodes: &str) -> String {
+    format!(
+        "--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf last_call_timeout=1"
+    )
+}
+
+/// Says who it is, and runs until it is told to end.
+const RUNS: &str = "trap 'exit 0' USR1; echo rank $RANK of $WORLD_SIZE in round $DRUMLINE_ROUND; \
+                    while :; do sleep 0.05; done";
+
+#[test]
+fn ranks_follow_the_node_ranks_whoever_comes_first() {
+    let (port, script) = (free_port(), "echo rank $RANK node $GROUP_RANK of $GROUP_WORLD_SIZE");
+    let mut second = Job::run(&fixed(port, 1), script);
+    std::thread::sleep(Duration::from_millis(100));
+    let mut first = Job::run(&fixed(port, 0), script);
+    for (job, node) in [(&mut first, 0), (&mut second, 1)] {
+        let (code, text) = job.end(LONG);
+        assert_eq!(code, 0, "{text}");
+        for rank in [2 * node, 2 * node + 1] {
+            assert!(text.contains(&format!("rank {rank} node {node} of 2")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_on_one_node_ends_all_and_is_told_in_full_where_it_happened() {
+    let port = free_port();
+    let mut first = Job::run(&fixed(port, 0), "sleep 60");
+    let mut second =
+        Job::run(&fixed(port, 1), "echo last words >&2; sleep 0.1; [ $RANK = 2 ] || exit 7; sleep 60");
+    let (code, text) = second.end(LONG);
+    assert_eq!((code, text.contains("rank 3") && text.contains("last words")), (1, true), "{text}");
+    let (code, text) = first.end(LONG);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("rank 3 on host") && text.contains("exit code 7"), "{text}");
+    assert!(!text.contains("last words"), "{text}");
+}
+
+#[test]
+fn a_failure_on_one_node_restarts_all() {
+    let (port, script) = (
+        free_port(),
+        "echo try $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || [ $RANK != 3 ]",
+    );
+    let mut jobs = [0, 1].map(|node| Job::run(&format!("{} --max-restarts 1", fixed(port, node)), script));
+    for job in &mut jobs {
+        let (code, text) = job.end(LONG);
+        assert_eq!((code, text.matches("try 1").count()), (0, 2), "{text}");
+    }
+}
+
+#[test]
+fn two_nodes_with_one_node_rank_are_told() {
+    let port = free_port();
+    let mut first = Job::run(&format!("{} --nnodes 3", fixed(port, 0)), "echo never");
+    let mut others = [(); 2].map(|()| {
+        std::thread::sleep(Duration::from_millis(100));
+        Job::run(&format!("{} --nnodes 3", fixed(port, 1)), "echo never")
+    });
+    // Two of three nodes have the same place: the later one is refused, and the others wait for the third.
+    let (code, text) = others[1].end(LONG);
+    assert!(code == 1 && text.contains("has --node-rank 1 too"), "{text}");
+    for job in [&mut first, &mut others[0]] {
+        job.signal(Signal::TERM);
+        job.end(LONG);
+    }
+}
+
+#[test]
+fn another_jobs_meeting_place_is_left_alone() {
+    let port = free_port();
+    let mut first = Job::run(&format!("{} --rdzv-id red", fixed(port, 0)), "echo never");
+    let mut other = Job::run(&format!("{} --rdzv-id blue", fixed(port, 1)), "echo never");
+    let (code, text) = other.end(LONG);
+    assert!(code == 1 && text.contains("job `red` meets at that address, this is `blue`"), "{text}");
+    first.signal(Signal::TERM);
+    assert_eq!(first.end(LONG).0, 143);
+}
+
+#[test]
+fn nodes_join_and_leave_a_running_job() {
+    let port = free_port();
+    let mut first = Job::run(&elastic(port, "1:3"), RUNS);
+    first.wait_for("rank 0 of 1 in round 1", 1);
+    let mut second = Job::run(&elastic(port, "1:3"), RUNS);
+    first.wait_for("of 2 in round 2", 1);
+    second.wait_for("of 2 in round 2", 1);
+    second.signal(Signal::TERM);
+    assert_eq!(second.end(LONG).0, 143);
+    first.wait_for("rank 0 of 1 in round 3", 1);
+    first.signal(Signal::USR1);
+    let (code, text) = first.end(LONG);
+    assert_eq!(code, 0, "{text}");
+}
+
+#[test]
+fn survivors_go_on_when_an_agent_is_killed_and_its_ranks_are_gone() {
+    let port = free_port();
+    let mut jobs = [(); 2].map(|()| {
+        let job = Job::run(&elastic(port, "1:2"), RUNS);
+        std::thread::sleep(Duration::from_millis(100));
+        job
+    });
+    jobs[0].wait_for("of 2 in round 1", 1);
+    jobs[1].wait_for("of 2 in round 1", 1);
+    jobs[1].signal(Signal::KILL);
+    assert_eq!(jobs[1].end(Duration::from_secs(1)).0, 137);
+    let begin = Instant::now();
+    jobs[0].wait_for("rank 0 of 1 in round 2", 1);
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    jobs[0].signal(Signal::USR1);
+    assert_eq!(jobs[0].end(LONG).0, 0);
+}
+
+#[test]
+fn a_frozen_agents_ranks_are_killed_and_survivors_go_on() {
+    let port = free_port();
+    let mut first = Job::run(&elastic(port, "1:2"), RUNS);
+    std::thread::sleep(Duration::from_millis(200));
+    let mut second = Job::run(&elastic(port, "1:2"), RUNS);
+    second.wait_for("of 2 in round 1", 1);
+    let keeper = second.keeper();
+    second.signal(Signal::STOP);
+    let begin = Instant::now();
+    first.wait_for("rank 0 of 1 in round 2", 1);
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    let ranks = format!("/proc/{0}/task/{0}/children", keeper.as_raw_nonzero());
+    assert_eq!(std::fs::read_to_string(ranks).unwrap_or_default(), "", "no rank of the old round is alive");
+    // It wakes, and comes back as a newcomer.
+    second.signal(Signal::CONT);
+    first.wait_for("of 2 in round 3", 1);
+    for job in [&second, &first] {
+        job.signal(Signal::USR1);
+    }
+    assert_eq!(first.end(LONG).0, 0);
+    assert_eq!(second.end(LONG).0, 0);
+}
+
+#[test]
+fn the_death_of_the_control_stores_host_ends_the_others_with_the_cause() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let port = free_port();
+        let mut host = Job::run(&elastic(port, "1:2"), RUNS);
+        std::thread::sleep(Duration::from_millis(200));
+        let mut other = Job::run(&elastic(port, "1:2"), RUNS);
+        other.wait_for("of 2 in round 1", 1);
+        host.signal(signal);
+        let (code, text) = other.end(SOON);
+        assert!(code == 1 && text.contains("no contact with the store's host"), "{text}");
+        kill_process(host.pid(), Signal::KILL).unwrap();
+        assert_eq!(host.end(Duration::from_secs(1)).0, 137);
+    }
+}
+
+#[test]
+fn a_fixed_job_that_loses_a_node_ends_at_once_with_the_cause() {
+    let port = free_port();
+    let mut jobs = [0, 1].map(|node| Job::run(&fixed(port, node), RUNS));
+    jobs.iter().for_each(|job| job.wait_for("of 4 in round 1", 2));
+    jobs[1].signal(Signal::KILL);
+    let (code, text) = jobs[0].end(SOON);
+    assert!(
+        code == 1 && text.contains("lost the agent on") && text.contains("1 of at least 2 nodes are left"),
+        "{text}"
+    );
+    jobs[1].end(Duration::from_secs(1));
+}
+
+#[test]
+fn twenty_jobs_at_once_never_collide() {
+    let run = |flag: &str| {
+        Job::run(&format!("{flag} --nproc-per-node 2"), "sleep 0.5; echo rank $RANK on $MASTER_PORT")
+    };
+    let mut jobs: Vec<_> =
+        (0..20).map(|job| run(if job % 2 == 0 { "--standalone" } else { "--master-port 0" })).collect();
+    let mut ports: Vec<_> = jobs
+        .iter_mut()
+        .map(|job| {
+            let (code, text) = job.end(LONG);
+            assert_eq!(code, 0, "{text}");
+            text.split_once("rank 0 on ").unwrap().1.split_whitespace().next().unwrap().to_string()
+        })
+        .collect();
+    ports.sort();
+    ports.dedup();
+    assert_eq!(ports.len(), 20);
+}
