@@ -40,7 +40,7 @@ pub(crate) enum Subject {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bare => f.write_str("bare program"),
+            Self::Bare => f.write_str("native program alone"),
             Self::Native => f.write_str("native program"),
             Self::Python => f.write_str("Python script"),
             Self::Restart => f.write_str("restart"),
