@@ -3,9 +3,11 @@
 
 mod bench;
 mod binding;
+mod hold;
 mod job;
 mod launch;
 mod run;
+mod sbatch;
 mod telling;
 
 use std::process::ExitCode;
@@ -24,10 +26,13 @@ struct Cli {
 enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
+    Sbatch(Box<sbatch::SbatchArgs>),
     Bench(bench::BenchArgs),
     /// Started by an agent between itself and its workers; not for people
     #[command(name = KEEPER, hide = true)]
     Keeper,
+    #[command(hide = true)]
+    Hold(hold::HoldArgs),
 }
 
 /// The subcommand that an agent starts.
@@ -37,8 +42,9 @@ impl Cli {
     /// The command line as torchrun would read it too.
     fn read() -> Result<Self, clap::Error> {
         let command = Self::command();
-        let mut command =
+        let command =
             command.mut_subcommand("run", run::as_torchrun).mut_subcommand("launch", run::as_torchrun);
+        let mut command = command.mut_subcommand("sbatch", run::as_torchrun);
         let matches = command.try_get_matches_from_mut(std::env::args_os())?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }
@@ -55,8 +61,10 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
+        Command::Sbatch(args) => sbatch::sbatch(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
+        Command::Hold(args) => hold::hold(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

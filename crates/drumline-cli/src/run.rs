@@ -15,6 +15,7 @@ mod nproc;
 mod plan;
 #[cfg(test)]
 mod plan_table;
+mod slurm;
 
 use std::io::Write;
 
@@ -50,9 +51,6 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
     if plan.fleet.is_some() {
         bail!("other hosts cannot be started from here yet; try --dry-run to see the plan");
     }
-    if let Some(flag) = not_carried_out(plan) {
-        bail!("{flag} cannot be carried out yet; try without it, or --dry-run to see the plan");
-    }
     let say = |text: &str| eprintln!("note: {text}");
     if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
         say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));
@@ -87,15 +85,4 @@ fn failed(report: Option<&FailureReport>, why: &Reason) -> anyhow::Error {
         }
         _ => anyhow!("the job failed: {why}\n{}", report.trim_end()),
     }
-}
-
-/// A flag that was given and that is not heeded: refused rather than silently left out.
-fn not_carried_out(plan: &LaunchPlan) -> Option<&'static str> {
-    let asked = [
-        ("--duplicate-stdout-filters", !plan.duplicates.stdout.is_empty()),
-        ("--duplicate-stderr-filters", !plan.duplicates.stderr.is_empty()),
-        ("--numa-binding", plan.numa.is_some()),
-        ("--debug-rank", plan.debug_rank.is_some()),
-    ];
-    asked.into_iter().find(|(_, asked)| *asked).map(|(flag, _)| flag)
 }

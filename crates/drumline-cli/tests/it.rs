@@ -2,16 +2,21 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod debugging;
     mod every_op;
     mod failing;
     mod job;
     mod joining;
+    mod kill_matrix;
     mod nodes;
     mod restarts;
     mod run_args;
+    mod sbatch;
     mod signals;
+    mod slurm;
     mod started;
     mod torch_environment;
     mod torch_gloo;
     mod torch_nodes;
+    mod vscode;
 }

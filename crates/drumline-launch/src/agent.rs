@@ -29,6 +29,7 @@ use crate::failure::{Evidence, FailureReport, OomSources, OomWatch};
 use crate::keeper::{Keeper, News, has_children, sweep};
 use crate::logs::{AttemptLogs, LogFolder};
 use crate::membership::{Act, Agent, Doing, Ending, Event, Grace, Order, Reason, Round, WorkerFailure};
+use crate::placing::{self, Cores, Topology};
 use crate::plan::LaunchPlan;
 use crate::report::JobReport;
 use meet::{Meeting, Met};
@@ -92,6 +93,7 @@ pub fn run_agent(plan: &LaunchPlan, options: AgentOptions) -> Result<Outcome, La
     if adopts {
         set_child_subreaper(Some(getpid())).map_err(LaunchError::system("adopt orphans"))?;
     }
+    let cores = placing::cores(plan, &Topology::here(), &|name| std::env::var_os(name))?;
     let folder = LogFolder::create(plan.logs.clone(), &plan.run_id, &plan.role)?;
     let met = match meet::meet(plan, options.key.clone(), (&events, &happenings))? {
         Meeting::Met(met) => *met,
@@ -105,6 +107,7 @@ pub fn run_agent(plan: &LaunchPlan, options: AgentOptions) -> Result<Outcome, La
         options: &options,
         met: &met,
         folder,
+        cores,
         events,
         agent,
         oom,
@@ -127,6 +130,7 @@ struct Life<'a> {
     options: &'a AgentOptions,
     met: &'a Met,
     folder: LogFolder,
+    cores: Vec<Option<Cores>>,
     events: Sender<Happening>,
     agent: Agent,
     oom: OomWatch,
@@ -303,7 +307,7 @@ impl Life<'_> {
         self.logs = self.folder.attempt(round.restarts, self.plan.nproc)?;
         let visible = self.options.visible.as_deref();
         let (agent, key, listen) = (self.met.card.id, &self.met.key, self.met.listen);
-        let ground = Ground { plan: self.plan, visible, agent, key, listen };
+        let ground = Ground { plan: self.plan, visible, agent, key, listen, cores: &self.cores };
         let Some(start) = ground.start(round, self.logs.clone()) else { return Ok(()) };
         let keeper = Keeper::start(&self.options.keeper, round.number, start, self.events.clone())
             .map_err(LaunchError::system("start the keeper of the workers"))?;

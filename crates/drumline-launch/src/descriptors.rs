@@ -1,9 +1,9 @@
-//! Room for the descriptors of many workers: each costs the launcher up to five, and the usual limit is 1024.
+//! Room for the descriptors of many workers: each costs the launcher up to seven, and the usual limit is 1024.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// A pidfd, two pipes and two log files.
-const EACH: u64 = 5;
+/// A pidfd, two pipes, two log files and two files of chosen lines.
+const EACH: u64 = 7;
 
 /// For whatever else the launcher opens meanwhile.
 const SPARE: u64 = 64;

@@ -5,6 +5,7 @@ use std::io;
 
 use drumline_rendezvous::{KeyError, StoreError};
 
+use crate::placing::PlacingError;
 use crate::{EndpointError, Exit, LogError};
 
 /// Why a job could not be started or steered.
@@ -15,12 +16,14 @@ pub enum LaunchError {
     #[error("a job needs at least one process, got 0; try nproc = 1")]
     NoProcesses,
     /// The program could not be executed.
-    #[error("rank {rank}: cannot start `{program}`: {source}; try its full path")]
+    #[error("rank {rank}: cannot start `{program}`: {source}; {advice}")]
     Spawn {
         /// The rank that was to run it.
         rank: usize,
         /// The program as it was given.
         program: String,
+        /// What to do about it.
+        advice: String,
         /// What the system said.
         #[source]
         source: io::Error,
@@ -60,10 +63,12 @@ pub enum LaunchError {
         output: String,
     },
     /// The port that was asked for cannot be had.
-    #[error("cannot have port {port} on this machine: {source}; try another --master-port, or none")]
+    #[error("cannot have port {port} on this machine: {source}{holder}; try another --master-port, or none")]
     Port {
         /// The port.
         port: u16,
+        /// Who has it, where that can be known.
+        holder: String,
         /// What the system said.
         #[source]
         source: io::Error,
@@ -78,6 +83,9 @@ pub enum LaunchError {
         /// The name of those who are there.
         theirs: String,
     },
+    /// The workers cannot be placed on cores as was asked.
+    #[error(transparent)]
+    Placing(#[from] PlacingError),
     /// The job's key cannot be had.
     #[error(transparent)]
     Key(#[from] KeyError),

@@ -23,6 +23,7 @@ mod lines;
 mod local_job;
 mod logs;
 pub mod membership;
+pub mod placing;
 mod plan;
 mod ports;
 mod prepare;
@@ -30,6 +31,7 @@ mod pump;
 mod random;
 mod report;
 mod running;
+mod spawn_advice;
 mod stop;
 mod streams;
 mod supervise;
@@ -46,9 +48,9 @@ pub use failure::{
 pub use keeper::keep;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
-pub use logs::{AttemptLogs, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
+pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
-    EndpointError, Fleet, HostSlots, HostfileError, LaunchPlan, LineFilters, LocalRankArg, NodeRange,
+    EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LocalRankArg, NodeRange,
     NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
     exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
     visible_gpus,

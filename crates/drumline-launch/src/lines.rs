@@ -5,7 +5,7 @@
 //! bar is seen; a carriage return with nothing before it shows nothing. An unfinished line is held until its end. One
 //! longer than [`LONGEST_LINE`] is cut there, so that a rank without newlines costs no more memory than that.
 
-use memchr::memchr2;
+use memchr::{memchr2, memmem};
 
 use crate::logs::visible;
 
@@ -29,6 +29,8 @@ pub(crate) enum Look {
 pub(crate) struct Lines {
     prefix: String,
     look: Look,
+    /// If there is any, only lines with one of these in them come out.
+    only: Vec<String>,
     partial: Vec<u8>,
     /// The last line was ended by a carriage return, and a newline that follows belongs to it.
     returned: bool,
@@ -36,7 +38,12 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) fn new(prefix: String, look: Look) -> Self {
-        Self { prefix, look, partial: Vec::new(), returned: false }
+        Self { prefix, look, only: Vec::new(), partial: Vec::new(), returned: false }
+    }
+
+    /// Only lines with one of `texts` in them, as they are.
+    pub(crate) fn filtered(prefix: String, texts: &[String]) -> Self {
+        Self { only: texts.to_vec(), ..Self::new(prefix, Look::Raw) }
     }
 
     /// Takes what was read, appends each line it completes to `out`.
@@ -89,6 +96,10 @@ impl Lines {
     }
 
     fn emit(&self, line: &[u8], out: &mut Vec<u8>) {
+        let holds = |text: &String| memmem::find(line, text.as_bytes()).is_some();
+        if !self.only.is_empty() && !self.only.iter().any(holds) {
+            return;
+        }
         out.extend_from_slice(self.prefix.as_bytes());
         match self.look {
             Look::Raw => out.extend_from_slice(line),
@@ -141,6 +152,17 @@ mod tests {
         let lengths: Vec<_> = out.split(|byte| *byte == b'\n').map(<[u8]>::len).collect();
         assert_eq!(lengths, [LONGEST_LINE + 10, LONGEST_LINE + 10, 11, 0]);
         assert_eq!(all(&[&[vec![b'x'; LONGEST_LINE], vec![b'\n']].concat()]).len(), LONGEST_LINE + 11);
+    }
+
+    #[test]
+    fn only_lines_with_a_text_pass_a_filter() {
+        let texts = ["loss".to_string(), "a,b".to_string()];
+        let (mut lines, mut out) = (Lines::filtered("> ".to_string(), &texts), Vec::new());
+        for part in [&b"lo"[..], b"ss 1\nnothing\rLOSS\n\xffloss", b"es\n\na b\na,b"] {
+            lines.feed(part, &mut out);
+        }
+        lines.finish(&mut out);
+        assert_eq!(out, b"> loss 1\n> \xfflosses\n> a,b\n");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LaunchError;
@@ -16,6 +18,7 @@ use crate::hosted_store::HostedStore;
 use crate::pump::Output;
 use crate::running::{RunOptions, RunningJob};
 use crate::stop::OnFailure;
+use crate::supervise::Hooks;
 use crate::worker::WorkerSpec;
 
 /// A job to be started on this machine.
@@ -35,6 +38,7 @@ pub struct LocalJob {
     program: OsString,
     args: Vec<OsString>,
     env: Environment,
+    kept: Vec<Arc<OwnedFd>>,
     options: RunOptions,
 }
 
@@ -46,7 +50,8 @@ impl LocalJob {
         args: impl IntoIterator<Item = A>,
     ) -> Self {
         let args = args.into_iter().map(Into::into).collect();
-        Self { nproc, program: program.into(), args, env: Vec::new(), options: RunOptions::default() }
+        let (env, kept, options) = (Vec::new(), Vec::new(), RunOptions::default());
+        Self { nproc, program: program.into(), args, env, kept, options }
     }
 
     /// `nproc` ranks of the program that is running now.
@@ -60,6 +65,12 @@ impl LocalJob {
     /// Sets a variable in every worker, over what the launcher would set.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
+        self
+    }
+
+    /// A descriptor that every worker inherits, under the same number.
+    pub fn keep(mut self, descriptor: Arc<OwnedFd>) -> Self {
+        self.kept.push(descriptor);
         self
     }
 
@@ -94,8 +105,8 @@ impl LocalJob {
         }
         let store = HostedStore::start(self.nproc)?;
         let specs = (0..self.nproc).map(|rank| self.spec(rank, &store)).collect();
-        let on_exit = store.reporter();
-        RunningJob::supervised(specs, self.options, on_exit, Some(store))
+        let hooks = Hooks { on_exit: store.reporter(), ..Hooks::default() };
+        RunningJob::supervised(specs, self.options, hooks, Some(store))
     }
 
     fn spec(&self, rank: usize, store: &HostedStore) -> WorkerSpec {
@@ -106,6 +117,7 @@ impl LocalJob {
         env.extend(store.key_memory.environment());
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
-        WorkerSpec { rank, program, args, env, kept: vec![store.key_memory.descriptor()] }
+        let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
+        WorkerSpec { rank, program, args, env, kept, cores: None }
     }
 }

@@ -4,7 +4,8 @@
 //!   LogPlan: what was asked ─▶ LogFolder: one per run ─▶ AttemptLogs: one per start of the workers ─▶ Sink: one per stream
 //!
 //!   pump ─bytes─▶ Sink ─┬▶ stdout.log, as they are
-//!                       └▶ Lines ─▶ Console
+//!                       ├▶ Lines ─▶ Console
+//!                       └▶ Lines with one of the texts asked for ─▶ filtered_stdout.log, shared by all workers
 //! ```
 //!
 //! A file gets the very bytes that the worker wrote. The console gets whole lines behind a prefix, and where it is a
@@ -21,6 +22,6 @@ mod visible;
 pub(crate) use consoles::Consoles;
 pub use folder::{AttemptLogs, LogError, LogFolder};
 pub(crate) use plan::Channel;
-pub use plan::{LogPlan, Std, StdOf, StdOfError};
+pub use plan::{LineFilters, LogPlan, Std, StdOf, StdOfError};
 pub(crate) use sink::Sink;
 pub(crate) use visible::visible;

@@ -44,6 +44,8 @@ pub struct LaunchPlan {
     pub run_id: String,
     /// How the nodes meet.
     pub rendezvous: Rendezvous,
+    /// How long the other nodes are waited for.
+    pub join_timeout: Duration,
     /// The address under which other nodes reach this one; found out if `None`.
     pub local_addr: Option<String>,
     /// How often all workers may be started again.
@@ -58,13 +60,11 @@ pub struct LaunchPlan {
     pub local_rank_arg: Option<LocalRankArg>,
     /// Where output goes.
     pub logs: LogPlan,
-    /// Lines that go into a file of their own as well.
-    pub duplicates: LineFilters,
     /// The signals that are handed on to the workers.
     pub signals: Vec<Signal>,
     /// Time between SIGTERM and SIGKILL.
     pub shutdown_timeout: Duration,
-    /// How workers are bound to cores.
+    /// How workers are bound to cores; if `None`, each to its own share where that can be.
     pub numa: Option<NumaBinding>,
     /// Each worker sees its own GPU as number 0, and its local rank as 0.
     pub virtual_local_rank: bool,
@@ -73,23 +73,27 @@ pub struct LaunchPlan {
     /// `OMP_NUM_THREADS` of each worker; a fair share of the cores if `None`.
     pub omp: Option<usize>,
     /// The rank that waits for a debugger.
-    pub debug_rank: Option<usize>,
+    pub debug_rank: Option<HeldRank>,
     /// The other hosts, if this launcher starts theirs.
     pub fleet: Option<Fleet>,
+    /// The Slurm step that says which nodes there are, if one does.
+    pub slurm_step: Option<String>,
 }
 
-/// Lines that hold one of these texts are copied to a file of their own.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LineFilters {
-    /// For stdout.
-    pub stdout: Vec<String>,
-    /// For stderr.
-    pub stderr: Vec<String>,
+/// A rank that stops before its program begins, until it is continued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldRank {
+    /// Its rank in the job.
+    pub rank: usize,
+    /// The `drumline` program: it stands in the rank's place, stops itself, and executes the program once continued.
+    pub holder: OsString,
 }
 
 /// What the cores of a worker have in common with its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NumaBinding {
+    /// Nothing: it runs wherever it may.
+    None,
     /// The NUMA node.
     Node,
     /// The socket.

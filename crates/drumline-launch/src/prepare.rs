@@ -1,7 +1,7 @@
 //! What a worker does between `fork` and `exec`, and the only unsafe code of this crate.
 //!
 //! ```text
-//!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ the user's limit of descriptors
+//!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ the user's limit of descriptors ─▶ its own cores
 //!        ─▶ "kill me when my parent's thread ends" ─▶ is the parent still there? ─▶ the key stays open ─▶ exec
 //! ```
 //!
@@ -25,6 +25,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit, setsid,
 };
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// What happens to a worker when the process that started it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,18 +37,32 @@ pub(crate) enum Orphans {
     LiveOn,
 }
 
-/// Makes `command` start as a worker that keeps `kept` open across exec, under the same descriptor numbers, and may
-/// open as many as `limit` says.
-pub(crate) fn prepare(command: &mut Command, kept: Vec<Arc<OwnedFd>>, limit: Rlimit, orphans: Orphans) {
+/// What a worker is given on its way.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Descriptors that stay open across exec, under the same numbers.
+    pub(crate) kept: Vec<Arc<OwnedFd>>,
+    /// The cores it may run on, if not all of the launcher's.
+    pub(crate) cores: Option<CpuSet>,
+    /// How many descriptors it may open.
+    pub(crate) limit: Rlimit,
+    pub(crate) orphans: Orphans,
+}
+
+/// Makes `command` start as a worker.
+pub(crate) fn prepare(command: &mut Command, given: Prepared) {
     let parent = getpid();
     let in_child = move || {
         setsid()?;
         unblock_signals()?;
-        setrlimit(Resource::Nofile, limit)?;
-        if orphans == Orphans::Die {
+        setrlimit(Resource::Nofile, given.limit)?;
+        if let Some(cores) = &given.cores {
+            sched_setaffinity(None, cores)?;
+        }
+        if given.orphans == Orphans::Die {
             die_with(parent)?;
         }
-        kept.iter().try_for_each(|fd| Ok(fcntl_setfd(fd.as_fd(), FdFlags::empty())?))
+        given.kept.iter().try_for_each(|fd| Ok(fcntl_setfd(fd.as_fd(), FdFlags::empty())?))
     };
     // SAFETY: after fork only async-signal-safe work is allowed, as another thread may have held a lock (malloc's
     // for one) at that moment. The closure makes bare system calls on values made before the fork, and its errors

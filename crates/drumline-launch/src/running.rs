@@ -13,7 +13,7 @@ use crate::hosted_store::HostedStore;
 use crate::pump::{DRAIN, Output};
 use crate::report::{Exit, JobReport, RankReport};
 use crate::stop::{Request, StopPolicy};
-use crate::supervise::{Crew, OnExit, Orders, Roster, supervise};
+use crate::supervise::{Crew, Hooks, Orders, Roster, supervise};
 use crate::worker::{Worker, WorkerSpec};
 
 /// How workers are run.
@@ -40,13 +40,13 @@ pub struct RunningJob {
 impl RunningJob {
     /// Starts workers that need no store of this launcher.
     pub fn start(specs: Vec<WorkerSpec>, options: RunOptions) -> Result<Self, LaunchError> {
-        Self::supervised(specs, options, Box::new(|_, _| ()), None)
+        Self::supervised(specs, options, Hooks::default(), None)
     }
 
     pub(crate) fn supervised(
         specs: Vec<WorkerSpec>,
         options: RunOptions,
-        on_exit: OnExit,
+        hooks: Hooks,
         store: Option<HostedStore>,
     ) -> Result<Self, LaunchError> {
         if specs.is_empty() {
@@ -56,7 +56,7 @@ impl RunningJob {
             .map_err(LaunchError::system("set up the supervisor"))?;
         let (crew, started) = (Arc::new(Crew::new(wake, options.stop.clone())), Instant::now());
         let (answer, answered) = mpsc::channel();
-        let (theirs, orders) = (Arc::clone(&crew), Orders { specs, options, started, on_exit });
+        let (theirs, orders) = (Arc::clone(&crew), Orders { specs, options, started, hooks });
         let supervisor = std::thread::Builder::new()
             .name("drumline-job".to_string())
             .spawn(move || supervise(&theirs, orders, |result| drop(answer.send(result))))

@@ -4,6 +4,9 @@
 //!   Running ──failure, deadline or request──▶ Terminating (a signal) ──grace──▶ Killing (SIGKILL) ──patience──▶ Over
 //!      └──────────────── every worker has ended ────────────────┴──────────────────────┴───────────────────────▲
 //! ```
+//!
+//! A rank that fails lets go of its group before it has told its error and ended, so a rank that only missed it may well
+//! end first. The stop therefore comes a moment (*settle*) after the first failure: the rank at fault can still speak.
 
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -17,6 +20,8 @@ use crate::report::StopReason;
 pub struct StopPolicy {
     /// What the first failure does to the others.
     pub on_failure: OnFailure,
+    /// Time that the others have after the first failure to end by themselves, before SIGTERM.
+    pub settle: Duration,
     /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
     /// Time after SIGKILL before a worker is given up as unkillable.
@@ -26,7 +31,8 @@ pub struct StopPolicy {
 impl Default for StopPolicy {
     fn default() -> Self {
         let seconds = Duration::from_secs(5);
-        Self { on_failure: OnFailure::StopOthers, grace: seconds, patience: seconds }
+        let settle = Duration::from_millis(100);
+        Self { on_failure: OnFailure::StopOthers, settle, grace: seconds, patience: seconds }
     }
 }
 
@@ -62,6 +68,13 @@ pub(crate) enum Request {
     Kill,
 }
 
+/// The failure that was seen first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FirstFailure {
+    pub(crate) rank: usize,
+    pub(crate) at: Instant,
+}
+
 impl Request {
     /// The usual way.
     pub(crate) const STOP: Request = Request::Stop { signal: Signal::TERM, grace: None };
@@ -87,7 +100,7 @@ impl Request {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct View {
     pub(crate) alive: usize,
-    pub(crate) first_failed: Option<usize>,
+    pub(crate) first_failed: Option<FirstFailure>,
     pub(crate) request: Option<Request>,
     pub(crate) deadline: Option<Instant>,
 }
@@ -119,8 +132,8 @@ pub(crate) fn decide(now: Instant, phase: Phase, view: &View, policy: &StopPolic
 
 /// Why a running job must be stopped, if it must.
 pub(crate) fn reason(now: Instant, view: &View, policy: &StopPolicy) -> Option<StopReason> {
-    let stops = policy.on_failure == OnFailure::StopOthers;
-    let failure = view.first_failed.filter(|_| stops).map(|rank| StopReason::Failure { rank });
+    let stops = |failure: &FirstFailure| stop_at(failure, policy).is_some_and(|at| now >= at);
+    let failure = view.first_failed.filter(stops).map(|failure| StopReason::Failure { rank: failure.rank });
     let asked = view.request.map(|_| StopReason::Asked);
     let deadline = view.deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline);
     failure.or(asked).or(deadline)
@@ -129,16 +142,29 @@ pub(crate) fn reason(now: Instant, view: &View, policy: &StopPolicy) -> Option<S
 /// When to decide again if nothing happens before.
 pub(crate) fn next_look(phase: Phase, view: &View, policy: &StopPolicy) -> Option<Instant> {
     match phase {
-        Phase::Running => view.deadline,
+        Phase::Running => {
+            let failure = view.first_failed.and_then(|failure| stop_at(&failure, policy));
+            failure.into_iter().chain(view.deadline).min()
+        }
         Phase::Terminating { since } => since.checked_add(view.grace(policy)),
         Phase::Killing { since } => since.checked_add(policy.patience),
         Phase::Over => None,
     }
 }
 
+/// When the others are stopped for a failure; `None`: never.
+fn stop_at(failure: &FirstFailure, policy: &StopPolicy) -> Option<Instant> {
+    let stops = policy.on_failure == OnFailure::StopOthers;
+    stops.then(|| failure.at.checked_add(policy.settle)).flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn failed(rank: usize, at: Instant) -> Option<FirstFailure> {
+        Some(FirstFailure { rank, at })
+    }
 
     fn at(start: Instant, seconds: u64) -> Instant {
         start + Duration::from_secs(seconds)
@@ -146,10 +172,17 @@ mod tests {
 
     #[test]
     fn failure_goes_through_grace_and_patience() {
-        let (t, policy) = (Instant::now(), StopPolicy::default());
+        let (began, policy) = (Instant::now(), StopPolicy::default());
         let calm = View { alive: 2, ..View::default() };
-        let failed = View { first_failed: Some(1), ..calm };
-        assert_eq!(decide(t, Phase::Running, &calm, &policy), Phase::Running);
+        let failed = View { first_failed: failed(1, began), ..calm };
+        assert_eq!(decide(began, Phase::Running, &calm, &policy), Phase::Running);
+        assert_eq!(
+            decide(began, Phase::Running, &failed, &policy),
+            Phase::Running,
+            "it may settle by itself"
+        );
+        let t = began + policy.settle;
+        assert_eq!(next_look(Phase::Running, &failed, &policy), Some(t));
         let terminating = decide(t, Phase::Running, &failed, &policy);
         assert_eq!(terminating, Phase::Terminating { since: t });
         assert_eq!(next_look(terminating, &failed, &policy), Some(at(t, 5)));
@@ -164,7 +197,8 @@ mod tests {
     fn others_run_on_when_the_policy_says_so_until_the_deadline() {
         let t = Instant::now();
         let policy = StopPolicy { on_failure: OnFailure::LetOthersRun, ..StopPolicy::default() };
-        let failed = View { alive: 1, first_failed: Some(0), deadline: Some(at(t, 3)), ..View::default() };
+        let first_failed = failed(0, t);
+        let failed = View { alive: 1, first_failed, deadline: Some(at(t, 3)), ..View::default() };
         assert_eq!(decide(at(t, 2), Phase::Running, &failed, &policy), Phase::Running);
         assert_eq!(next_look(Phase::Running, &failed, &policy), Some(at(t, 3)));
         assert_eq!(reason(at(t, 3), &failed, &policy), Some(StopReason::Deadline));

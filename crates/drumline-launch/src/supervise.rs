@@ -22,7 +22,8 @@ use crate::prepare::Orphans;
 use crate::pump::{Output, Pump};
 use crate::report::{Exit, StopReason};
 use crate::running::RunOptions;
-use crate::stop::{Phase, Request, StopPolicy, View, decide, next_look, reason};
+use crate::spawn_advice::spawn_advice;
+use crate::stop::{FirstFailure, Phase, Request, StopPolicy, View, decide, next_look, reason};
 use crate::streams::{Stream, Streams};
 use crate::worker::{Ended, Worker, WorkerSpec};
 
@@ -32,12 +33,25 @@ const WAKE: u64 = u64::MAX;
 /// Called with each worker's end, on the supervisor's thread.
 pub(crate) type OnExit = Box<dyn FnMut(&Ended, Exit) + Send>;
 
+/// What others have to do with a job.
+pub(crate) struct Hooks {
+    pub(crate) on_exit: OnExit,
+    /// Called when all workers have ended, before the last of their output is waited for.
+    pub(crate) on_end: Box<dyn FnOnce() + Send>,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self { on_exit: Box::new(|_, _| ()), on_end: Box::new(|| ()) }
+    }
+}
+
 /// What the supervisor is to do.
 pub(crate) struct Orders {
     pub(crate) specs: Vec<WorkerSpec>,
     pub(crate) options: RunOptions,
     pub(crate) started: Instant,
-    pub(crate) on_exit: OnExit,
+    pub(crate) hooks: Hooks,
 }
 
 /// What the owner of a job and its supervisor share.
@@ -105,7 +119,9 @@ impl Roster {
 
     fn view(&self, deadline: Option<Instant>) -> View {
         let alive = self.workers.iter().filter(|worker| worker.ended.is_none()).count();
-        View { alive, first_failed: self.root_cause, request: self.request, deadline }
+        let at = |rank: usize| Some(self.worker(rank).ok()?.ended?.at);
+        let first_failed = self.root_cause.and_then(|rank| Some(FirstFailure { rank, at: at(rank)? }));
+        View { alive, first_failed, request: self.request, deadline }
     }
 }
 
@@ -120,6 +136,7 @@ pub(crate) fn supervise(
         Ok((epoll, pump)) => {
             started(Ok(()));
             run(crew, &mut orders, &epoll);
+            (orders.hooks.on_end)();
             drop(pump);
         }
         Err(error) => {
@@ -165,6 +182,7 @@ fn start_one(
     let (worker, pipes) = started.map_err(|source| LaunchError::Spawn {
         rank: spec.rank,
         program: spec.program.to_string_lossy().into(),
+        advice: spawn_advice(&spec.program, &source),
         source,
     })?;
     crew.lock().workers.push(worker);
@@ -203,7 +221,7 @@ fn run(crew: &Crew, orders: &mut Orders, epoll: &OwnedFd) {
             return;
         }
         for (ended, exit) in reap_ready(crew, epoll, next_look(phase, &view, policy)) {
-            (orders.on_exit)(&ended, exit);
+            (orders.hooks.on_exit)(&ended, exit);
         }
     }
 }
@@ -276,7 +294,7 @@ mod tests {
                 ..WorkerSpec::default()
             };
             let (specs, options) = ((0..3).map(spec).collect(), RunOptions::default());
-            let orders = Orders { specs, options, started: Instant::now(), on_exit: Box::new(|_, _| ()) };
+            let orders = Orders { specs, options, started: Instant::now(), hooks: Hooks::default() };
             let (epoll, _pump) = start_all(&crew, &orders, Room::make(3).before).unwrap();
             for rank in order {
                 let roster = crew.lock();

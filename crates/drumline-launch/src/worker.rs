@@ -17,7 +17,8 @@ use rustix::process::{
     Pid, PidfdFlags, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
 };
 
-use crate::prepare::{Orphans, prepare};
+use crate::placing::Cores;
+use crate::prepare::{Orphans, Prepared, prepare};
 use crate::pump::Output;
 
 /// What is to be executed as one rank.
@@ -34,6 +35,8 @@ pub struct WorkerSpec {
     /// Descriptors it inherits, under the same numbers.
     #[serde(skip)]
     pub kept: Vec<Arc<OwnedFd>>,
+    /// The only cores it may run on; all that the launcher may if `None`.
+    pub cores: Option<Cores>,
 }
 
 impl WorkerSpec {
@@ -49,7 +52,8 @@ impl WorkerSpec {
         if *output != Output::Inherit {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        prepare(&mut command, self.kept.clone(), limit, orphans);
+        let (kept, cores) = (self.kept.clone(), self.cores.as_ref().map(Cores::to_set));
+        prepare(&mut command, Prepared { kept, cores, limit, orphans });
         command
     }
 }

@@ -108,6 +108,8 @@ pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
 /// `host:port`: there a launcher hosts the store, and no rank does; `agent`: the same at `MASTER_ADDR:MASTER_PORT`; unset:
 /// rank 0 hosts it there.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
+/// For the ranks of `drumline::spawn`: which call of the program they are to carry out, as JSON.
+pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
 

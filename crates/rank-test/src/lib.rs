@@ -17,6 +17,7 @@ mod placement;
 mod ranks;
 mod ranks_test;
 mod running;
+pub mod slurm;
 mod tools;
 
 pub use anyhow;

@@ -17,6 +17,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Pid;
 
 use crate::tools;
 
@@ -110,6 +111,14 @@ impl Hosts {
     /// Plugs the cable in again.
     pub fn restore(&self, host: usize) -> Result<()> {
         ip(&["-n", &self.switch(), "link", "set", &port(host), "up"])
+    }
+
+    /// The processes that run on a host.
+    pub(crate) fn pids(&self, host: usize) -> Vec<Pid> {
+        let output = Command::new("ip").args(["netns", "pids", &self.name(host)]).output();
+        let text = output.map(|output| output.stdout).unwrap_or_default();
+        let number = |line: &str| Pid::from_raw(line.trim().parse().ok()?);
+        String::from_utf8_lossy(&text).lines().filter_map(number).collect()
     }
 
     fn name(&self, host: usize) -> String {

@@ -57,7 +57,8 @@ impl Placement {
             let program = line.next().unwrap_or_default();
             let mut env = worker_environment(&place, &meeting);
             env.extend(key.environment());
-            WorkerSpec { rank: place.rank, program, args: line.collect(), env, kept: vec![key.descriptor()] }
+            let (args, kept) = (line.collect(), vec![key.descriptor()]);
+            WorkerSpec { rank: place.rank, program, args, env, kept, cores: None }
         };
         Ok(self.places().map(spec).collect())
     }

@@ -7,4 +7,5 @@ mod it {
     mod hosts;
     mod meeting;
     mod skipping;
+    mod slurm;
 }

@@ -147,7 +147,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TEXT,...", default_value = "", hide_default_value = true, help_heading = OUTPUT)]
     pub(super) duplicate_stderr_filters: String,
 
-    /// Bind each rank to the cores near its GPU
+    /// Bind each rank to the cores near its GPU, or to none [default: to its own share, if there is a core for each]
     #[arg(long, value_enum, value_name = "HOW", help_heading = PLACING)]
     pub(super) numa_binding: Option<Numa>,
     /// Each rank sees its own GPU as number 0, and LOCAL_RANK=0
@@ -192,6 +192,7 @@ impl From<Launcher> for Starter {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Numa {
+    None,
     Node,
     Socket,
     Exclusive,
@@ -201,6 +202,7 @@ pub(super) enum Numa {
 impl From<Numa> for NumaBinding {
     fn from(numa: Numa) -> Self {
         match numa {
+            Numa::None => Self::None,
             Numa::Node => Self::Node,
             Numa::Socket => Self::Socket,
             Numa::Exclusive => Self::Exclusive,

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::net::Ipv4Addr;
 
+use drumline_launch::placing::{self, Cores, Topology};
 use drumline_launch::{LaunchPlan, Meeting, Place, Rendezvous, signal_name, worker_environment};
 use drumline_rendezvous::worker_env;
 
@@ -18,9 +19,14 @@ pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  {name:<16} {value}");
     }
-    for local_rank in 0..plan.nproc {
+    let bound = placing::cores(plan, &Topology::here(), &|name| std::env::var_os(name));
+    if let Err(error) = &bound {
+        let _ = writeln!(text, "  {:<16} {error}", "cannot start");
+    }
+    let bound = bound.unwrap_or_else(|_| vec![None; plan.nproc]);
+    for (local_rank, cores) in bound.iter().enumerate() {
         let place = plan.place(local_rank, plan.node_rank.min(plan.nodes.max - 1), plan.nodes.max);
-        text.push_str(&worker(plan, &place, visible));
+        text.push_str(&worker(plan, &place, cores.as_ref(), visible));
     }
     text
 }
@@ -47,7 +53,7 @@ fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
     facts.extend(plan.logs.filter.as_ref().map(|ranks| ("shown ranks", format!("{ranks:?}"))));
     facts.extend(plan.logs.quiet_ranks.then(|| ("shown", "rank 0 only".to_string())));
     facts.extend(plan.numa.map(|numa| ("numa binding", format!("{numa:?}"))));
-    facts.extend(plan.debug_rank.map(|rank| ("held for debugger", format!("rank {rank}"))));
+    facts.extend(plan.debug_rank.as_ref().map(|held| ("held for debugger", format!("rank {}", held.rank))));
     for host in plan.fleet.iter().flat_map(|fleet| &fleet.hosts) {
         facts.push(("host", format!("{} slots {:?}", host.name, host.slots)));
     }
@@ -60,16 +66,22 @@ fn nodes(plan: &LaunchPlan) -> String {
         Rendezvous::Dynamic { .. } => {
             format!("{}; ranks are given when they meet, here as if all came", plan.nodes)
         }
-        _ => format!("{}; this is node {}", plan.nodes, plan.node_rank),
+        _ => {
+            let source = plan.slurm_step.as_ref().map(|step| format!(", from Slurm (step {step})"));
+            format!("{}{}; this is node {}", plan.nodes, source.unwrap_or_default(), plan.node_rank)
+        }
     }
 }
 
-fn worker(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> String {
+fn worker(plan: &LaunchPlan, place: &Place, cores: Option<&Cores>, visible: Option<&str>) -> String {
     let (program, args) = plan.command(place);
     let command: Vec<_> = std::iter::once(&program).chain(&args).map(|word| quoted(word)).collect();
     let mut text = format!("rank {} (local rank {} of {})\n", place.rank, place.local_rank, plan.nproc);
     for (name, value) in environment(plan, place, visible) {
         let _ = writeln!(text, "  {}={}", name.display(), value.display());
+    }
+    if let Some(cores) = cores {
+        let _ = writeln!(text, "  on cores {cores}");
     }
     let _ = writeln!(text, "  $ {}", command.join(" "));
     text

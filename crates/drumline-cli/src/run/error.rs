@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use drumline_launch::{EndpointError, HostfileError, NodeRange, SignalsError};
+use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
@@ -47,6 +48,10 @@ pub(crate) enum PlanError {
     LocalRanksFilter(String),
     #[error("--logs-specs {0} is a plug-in of torchrun; try --log-dir, --redirects and --tee")]
     LogsSpecs(String),
+    #[error(
+        "--duplicate-*-filters copy lines into the log folder, and --log-dir /dev/null has none; try another --log-dir"
+    )]
+    FiltersNowhere,
     #[error("--omp 0: a rank needs a thread; try --omp 1")]
     NoThreads,
     #[error("--debug-rank {rank}: there are {world} ranks, counted from 0; try --debug-rank 0")]
@@ -71,4 +76,13 @@ pub(crate) enum PlanError {
         "--hostfile, --include and --exclude say which nodes there are, and --nnodes does too; try --num-nodes"
     )]
     NodesTwice,
+    #[error(
+        "srun started {tasks} tasks on {nodes} nodes, and in each a drumline run that wants the whole node; \
+         try srun --ntasks-per-node=1 drumline run --nproc-per-node N, or srun PROGRAM without drumline run"
+    )]
+    SlurmTasks { tasks: u64, nodes: usize },
+    #[error("SLURM_STEP_NODELIST: {0}; try --nnodes, --node-rank and --master-addr")]
+    SlurmNodes(NodeListError),
+    #[error("{name} is `{value}`, expected a number; try --nnodes, --node-rank and --master-addr")]
+    SlurmVariable { name: &'static str, value: String },
 }

@@ -19,6 +19,8 @@ pub(crate) struct Host<'a> {
     pub(super) env: &'a dyn Fn(&str) -> Option<OsString>,
     /// What the file of `--hostfile` says, if one was given.
     pub(super) hostfile: Option<String>,
+    /// This very program, as it can be started again.
+    pub(super) launcher: OsString,
     /// A name for a job that was given none: never the same twice.
     pub(super) fresh_id: String,
 }
@@ -40,6 +42,7 @@ impl<'a> Host<'a> {
             device_files: names_in("/dev"),
             env,
             hostfile: hostfile.map(read).transpose()?,
+            launcher: std::env::current_exe().map_or_else(|_| "drumline".into(), Into::into),
             fresh_id: fresh_id(),
         })
     }

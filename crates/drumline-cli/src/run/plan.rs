@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
+    HeldRank, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous, parse_signals,
     split_endpoint,
 };
 use drumline_rendezvous::worker_env;
@@ -16,20 +16,29 @@ use super::error::PlanError;
 use super::host::Host;
 use super::hosts::Hosts;
 use super::nproc::Nproc;
+use super::slurm::Step;
 
 const MASTER_ADDR: &str = "127.0.0.1";
 const MASTER_PORT: u16 = 29_500;
 /// Where the dynamic way meets if no port is given.
 const C10D_PORT: u16 = 29_400;
+/// What `--rdzv-id` says if nobody gave one.
+const NO_ID: &str = "none";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl RunArgs {
     /// What these arguments mean on this node, or the first thing that is wrong with them.
     pub(crate) fn plan(&self, host: &Host<'_>) -> Result<LaunchPlan, PlanError> {
         let hosts = Hosts::chosen(self, host)?;
-        let nodes = hosts.nodes.or(self.nnodes).unwrap_or(NodeRange::exactly(1));
-        let rendezvous = self.rendezvous(nodes, &hosts)?;
-        let node_rank = self.node_rank.or(hosts.node_rank).unwrap_or(0);
+        let step = Step::taken(self, host)?;
+        let of_step = step.as_ref().map(|step| step.nodes);
+        let nodes = hosts.nodes.or(self.nnodes).or(of_step).unwrap_or(NodeRange::exactly(1));
+        let rendezvous = match &step {
+            Some(step) => step.rendezvous.clone(),
+            None => self.rendezvous(nodes, &hosts)?,
+        };
+        let of_step = step.as_ref().map(|step| step.node_rank);
+        let node_rank = self.node_rank.or(hosts.node_rank).or(of_step).unwrap_or(0);
         if matches!(rendezvous, Rendezvous::Static { .. }) && node_rank >= nodes.max {
             return Err(PlanError::NodeRank { rank: node_rank, nodes: nodes.max });
         }
@@ -43,8 +52,9 @@ impl RunArgs {
             node_rank,
             nproc,
             role: self.role.clone(),
-            run_id: if self.standalone { host.fresh_id.clone() } else { self.rdzv_id.clone() },
+            run_id: self.run_id(host, step.as_ref()),
             rendezvous,
+            join_timeout: self.rdzv_conf.join_timeout,
             local_addr: self.local_addr.clone(),
             max_restarts: self.max_restarts,
             monitor_interval: self.monitor_interval,
@@ -52,15 +62,15 @@ impl RunArgs {
             args,
             local_rank_arg: None,
             logs: self.logs(host)?,
-            duplicates: self.duplicates(),
             signals: parse_signals(&self.signals_to_handle).map_err(PlanError::Signals)?,
             shutdown_timeout: self.shutdown_timeout(host)?,
             numa: self.numa_binding.map(Into::into),
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self.held_rank(nodes.max * nproc)?,
+            debug_rank: self.held_rank(nodes.max * nproc, host)?,
             fleet: hosts.fleet,
+            slurm_step: step.map(|step| step.name),
         })
     }
 
@@ -76,7 +86,7 @@ impl RunArgs {
         }
     }
 
-    /// What was given and has no effect here.
+    /// What was given and has no effect here, or hides something.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let dynamic = self.standalone || self.rdzv_backend != "static";
         let unused = |flag: &str, why: &str| format!("{flag} has no effect: {why}");
@@ -87,10 +97,24 @@ impl RunArgs {
         if self.event_log_handler != "null" {
             remarks.push(unused("--event-log-handler", "events are told on stderr"));
         }
+        let all_shown = self.redirects.is_none() && self.local_ranks_filter.is_empty() && !self.quiet_ranks;
+        if let Some(rank) = self.debug_rank.filter(|_| !all_shown) {
+            remarks.push(format!(
+                "rank {rank} says on its stderr how to attach, and not all ranks are shown here"
+            ));
+        }
         if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
         }
         remarks
+    }
+
+    fn run_id(&self, host: &Host<'_>, step: Option<&Step>) -> String {
+        match step {
+            _ if self.standalone => host.fresh_id.clone(),
+            Some(step) if self.rdzv_id == NO_ID => step.job.to_string(),
+            _ => self.rdzv_id.clone(),
+        }
     }
 
     fn rendezvous(&self, nodes: NodeRange, hosts: &Hosts) -> Result<Rendezvous, PlanError> {
@@ -153,7 +177,12 @@ impl RunArgs {
         if let Some(name) = &self.logs_specs {
             return Err(PlanError::LogsSpecs(name.clone()));
         }
+        let duplicates = self.duplicates();
+        if !duplicates.is_empty() && self.log_dir.as_deref() == Some("/dev/null".as_ref()) {
+            return Err(PlanError::FiltersNowhere);
+        }
         Ok(LogPlan {
+            duplicates,
             dir: self.log_dir.clone(),
             redirects: self.redirects.clone(),
             tee: self.tee.clone(),
@@ -196,10 +225,10 @@ impl RunArgs {
         if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
     }
 
-    fn held_rank(&self, world: usize) -> Result<Option<usize>, PlanError> {
+    fn held_rank(&self, world: usize, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
         match self.debug_rank {
             Some(rank) if rank >= world => Err(PlanError::DebugRank { rank, world }),
-            held => Ok(held),
+            held => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
         }
     }
 }

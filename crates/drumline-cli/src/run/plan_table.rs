@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
-use drumline_launch::{LaunchPlan, NodeRange, Program, RdzvConf, Rendezvous, Signal, Starter, Std};
+use drumline_launch::{HeldRank, LaunchPlan, NodeRange, Program, RdzvConf, Rendezvous, Signal, Starter, Std};
 
 use super::args::RunArgs;
 use super::flags::as_torchrun;
@@ -33,6 +33,7 @@ impl Node {
             device_files: (0..self.gpus).map(|gpu| format!("nvidia{gpu}")).collect(),
             env: &env,
             hostfile: self.hostfile.map(str::to_string),
+            launcher: "/bin/drumline".into(),
             fresh_id: "fresh".to_string(),
         };
         parsed(line)?.plan(&host).map_err(|error| error.to_string())
@@ -152,7 +153,7 @@ fn the_rest_reaches_the_plan() {
     assert_eq!((logs.dir, logs.quiet_ranks), (Some("/l".into()), true));
     assert_eq!((logs.redirects.of(5), logs.tee.of(1)), (Std::Both, Std::Err));
     assert_eq!(logs.filter, Some([0, 1].into()));
-    assert_eq!(plan("--duplicate-stdout-filters a,,b,c a").duplicates.stdout, ["a,b", "c"]);
+    assert_eq!(plan("--duplicate-stdout-filters a,,b,c a").logs.duplicates.stdout, ["a,b", "c"]);
     assert_eq!(plan("--max-restarts 1 --max_restarts 3 a").max_restarts, 3);
     assert_eq!(plan("--monitor-interval 5 a").monitor_interval, Duration::from_secs(5));
     assert_eq!(plan("--shutdown-timeout 2.5 a").shutdown_timeout, Duration::from_millis(2500));
@@ -162,10 +163,13 @@ fn the_rest_reaches_the_plan() {
     assert_eq!(plan("--signals-to-handle SIGTERM,SIGUSR1 a").signals, [Signal::TERM, Signal::USR1]);
     let other = plan("--omp 2 --role trainer --virtual-local-rank --local-addr me --debug-rank 0 a");
     assert_eq!((other.omp, other.role.as_str(), other.virtual_local_rank), (Some(2), "trainer", true));
-    assert_eq!((other.local_addr.as_deref(), other.debug_rank), (Some("me"), Some(0)));
+    let held = HeldRank { rank: 0, holder: "/bin/drumline".into() };
+    assert_eq!((other.local_addr.as_deref(), other.debug_rank), (Some("me"), Some(held)));
     assert_eq!(plan("--numa-binding core-complex a").numa, Some(drumline_launch::NumaBinding::CoreComplex));
+    assert_eq!(plan("--numa-binding none a").numa, Some(drumline_launch::NumaBinding::None));
     let remarks = |line| parsed(line).unwrap().remarks().len();
     assert_eq!(remarks("--start-method fork --event-log-handler console a"), 2);
+    assert_eq!((remarks("--debug-rank 0 a"), remarks("--debug-rank 0 -r 2 a")), (0, 1));
     assert_eq!((remarks("a"), remarks("--rdzv-backend c10d --master-addr h a")), (0, 1));
 }
 
@@ -184,6 +188,74 @@ fn hosts_come_from_the_hostfile() {
     assert_eq!((alone.nodes, alone.nproc, alone.fleet), (NodeRange::exactly(1), 3, None));
     assert!(listed.plan("--num_nodes 1 a").unwrap().fleet.is_none());
     assert_eq!(FOUR_GPUS.plan("-i localhost:1,2 a").unwrap().devices.unwrap(), ["1", "2"]);
+}
+
+/// Task 1 of `srun -N2 --ntasks-per-node=1`.
+const STEP: &[(&str, &str)] = &[
+    ("SLURM_JOB_ID", "12"),
+    ("SLURM_STEP_ID", "3"),
+    ("SLURM_STEP_NUM_TASKS", "2"),
+    ("SLURM_STEP_NODELIST", "gpu[07-08]"),
+    ("SLURM_NODEID", "1"),
+];
+/// A task of `srun -N2 -n8`.
+const CROWDED: &[(&str, &str)] = &[("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_STEP_NODELIST", "gpu[07-08]")];
+/// The shell of `srun --pty bash`.
+const SHELL: &[(&str, &str)] = &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_NODELIST", "gpu07")];
+/// A batch script: the variables are those of the job.
+const BATCH: &[(&str, &str)] = &[
+    ("SLURM_JOB_ID", "12"),
+    ("SLURM_NTASKS", "2"),
+    ("SLURM_PROCID", "0"),
+    ("SLURM_JOB_NODELIST", "gpu[07-08]"),
+];
+
+fn under_slurm(variables: &'static [(&'static str, &'static str)]) -> Node {
+    Node { variables, ..FOUR_GPUS }
+}
+
+#[test]
+fn the_nodes_of_a_slurm_step_are_taken_unless_the_command_line_has_them() {
+    let plan = under_slurm(STEP).plan("--nproc-per-node gpu a").unwrap();
+    assert_eq!((plan.nodes, plan.node_rank, plan.nproc), (NodeRange::exactly(2), 1, 4));
+    assert_eq!((plan.rendezvous, plan.run_id.as_str()), (at("gpu07", 15015), "12"));
+    assert_eq!(plan.slurm_step.as_deref(), Some("12.3"));
+    assert_eq!(under_slurm(STEP).plan("--rdzv-id mine a").unwrap().run_id, "mine");
+    for line in [
+        "--nnodes 1 a",
+        "--standalone a",
+        "--master-port 4 a",
+        "--num-nodes 1 a",
+        "--rdzv-backend c10d a",
+        "--rdzv-endpoint h:1 a",
+        "--node-rank 0 a",
+        "-i localhost:0 a",
+    ] {
+        for variables in [STEP, CROWDED] {
+            let plan = under_slurm(variables).plan(line).unwrap();
+            assert_eq!((plan.nodes, plan.slurm_step), (NodeRange::exactly(1), None), "{line}");
+        }
+    }
+    for variables in [SHELL, BATCH] {
+        let plan = under_slurm(variables).plan("a").unwrap();
+        assert_eq!((plan.nodes, plan.slurm_step), (NodeRange::exactly(1), None));
+    }
+}
+
+#[test]
+fn what_slurm_says_and_cannot_be_is_told() {
+    let without_job = &STEP[1..];
+    let torn = &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NODELIST", "gpu[07-")];
+    for (variables, said) in [
+        (CROWDED, "started 8 tasks on 2 nodes"),
+        (CROWDED, "try srun --ntasks-per-node=1 drumline run"),
+        (without_job, "SLURM_JOB_ID is ``, expected a number"),
+        (torn, "SLURM_STEP_NODELIST: node list"),
+        (&[("SLURM_STEP_NUM_TASKS", "many")], "SLURM_STEP_NUM_TASKS is `many`"),
+    ] {
+        let error = under_slurm(variables).error("a");
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 #[test]
@@ -210,6 +282,7 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (&BARE, "--local-ranks-filter x a", "such as 0,1"),
         (&BARE, "--logs-specs p a", "try --log-dir"),
         (&BARE, "--omp 0 a", "try --omp 1"),
+        (&BARE, "--log-dir /dev/null --duplicate-stderr-filters x a", "try another --log-dir"),
         (&BARE, "--debug-rank 1 a", "there are 1 ranks"),
         (&BARE, "--max-restarts -1 a", "try 0 or more"),
         (&BARE, "--launcher ssh a", "try --hostfile"),

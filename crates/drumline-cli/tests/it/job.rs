@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -70,6 +71,27 @@ impl Job {
             .unwrap()
     }
 
+    /// The shell that is a rank, if it is there; what it started and left has another name.
+    pub(super) fn rank(&self, rank: usize) -> Option<Pid> {
+        let children = |pid: u32| {
+            let path = format!("/proc/{pid}/task");
+            let threads = fs::read_dir(path).into_iter().flatten().flatten();
+            let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+            let pids = |list: String| {
+                list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+            };
+            lists.flat_map(pids).collect::<Vec<_>>()
+        };
+        let is_rank = |pid: &u32| {
+            let is_shell = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sh\n");
+            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            is_shell
+                && environ.split(|byte| *byte == 0).any(|entry| entry == format!("RANK={rank}").as_bytes())
+        };
+        let mut ranks = children(self.child.id()).into_iter().flat_map(children);
+        ranks.find(is_rank).and_then(|pid| Pid::from_raw(pid as i32))
+    }
+
     /// All that was printed so far.
     pub(super) fn text(&self) -> String {
         self.text.lock().unwrap().clone()
@@ -133,7 +155,14 @@ fn read_into(text: &Arc<Mutex<String>>, pipe: impl Read + Send + 'static) -> Joi
     })
 }
 
-/// A port that is free now.
+/// A port that is free now, below those that the system gives out by itself, and given to nobody else here.
 pub(super) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let begin = 20_000 + (std::process::id() % 80) as u16 * 100;
+    loop {
+        let port = begin + NEXT.fetch_add(1, Ordering::Relaxed) % 2_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

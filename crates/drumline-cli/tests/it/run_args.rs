@@ -117,6 +117,19 @@ fn a_dry_run_shows_each_rank_and_starts_nothing() {
 }
 
 #[test]
+fn a_dry_run_shows_the_cores_of_each_rank() {
+    let bound = |args: &[&str]| {
+        let text = shown(args, &[("OMP_NUM_THREADS", "1")]);
+        text.lines().filter(|line| line.starts_with("  on cores ")).count()
+    };
+    assert_eq!(bound(&["--nproc-per-node", "2", "--numa-binding", "node", "prog"]), 2);
+    assert_eq!(bound(&["--nproc-per-node", "2", "--numa-binding", "none", "prog"]), 0, "control");
+    assert_eq!(bound(&["--nproc-per-node", "1000", "prog"]), 0, "more than there are cores");
+    let few = shown(&["--nproc-per-node", "5000", "--numa-binding", "exclusive", "prog"], &[]);
+    assert!(few.contains("cannot start") && few.contains("try fewer ranks"), "{few}");
+}
+
+#[test]
 fn ranks_are_started_and_given_their_arguments_untouched() {
     let script = r#"echo "$RANK/$WORLD_SIZE $ROLE_NAME $OMP_NUM_THREADS: $*""#;
     let args =

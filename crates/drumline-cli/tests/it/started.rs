@@ -14,9 +14,18 @@ const LONGEST: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct Started {
-    child: Child,
+    child: Launched,
     stdout: Stream,
     stderr: Stream,
+}
+
+/// Killed, with the ranks it started, if a test fails before its end.
+struct Launched(Child);
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
 }
 
 pub(super) struct Ended {
@@ -36,51 +45,54 @@ impl Started {
         Self::of(command)
     }
 
-    /// A command that is or becomes a `drumline`.
+    /// A command that is or becomes a `drumline`. What the variables of these tests' own launcher say is not for it.
     pub(super) fn of(mut command: Command) -> Self {
         for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "DRUMLINE_TRANSPORT"] {
-            command.env_remove(name);
+            if !command.get_envs().any(|(given, _)| given == name) {
+                command.env_remove(name);
+            }
         }
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        Self { child, stdout: Stream::of(stdout), stderr: Stream::of(stderr) }
+        Self { child: Launched(child), stdout: Stream::of(stdout), stderr: Stream::of(stderr) }
     }
 
     pub(super) fn end(mut self) -> Ended {
         let begin = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
+        while self.child.0.try_wait().unwrap().is_none() {
             if begin.elapsed() > LONGEST {
-                self.child.kill().unwrap();
+                self.child.0.kill().unwrap();
             }
             std::thread::sleep(TICK);
         }
-        let code = self.child.wait().unwrap().code();
+        let code = self.child.0.wait().unwrap().code();
         Ended { code, stdout: self.stdout.end(), stderr: self.stderr.end() }
     }
 
     pub(super) fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
+        self.child.0.try_wait().unwrap().is_none()
     }
 
     /// The first line of stdout with `needle` in it, once it is there.
     pub(super) fn line_of_stdout(&self, needle: &str) -> String {
-        let begin = Instant::now();
-        loop {
-            let text = self.stdout.text.lock().unwrap().clone();
-            if let Some(line) = text.lines().find(|line| line.contains(needle)) {
-                return line.to_owned();
-            }
-            assert!(begin.elapsed() < LONGEST, "no {needle} in {text}");
-            std::thread::sleep(TICK);
-        }
+        self.stdout.line(needle)
+    }
+
+    /// The first line of stderr with `needle` in it, once it is there.
+    pub(super) fn line_of_stderr(&self, needle: &str) -> String {
+        self.stderr.line(needle)
+    }
+
+    pub(super) fn stdout_so_far(&self) -> String {
+        self.stdout.text.lock().unwrap().clone()
     }
 
     /// The process of a rank, once it runs.
     pub(super) fn pid_of(&self, rank: usize) -> i32 {
         let begin = Instant::now();
         loop {
-            if let Some(pid) = find_rank(self.child.id(), rank) {
+            if let Some(pid) = find_rank(self.child.0.id(), rank) {
                 return pid;
             }
             assert!(begin.elapsed() < LONGEST, "rank {rank} never started");
@@ -112,6 +124,18 @@ impl Stream {
             }
         });
         Self { text, reader }
+    }
+
+    fn line(&self, needle: &str) -> String {
+        let begin = Instant::now();
+        loop {
+            let text = self.text.lock().unwrap().clone();
+            if let Some(line) = text.lines().find(|line| line.contains(needle)) {
+                return line.to_owned();
+            }
+            assert!(begin.elapsed() < LONGEST, "no {needle} in {text}");
+            std::thread::sleep(TICK);
+        }
     }
 
     fn end(self) -> String {

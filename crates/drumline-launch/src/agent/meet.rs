@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::{JobKey, ServerOptions, Store, StoreError, TcpStore, TcpStoreServer};
+use drumline_rendezvous::{JobKey, ServerOptions, Store, StoreError, TcpStore, TcpStoreServer, port_holder};
 use rustix::process::Signal;
 
 use super::control::{Address, Control, Own};
@@ -64,7 +64,7 @@ pub(super) fn meet(
     let server = host_if_ours(plan, &host, port, &key)?;
     let endpoint = server.as_ref().map_or_else(|| joined(&host, port), own_address);
     let address = Address { endpoint, key };
-    let deadline = Instant::now() + policy::of(plan).join_timeout;
+    let deadline = Instant::now() + plan.join_timeout;
     let store = match connect(&address, deadline, events, happenings)? {
         Connected::Store(store) => store,
         Connected::Stopped(signal) => return Ok(Meeting::Stopped(signal)),
@@ -104,7 +104,10 @@ fn alone(plan: &LaunchPlan, events: &Sender<Happening>) -> Result<Met, LaunchErr
 }
 
 fn reserve(port: u16) -> Result<ReservedPort, LaunchError> {
-    ReservedPort::reserve(port).map_err(|source| LaunchError::Port { port, source })
+    ReservedPort::reserve(port).map_err(|source| {
+        let holder = port_holder(port).map_or_else(String::new, |holder| format!(": {holder}"));
+        LaunchError::Port { port, holder, source }
+    })
 }
 
 fn card(plan: &LaunchPlan, master_addr: String, ports: [&ReservedPort; 2], store: &str) -> AgentCard {

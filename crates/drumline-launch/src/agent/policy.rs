@@ -14,12 +14,12 @@ pub(super) fn of(plan: &LaunchPlan) -> Policy {
         min_nodes: plan.nodes.min,
         max_nodes: plan.nodes.max,
         max_restarts: plan.max_restarts,
+        join_timeout: plan.join_timeout,
         // Told to stop, workers have this long before they are killed, and then they must be reaped.
         stop_within: plan.shutdown_timeout.saturating_add(Duration::from_secs(15)),
         ..Policy::default()
     };
     if let Rendezvous::Dynamic { conf, .. } = &plan.rendezvous {
-        policy.join_timeout = conf.join_timeout;
         policy.last_call = conf.last_call_timeout;
     }
     policy

@@ -8,6 +8,7 @@ use crate::environment::{Meeting, Place, worker_environment};
 use crate::keeper::{Start, StoreOrder};
 use crate::logs::AttemptLogs;
 use crate::membership::{AgentId, Round};
+use crate::placing::Cores;
 use crate::plan::LaunchPlan;
 use crate::stop::StopPolicy;
 use crate::worker::WorkerSpec;
@@ -20,6 +21,8 @@ pub(super) struct Ground<'a> {
     pub(super) agent: AgentId,
     pub(super) key: &'a JobKey,
     pub(super) listen: IpAddr,
+    /// The cores of each local rank.
+    pub(super) cores: &'a [Option<Cores>],
 }
 
 impl Ground<'_> {
@@ -71,6 +74,13 @@ impl Ground<'_> {
         env.extend(self.plan.environment(place, self.visible));
         let error_file = logs.error_file(place.local_rank).map(Into::into);
         env.push((worker_env::TORCHELASTIC_ERROR_FILE.into(), error_file));
-        WorkerSpec { rank: place.rank, program, args, env, kept: Vec::new() }
+        WorkerSpec {
+            rank: place.rank,
+            program,
+            args,
+            env,
+            kept: Vec::new(),
+            cores: self.cores.get(place.local_rank).cloned().flatten(),
+        }
     }
 }

@@ -3,7 +3,7 @@
 /// What a rank's last words say about the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// This rank was lost, or called the group off.
+    /// This rank was lost, called the group off or left it.
     Rank(usize),
     /// A connection to some rank broke.
     SomeRank,
@@ -20,7 +20,7 @@ const BROKEN_LINKS: [&str; 4] = [
 /// Whom the last such words among `lines` blame.
 pub(crate) fn blame<'a>(lines: impl DoubleEndedIterator<Item = &'a str>) -> Option<Blame> {
     lines.rev().find_map(|line| {
-        let named = lost(line).or_else(|| called_off(line)).map(Blame::Rank);
+        let named = lost(line).or_else(|| left(line)).map(Blame::Rank);
         let broken = BROKEN_LINKS.iter().any(|words| line.contains(words)).then_some(Blame::SomeRank);
         named.or(broken)
     })
@@ -40,9 +40,10 @@ fn lost(line: &str) -> Option<usize> {
     after[..digits].parse().ok()
 }
 
-/// `rank 3 called off group …`
-fn called_off(line: &str) -> Option<usize> {
-    let (before, _) = line.rsplit_once(" called off group ")?;
+/// `rank 3 called off group …`, and `rank 3 has left group …`: one that fails lets go of its group first.
+fn left(line: &str) -> Option<usize> {
+    let ways = [" called off group ", " has left group "];
+    let (before, _) = ways.iter().find_map(|words| line.rsplit_once(words))?;
     let (_, rank) = before.rsplit_once("rank ")?;
     rank.parse().ok()
 }
@@ -53,10 +54,11 @@ mod tests {
 
     #[test]
     fn each_way_of_saying_it_is_understood() {
-        let cases: [(&str, Option<Blame>); 8] = [
+        let cases: [(&str, Option<Blame>); 9] = [
             ("Error: lost rank 3 of group `world` (a, pid 7): killed", Some(Blame::Rank(3))),
             ("lost rank 12 (a, pid 7): gone", Some(Blame::Rank(12))),
             ("Error: rank 4 called off group `world`: no data", Some(Blame::Rank(4))),
+            ("Error: rank 5 has left group `world` (it ended, or …", Some(Blame::Rank(5))),
             ("RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:5", Some(Blame::SomeRank)),
             ("I lost rank and honour", None),
             ("lost rank 99999999999999999999999 of", None),

@@ -19,7 +19,7 @@ use crate::logs::AttemptLogs;
 use crate::pump::Output;
 use crate::report::Exit;
 use crate::running::{JobControl, RunOptions, RunningJob};
-use crate::supervise::OnExit;
+use crate::supervise::{Hooks, OnExit};
 
 /// How long killed processes are waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -83,8 +83,9 @@ impl Kept {
         let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
         let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
         let on_exit = telling(reporter(store.address, key), teller.clone());
+        let hooks = Hooks { on_exit, on_end: Box::new(sweep_all) };
         let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
-        let job = RunningJob::supervised(workers, options, on_exit, None)?;
+        let job = RunningJob::supervised(workers, options, hooks, None)?;
         Ok(Self { job, logs, _store: hosted })
     }
 
@@ -93,12 +94,7 @@ impl Kept {
         let control = self.job.control();
         let (job, teller) = (self.job, teller.clone());
         let waiter = std::thread::Builder::new().name("drumline-waiter".to_string()).spawn(move || {
-            let report = job.wait();
-            let left = sweep(PATIENCE);
-            if !left.is_empty() {
-                tracing::warn!(?left, "processes that cannot be killed were given up");
-            }
-            teller.tell(&News::Over(report));
+            teller.tell(&News::Over(job.wait()));
         });
         let parting = obey(agent, &control);
         control.kill();
@@ -109,6 +105,14 @@ impl Kept {
         if parting == Parting::Death {
             self.logs.remove_passing();
         }
+    }
+}
+
+/// Kills what the workers have left behind, which may also hold their output open.
+fn sweep_all() {
+    let left = sweep(PATIENCE);
+    if !left.is_empty() {
+        tracing::warn!(?left, "processes that cannot be killed were given up");
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
+//!   <log_dir>/<run_id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 //! ```
 //!
 //! The run's folder is readable by its owner only. Without a `log_dir` it is made among the temporary files, and it stays
@@ -163,10 +164,23 @@ impl AttemptLogs {
             Channel::Out => "stdout.log",
             Channel::Err => "stderr.log",
         };
-        let Some(path) = self.folder(local_rank).map(|folder| folder.join(name)) else { return Ok(None) };
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
-        file.map(Some).map_err(LogError::at("write", &path))
+        self.folder(local_rank).map(|folder| append_to(&folder.join(name))).transpose()
     }
+
+    /// Opens the file of the chosen lines of all workers; `None` without a folder, or if none are chosen.
+    pub(super) fn open_filtered(&self, channel: Channel) -> Result<Option<File>, LogError> {
+        let name = match channel {
+            Channel::Out => "filtered_stdout.log",
+            Channel::Err => "filtered_stderr.log",
+        };
+        let dir = self.dir.as_ref().filter(|_| !self.plan.duplicates.of(channel).is_empty());
+        dir.map(|dir| append_to(&dir.join(name))).transpose()
+    }
+}
+
+fn append_to(path: &Path) -> Result<File, LogError> {
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    file.map_err(LogError::at("write", path))
 }
 
 #[cfg(test)]

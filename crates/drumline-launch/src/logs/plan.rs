@@ -6,7 +6,8 @@
 //! | yes | no  | yes | no  |
 //! | any | yes | yes | yes |
 //!
-//! `--local-ranks-filter` and `--quiet-ranks` then take ranks off the console; files are not touched by them.
+//! `--local-ranks-filter` and `--quiet-ranks` then take ranks off the console; those files are not touched by them.
+//! What reaches the console is what `--duplicate-stdout-filters` and `--duplicate-stderr-filters` choose lines from.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,6 +156,29 @@ fn pair(part: &str) -> Option<(usize, Std)> {
     Some((rank.parse().ok()?, Std::parse(std)?))
 }
 
+/// Lines that hold one of these texts are copied to a file of their own, one for all workers of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct LineFilters {
+    /// For stdout.
+    pub stdout: Vec<String>,
+    /// For stderr.
+    pub stderr: Vec<String>,
+}
+
+impl LineFilters {
+    pub(super) fn of(&self, channel: Channel) -> &[String] {
+        match channel {
+            Channel::Out => &self.stdout,
+            Channel::Err => &self.stderr,
+        }
+    }
+
+    /// Whether no line is copied.
+    pub fn is_empty(&self) -> bool {
+        self.stdout.is_empty() && self.stderr.is_empty()
+    }
+}
+
 /// What was asked of the logs of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LogPlan {
@@ -164,6 +188,8 @@ pub struct LogPlan {
     pub redirects: StdOf,
     /// Streams that go to a file and the console.
     pub tee: StdOf,
+    /// Lines that go into a file of their own as well.
+    pub duplicates: LineFilters,
     /// The only local ranks that reach the console, if there is any in it (`--local-ranks-filter`).
     pub filter: Option<BTreeSet<usize>>,
     /// Only rank 0 of the job reaches the console.
@@ -196,7 +222,7 @@ impl LogPlan {
 
     /// Whether any stream goes to a file.
     pub(crate) fn writes_files(&self) -> bool {
-        self.wants_folder() && !(self.redirects.is_none() && self.tee.is_none())
+        self.wants_folder() && !(self.redirects.is_none() && self.tee.is_none() && self.duplicates.is_empty())
     }
 }
 

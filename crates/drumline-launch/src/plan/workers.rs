@@ -21,7 +21,13 @@ impl LaunchPlan {
         let (program, mut args) = self.program.command();
         args.extend(self.local_rank_arg.map(|spelling| spelling.of(self.told_local_rank(place))));
         args.extend(self.args.iter().cloned());
-        (program, args)
+        match self.debug_rank.as_ref().filter(|held| held.rank == place.rank) {
+            None => (program, args),
+            Some(held) => {
+                let before = ["hold".into(), "--".into(), program];
+                (held.holder.clone(), before.into_iter().chain(args).collect())
+            }
+        }
     }
 
     /// What the plan adds to the environment that any worker at `place` gets. `visible` is what
@@ -65,7 +71,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
+    use crate::{HeldRank, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous};
 
     pub(crate) fn plan() -> LaunchPlan {
         LaunchPlan {
@@ -75,6 +81,7 @@ pub(crate) mod tests {
             role: "trainer".to_string(),
             run_id: "job".to_string(),
             rendezvous: Rendezvous::Standalone,
+            join_timeout: Duration::from_secs(600),
             local_addr: None,
             max_restarts: 3,
             monitor_interval: Duration::from_millis(100),
@@ -82,7 +89,6 @@ pub(crate) mod tests {
             args: vec!["-x".into()],
             local_rank_arg: None,
             logs: LogPlan::default(),
-            duplicates: LineFilters::default(),
             signals: Vec::new(),
             shutdown_timeout: Duration::from_secs(30),
             numa: None,
@@ -91,6 +97,7 @@ pub(crate) mod tests {
             omp: None,
             debug_rank: None,
             fleet: None,
+            slurm_step: None,
         }
     }
 
@@ -111,6 +118,16 @@ pub(crate) mod tests {
             let told = LaunchPlan { local_rank_arg: Some(spelling), ..plan() };
             assert_eq!(told.command(&place).1, [word, "-x"]);
         }
+    }
+
+    #[test]
+    fn only_the_held_rank_goes_through_the_holder() {
+        let held = HeldRank { rank: 3, holder: "/bin/drumline".into() };
+        let plan = LaunchPlan { debug_rank: Some(held), local_rank_arg: Some(LocalRankArg::Dash), ..plan() };
+        assert_eq!(plan.command(&plan.place(0, 1, 2)).0, "./a");
+        let (program, args) = plan.command(&plan.place(1, 1, 2));
+        assert_eq!(program, "/bin/drumline");
+        assert_eq!(args, ["hold", "--", "./a", "--local-rank=1", "-x"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use drumline_launch::{LocalJob, LogFolder, LogPlan, Output};
+use drumline_launch::{LineFilters, LocalJob, LogFolder, LogPlan, Output};
 
 const SCRIPT: &str = "DRUMLINE_LAUNCH_TEST_SCRIPT";
 
@@ -22,12 +22,14 @@ pub(super) struct Launch<'a> {
     pub(super) filter: &'a str,
     pub(super) quiet: &'a str,
     pub(super) prefix: &'a str,
+    /// Texts of the lines of stdout that are copied.
+    pub(super) duplicates: &'a str,
 }
 
 /// Everything on the console.
 pub(super) fn on_console(nproc: usize, script: &str) -> Launch<'_> {
     let dir = Path::new("/dev/null");
-    Launch { nproc, script, dir, redirects: "0", tee: "0", filter: "", quiet: "", prefix: "" }
+    Launch { nproc, script, dir, redirects: "0", tee: "0", filter: "", quiet: "", prefix: "", duplicates: "" }
 }
 
 impl Launch<'_> {
@@ -45,6 +47,7 @@ impl Launch<'_> {
             .env(name("FILTER"), self.filter)
             .env(name("QUIET"), self.quiet)
             .env(name("PREFIX"), self.prefix)
+            .env(name("DUPLICATES"), self.duplicates)
             .env_remove("NO_COLOR")
             .stdin(Stdio::null());
         command
@@ -84,10 +87,12 @@ fn launcher() {
     let Ok(script) = std::env::var(SCRIPT) else { return };
     let value = |field: &str| std::env::var(format!("{SCRIPT}_{field}")).unwrap();
     let filter = value("FILTER");
+    let texts = value("DUPLICATES").split_terminator(',').map(str::to_string).collect();
     let plan = LogPlan {
         dir: Some(value("DIR").into()),
         redirects: value("REDIRECTS").parse().unwrap(),
         tee: value("TEE").parse().unwrap(),
+        duplicates: LineFilters { stdout: texts, stderr: Vec::new() },
         filter: (!filter.is_empty()).then(|| filter.split(',').map(|rank| rank.parse().unwrap()).collect()),
         quiet_ranks: !value("QUIET").is_empty(),
         prefix: Some(value("PREFIX")).filter(|prefix| !prefix.is_empty()),

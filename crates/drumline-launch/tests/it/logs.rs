@@ -61,6 +61,24 @@ fn filters_touch_the_console_only() {
 }
 
 #[test]
+fn chosen_lines_of_what_is_shown_are_copied_for_all_workers() {
+    let script = "echo out $RANK; echo loss $RANK; echo err loss >&2; printf 'last loss'";
+    let dir = tempfile::tempdir().unwrap();
+    let base = || Launch { dir: dir.path(), redirects: "2:3", tee: "0:3,1:3", ..on_console(4, script) };
+    base().run();
+    assert!(!attempt(dir.path()).join("filtered_stdout.log").exists(), "control: nothing was asked for");
+    fs::remove_dir_all(attempt(dir.path()).parent().unwrap()).unwrap();
+    let (stdout, _) = Launch { duplicates: "loss,none", filter: "0,2,3", ..base() }.run();
+    assert_eq!(shown(&stdout), ["[rank 0]: out 0", "[rank 3]: out 3"]);
+    let text = fs::read_to_string(attempt(dir.path()).join("filtered_stdout.log")).unwrap();
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    let expected = ["[rank 0]: last loss", "[rank 0]: loss 0", "[rank 3]: last loss", "[rank 3]: loss 3"];
+    assert_eq!(lines, expected, "2 is only in its file, 1 is filtered out");
+    assert!(!attempt(dir.path()).join("filtered_stderr.log").exists());
+}
+
+#[test]
 fn a_template_makes_the_prefix() {
     let prefix = "[${role_name}${local_rank}]:";
     let (stdout, _) = Launch { prefix, ..on_console(2, BOTH) }.run();

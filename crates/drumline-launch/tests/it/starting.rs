@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use drumline_launch::placing::{Cores, Topology};
 use drumline_launch::{LaunchError, LocalJob, Output, RunOptions, RunningJob, WorkerSpec};
 
 #[test]
@@ -49,4 +50,34 @@ fn if_one_cannot_be_started_none_is_left() {
         read("cmdline") == "sleep\x0077\0" && read("stat").contains(&format!(" {me} "))
     });
     assert_eq!(children.count(), 0);
+}
+
+#[test]
+fn a_worker_runs_on_its_own_cores_only() {
+    let here = Topology::here();
+    let all: Cores = here.cpus().iter().map(|cpu| cpu.id).collect();
+    let first: Cores = all.first().into_iter().collect();
+    let script = "grep Cpus_allowed_list /proc/self/status";
+    let spec = |rank, cores: Option<Cores>| WorkerSpec {
+        rank,
+        program: "sh".into(),
+        args: vec!["-c".into(), script.into()],
+        cores,
+        ..WorkerSpec::default()
+    };
+    let options = RunOptions { output: Output::Capture, ..RunOptions::default() };
+    let specs = vec![spec(0, Some(first.clone())), spec(1, None), spec(2, Some(all.clone()))];
+    let report = RunningJob::start(specs, options).unwrap().wait();
+    let told = |rank: usize| report.ranks[rank].stdout_text().trim().to_string();
+    let list = |cores: &Cores| format!("Cpus_allowed_list:\t{cores}");
+    assert_eq!([told(0), told(2)], [list(&first), list(&all)], "{report}");
+    assert_eq!(told(1), list(&all), "control: what is not bound has all that the launcher has");
+}
+
+#[test]
+fn cores_that_are_not_there_are_told() {
+    let cores = Some(std::iter::once(1023).collect());
+    let spec = WorkerSpec { program: "true".into(), cores, ..WorkerSpec::default() };
+    let error = RunningJob::start(vec![spec], RunOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("try --numa-binding none"), "{error}");
 }

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use drumline_launch::{Exit, LaunchError, LocalJob, OnFailure, Output, RunningJob, Signal, StopReason};
+use drumline_launch::{
+    Exit, LaunchError, LocalJob, OnFailure, Output, RunOptions, RunningJob, Signal, StopPolicy, StopReason,
+    WorkerSpec,
+};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -165,4 +168,25 @@ fn sigkill_of_the_launcher_ends_every_worker_within_a_second() {
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     assert!(end_within_a_second(&pids), "workers outlived their launcher");
+}
+
+/// How rank 1, which is about to fail with code 3, ends when rank 0 fails a moment before it.
+fn end_of_the_slower(settle: Duration) -> Exit {
+    let scripts = ["exit 1", "sleep 0.1; exit 3"];
+    let spec = |(rank, script): (usize, &&str)| WorkerSpec {
+        rank,
+        program: "sh".into(),
+        args: vec!["-c".into(), (*script).into()],
+        ..WorkerSpec::default()
+    };
+    let stop = StopPolicy { settle, ..StopPolicy::default() };
+    let options = RunOptions { output: Output::Capture, stop, deadline: Some(Duration::from_secs(30)) };
+    let job = RunningJob::start(scripts.iter().enumerate().map(spec).collect(), options).unwrap();
+    job.wait().ranks[1].exit
+}
+
+#[test]
+fn a_rank_that_is_about_to_fail_may_say_why() {
+    assert_eq!(end_of_the_slower(Duration::from_secs(10)), Exit::Code(3));
+    assert_eq!(end_of_the_slower(Duration::ZERO), Exit::StoppedByUs, "the control");
 }

@@ -107,7 +107,7 @@ pub enum StoreError {
         /// The address asked for.
         addr: String,
         /// What to do about it.
-        advice: &'static str,
+        advice: String,
         /// What the system said.
         #[source]
         source: io::Error,

@@ -189,6 +189,7 @@ fn a_port_that_is_taken() {
     let job = Job::start();
     let error = TcpStoreServer::bind(job.addr(), &job.key, ServerOptions::default()).unwrap_err().to_string();
     assert!(error.contains(&job.addr()) && error.contains("try another port"), "{error}");
+    assert!(error.contains(&format!("this very process (pid {}) has it", std::process::id())), "{error}");
 }
 
 /// Lets group 7 in and nobody else.

@@ -7,9 +7,10 @@ use crate::workspace::{Dependency, Package};
 
 /// A crate and those of ours that it may use. A new crate gets a line here and a place in the picture.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("drumline", &["drumline-comm", "drumline-launch", "drumline-rendezvous"]),
     ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-rendezvous"]),
     ("drumline-comm", &["drumline-rendezvous"]),
-    ("drumline-examples", &["drumline-comm", "drumline-launch", "drumline-rendezvous"]),
+    ("drumline-examples", &["drumline", "drumline-comm", "drumline-launch", "drumline-rendezvous"]),
     ("drumline-launch", &["drumline-rendezvous"]),
     ("drumline-rendezvous", &[]),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),

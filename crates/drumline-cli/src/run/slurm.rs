@@ -1,0 +1,76 @@
+//! The nodes as Slurm gives them to `srun --ntasks-per-node=1 drumline run …`. Pure: the environment comes in with
+//! the [`Host`].
+//!
+//! Only a step's variables count, which `srun` sets for its tasks: those of a job say nothing about who runs where. A step
+//! of one task on one node is the user's own shell as often as a job, and is left to the defaults.
+
+use drumline_launch::{NodeRange, Rendezvous};
+use drumline_rendezvous::{node_list, worker_env};
+
+use super::args::RunArgs;
+use super::error::PlanError;
+use super::host::Host;
+
+/// Ports for jobs lie here, below those that the system gives out by itself.
+const PORTS: std::ops::Range<u64> = 15_000..30_000;
+
+/// What a step says about the nodes of the job.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// Number of the job and of the step in it: `12.0`.
+    pub(super) name: String,
+    pub(super) job: u64,
+    pub(super) nodes: NodeRange,
+    pub(super) node_rank: usize,
+    /// At the first node, on a port that follows from the numbers of job and step.
+    pub(super) rendezvous: Rendezvous,
+}
+
+impl Step {
+    /// The step that this process is a task of; `None` where there is none, or the command line says where the nodes are.
+    pub(super) fn taken(args: &RunArgs, host: &Host<'_>) -> Result<Option<Self>, PlanError> {
+        let tasks = number(host, worker_env::SLURM_STEP_NUM_TASKS)?;
+        let list = host.text(worker_env::SLURM_STEP_NODELIST);
+        let (Some(tasks), Some(list), false) = (tasks, list, args.say_where()) else { return Ok(None) };
+        let names = node_list::expand(&list).map_err(PlanError::SlurmNodes)?;
+        match names.len() {
+            nodes if tasks as usize != nodes => Err(PlanError::SlurmTasks { tasks, nodes }),
+            1 => Ok(None),
+            _ => Self::of_nodes(&names, host).map(Some),
+        }
+    }
+
+    fn of_nodes(names: &[String], host: &Host<'_>) -> Result<Self, PlanError> {
+        let job = needed(host, worker_env::SLURM_JOB_ID)?;
+        let step = needed(host, worker_env::SLURM_STEP_ID)?;
+        let node_rank = needed(host, worker_env::SLURM_NODEID)?;
+        let port = PORTS.start + job.wrapping_add(step) % (PORTS.end - PORTS.start);
+        Ok(Self {
+            name: format!("{job}.{step}"),
+            job,
+            nodes: NodeRange::exactly(names.len()),
+            node_rank: node_rank as usize,
+            rendezvous: Rendezvous::Static { addr: names[0].clone(), port: port as u16 },
+        })
+    }
+}
+
+impl RunArgs {
+    /// Whether anything was given about where the nodes are and how they meet: then that holds, and all of it.
+    pub(crate) fn say_where(&self) -> bool {
+        let lists = self.hostfile.is_some() || self.include.is_some() || self.exclude.is_some();
+        let counts = self.nnodes.is_some() || self.num_nodes.is_some() || self.node_rank.is_some();
+        let master = self.master_addr.is_some() || self.master_port.is_some();
+        let meeting = self.rdzv_backend != "static" || !self.rdzv_endpoint.trim().is_empty();
+        self.standalone || lists || counts || master || meeting
+    }
+}
+
+fn number(host: &Host<'_>, name: &'static str) -> Result<Option<u64>, PlanError> {
+    let Some(value) = host.text(name) else { return Ok(None) };
+    value.trim().parse().map(Some).map_err(|_| PlanError::SlurmVariable { name, value })
+}
+
+fn needed(host: &Host<'_>, name: &'static str) -> Result<u64, PlanError> {
+    number(host, name)?.ok_or(PlanError::SlurmVariable { name, value: String::new() })
+}

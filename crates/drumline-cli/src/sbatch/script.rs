@@ -1,0 +1,123 @@
+//! The batch script. Pure: everything comes in with the [`Job`].
+//!
+//! ```text
+//!   Slurm ─USR1 (time is nearly up), TERM─▶ this script ─▶ srun ─▶ drumline run on each node ─▶ its ranks
+//! ```
+//! The script waits for `srun` in the background, as a shell runs its traps only between commands. `srun` has a process
+//! group of its own: a signal to the script's group would otherwise reach it twice.
+
+use std::ffi::OsString;
+
+use super::words;
+
+/// What the script is to do.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Job {
+    /// Slurm's options, as `--name` or `--name=value`.
+    pub(super) options: Vec<String>,
+    /// Cores for each node's agent; `srun` does not take them over from the job by itself.
+    pub(super) cpus_per_task: Option<usize>,
+    /// Slurm warns the script before the time is up.
+    pub(super) warned: bool,
+    /// The job goes back to the queue after the warning.
+    pub(super) requeue: bool,
+    /// `drumline run`, its flags, the program and its arguments.
+    pub(super) command: Vec<OsString>,
+}
+
+const KEY: &str = r#"
+# The nodes prove to each other that they belong to this job with a key, which only its owner may read, in a folder
+# that all nodes see. A job that was killed and runs again makes another.
+private="$SLURM_SUBMIT_DIR/.drumline-$SLURM_JOB_ID"
+rm -rf -- "$private"
+mkdir -m 700 -- "$private" || exit 1
+trap 'rm -rf -- "$private"' EXIT
+(umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$private/key") || exit 1
+export DRUMLINE_JOB_KEY_FILE="$private/key"
+"#;
+
+const TERM: &str = r#"
+# Where Slurm ends the whole job it tells the ranks itself; a second SIGTERM would cut their time short.
+told_to_stop() {
+    again=1
+    if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+        kill -TERM "$srun" 2>/dev/null
+    fi
+}
+trap told_to_stop TERM
+"#;
+
+const WARNING: &str = r#"
+# Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint.
+warned() {
+    again=1
+    kill -USR1 "$srun" 2>/dev/null
+}
+trap warned USR1
+"#;
+
+/// The same for a job that runs again.
+const WARNING_REQUEUED: &str = r#"
+# Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint and end, and the job will run again.
+warned() {
+    again=1
+    requeue=1
+    kill -USR1 "$srun" 2>/dev/null
+}
+trap warned USR1
+"#;
+
+const WAIT: &str = r#"srun=$!
+set +m
+
+# A trap ends the waiting early.
+again=1
+while [ -n "$again" ]; do
+    again=
+    wait "$srun"
+    code=$?
+done
+"#;
+
+const REQUEUE: &str = r#"
+# Back to the queue. The next run sees SLURM_RESTART_COUNT, which says how many there were before it.
+if [ -n "$requeue" ]; then
+    rm -rf -- "$private"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+"#;
+
+impl Job {
+    pub(super) fn script(&self) -> Vec<u8> {
+        let mut script = b"#!/bin/bash\n".to_vec();
+        for option in &self.options {
+            script.extend(b"#SBATCH ");
+            script.extend(words::quoted(option.as_ref()));
+            script.push(b'\n');
+        }
+        script.extend(KEY.bytes());
+        script.extend(TERM.bytes());
+        script.extend(self.warning().bytes());
+        script.extend(b"\nset -m\n");
+        script.extend(words::line(self.srun().iter().map(OsString::as_os_str)));
+        script.extend(b" &\n");
+        script.extend(WAIT.bytes());
+        script.extend((if self.requeue { REQUEUE } else { "" }).bytes());
+        script.extend(b"exit \"$code\"\n");
+        script
+    }
+
+    fn warning(&self) -> &'static str {
+        match (self.warned, self.requeue) {
+            (false, _) => "",
+            (true, false) => WARNING,
+            (true, true) => WARNING_REQUEUED,
+        }
+    }
+
+    fn srun(&self) -> Vec<OsString> {
+        let cpus = self.cpus_per_task.map(|cpus| format!("--cpus-per-task={cpus}").into());
+        let srun = ["srun", "--ntasks-per-node=1"].map(OsString::from);
+        srun.into_iter().chain(cpus).chain(self.command.iter().cloned()).collect()
+    }
+}

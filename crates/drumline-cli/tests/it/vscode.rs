@@ -1,0 +1,67 @@
+//! `.vscode/` is what `docs/debugging.md` says: valid, and its command lines are accepted by this `drumline`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::started::BINARY;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn json(name: &str) -> Value {
+    let text = std::fs::read_to_string(root().join(".vscode").join(name)).unwrap();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+}
+
+/// What VS Code would put in the place of its variables.
+fn filled_in(argument: &str) -> String {
+    let program = argument.replace("${input:program}", "launch_try");
+    program.replace("${workspaceFolder}", "/work/program").replace("${file}", "train.py")
+}
+
+#[test]
+fn each_configuration_is_complete_and_in_the_docs() {
+    let docs = std::fs::read_to_string(root().join("docs/debugging.md")).unwrap();
+    let (launch, tasks) = (json("launch.json"), json("tasks.json"));
+    let configurations = launch["configurations"].as_array().unwrap();
+    assert!(!configurations.is_empty());
+    for configuration in configurations {
+        let text =
+            |name: &str| configuration[name].as_str().unwrap_or_else(|| panic!("{name}: {configuration}"));
+        assert!(["lldb", "cppdbg", "debugpy"].contains(&text("type")), "{configuration}");
+        assert!(["attach", "launch"].contains(&text("request")), "{configuration}");
+        let name = text("name").split(" (").next().unwrap();
+        assert!(docs.contains(name), "`{name}` is not in the docs");
+    }
+    for (file, uses) in [(&launch, launch.to_string()), (&tasks, tasks.to_string())] {
+        let asked = file["inputs"].as_array().unwrap();
+        assert!(
+            asked.iter().all(|input| uses.contains(&format!("${{input:{}}}", input["id"].as_str().unwrap())))
+        );
+        assert_eq!(uses.contains("${input:program}"), asked.iter().any(|input| input["id"] == "program"));
+    }
+}
+
+#[test]
+fn the_tasks_commands_are_accepted() {
+    let tasks = json("tasks.json");
+    let ours = tasks["tasks"].as_array().unwrap().iter();
+    let ours: Vec<_> = ours.filter(|task| task["command"].as_str().unwrap().ends_with("/drumline")).collect();
+    assert_eq!(ours.len(), 2);
+    for task in ours {
+        let mut args: Vec<_> = texts(&task["args"]).into_iter().map(filled_in).collect();
+        assert_eq!(args.remove(0), "run");
+        let mut command = Command::new(BINARY);
+        let output = command.args(["run", "--dry-run"]).args(args).env_remove("RANK").output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("launch_try") && said.contains("rank 0") || said.contains("debugpy"), "{said}");
+    }
+}

@@ -1,0 +1,233 @@
+//! Who has the port that we wanted: looked up after a bind was refused, for the error's text alone.
+//!
+//! ```text
+//!   /proc/net/tcp{,6}: local address, state, owner, inode ─▶ the socket in our way ─▶ /proc/*/fd: who has that inode open
+//! ```
+//!
+//! The table shows everybody's sockets of this network namespace; the descriptors of other users' processes, and of
+//! processes in other containers, are closed to us. A socket that is bound and does not listen is in no table.
+
+use std::fmt;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+/// Where the system tells of its processes.
+pub(crate) const PROC: &str = "/proc";
+
+/// How much of a command line is shown.
+const LONGEST_COMMAND: usize = 80;
+
+/// The state of a socket that listens, in the table's words.
+const LISTENS: &str = "0A";
+
+/// Whose socket it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// The first of the processes that have it open.
+    Process { pid: u32, command: String, others: usize },
+    /// Its processes cannot be seen; their user can.
+    Hidden { uid: u32 },
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, .. } if *pid == std::process::id() => {
+                write!(f, "this very process (pid {pid}) has it")
+            }
+            Self::Process { pid, command, others: 0 } => write!(f, "pid {pid} ({command}) has it"),
+            Self::Process { pid, command, others } => {
+                write!(f, "pid {pid} ({command}) and {others} more have it")
+            }
+            Self::Hidden { uid } if *uid == rustix::process::getuid().as_raw() => {
+                f.write_str("a process that cannot be seen from here, as in another container, has it")
+            }
+            Self::Hidden { uid } => write!(f, "a process of another user (uid {uid}) has it"),
+        }
+    }
+}
+
+/// Who has a port of this machine, on whatever address, in words such as `pid 1234 (python3 train.py) has it`; `None` if
+/// nobody does whom the system tells of.
+pub fn port_holder(port: u16) -> Option<String> {
+    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    holder_of(any, PROC.as_ref()).map(|holder| holder.to_string())
+}
+
+/// Who stands in the way of a bind to `addr`, by what is in `proc` (`/proc`).
+pub(crate) fn holder_of(addr: SocketAddr, proc: &Path) -> Option<Holder> {
+    let tables = ["net/tcp", "net/tcp6"].map(|name| fs::read_to_string(proc.join(name)).unwrap_or_default());
+    let sockets = tables.iter().flat_map(|table| table.lines().filter_map(Socket::parse));
+    let mut in_the_way: Vec<_> = sockets.filter(|socket| socket.is_in_the_way_of(addr)).collect();
+    in_the_way.sort_by_key(|socket| !socket.listens);
+    let socket = in_the_way.first()?;
+    let mut pids = processes_with(socket.inode, proc);
+    pids.sort_unstable();
+    Some(match pids.first() {
+        Some(&pid) => Holder::Process { pid, command: command_of(pid, proc), others: pids.len() - 1 },
+        None => Holder::Hidden { uid: socket.uid },
+    })
+}
+
+/// A line of the table.
+#[derive(Debug)]
+struct Socket {
+    local: SocketAddr,
+    listens: bool,
+    uid: u32,
+    inode: u64,
+}
+
+impl Socket {
+    /// `sl local remote state queues timer retransmits uid timeout inode …`; `None` for the heading, and for a
+    /// connection that has ended and belongs to nobody any more.
+    fn parse(line: &str) -> Option<Self> {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        let inode = columns.get(9)?.parse().ok().filter(|inode| *inode != 0)?;
+        let listens = columns[3] == LISTENS;
+        Some(Self { local: address(columns[1])?, listens, uid: columns[7].parse().ok()?, inode })
+    }
+
+    fn is_in_the_way_of(&self, addr: SocketAddr) -> bool {
+        let (held, wanted) = (self.local.ip().to_canonical(), addr.ip().to_canonical());
+        let same = held == wanted || held.is_unspecified() || wanted.is_unspecified();
+        self.local.port() == addr.port() && same
+    }
+}
+
+/// `0100007F:1F90`: words of the address as this machine holds them in memory, then the port.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let words = (0..ip.len()).step_by(8).map(|at| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok());
+    let bytes: Vec<u8> = words.collect::<Option<Vec<_>>>()?.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let v4 = <[u8; 4]>::try_from(&*bytes).map(|ip| IpAddr::from(Ipv4Addr::from(ip)));
+    let v6 = || <[u8; 16]>::try_from(&*bytes).map(|ip| IpAddr::from(Ipv6Addr::from(ip)));
+    Some(SocketAddr::new(v4.or_else(|_| v6()).ok()?, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// The processes that have the socket open, as far as we may see.
+fn processes_with(inode: u64, proc: &Path) -> Vec<u32> {
+    let target = format!("socket:[{inode}]");
+    let is_it = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == &*target);
+    let has_it = |pid: &u32| {
+        let open = fs::read_dir(proc.join(pid.to_string()).join("fd"));
+        open.into_iter().flatten().flatten().any(is_it)
+    };
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(has_it).collect()
+}
+
+/// The command line as one may print it, or the program's name where there is none.
+fn command_of(pid: u32, proc: &Path) -> String {
+    let read = |file: &str| fs::read(proc.join(pid.to_string()).join(file)).unwrap_or_default();
+    let words = read("cmdline");
+    let words = if words.is_empty() { read("comm") } else { words };
+    let text = String::from_utf8_lossy(&words).replace('\0', " ");
+    let shown: String = text.trim().chars().filter(|c| !c.is_control()).collect();
+    match shown.char_indices().nth(LONGEST_COMMAND) {
+        Some((end, _)) => format!("{}…", &shown[..end]),
+        None if shown.is_empty() => "which has just ended".to_string(),
+        None => shown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::symlink;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_that_listens_is_named_and_a_free_port_has_nobody() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let own = holder_of(addr, PROC.as_ref()).unwrap().to_string();
+        assert_eq!(own, format!("this very process (pid {}) has it", std::process::id()));
+        assert_eq!(port_holder(addr.port()), Some(own));
+        let theirs = Stdio::from(OwnedFd::from(listener));
+        let mut child = Ended(Command::new("sleep").arg("60").stdin(theirs).spawn().unwrap());
+        let found = holder_of(addr, PROC.as_ref());
+        let expected = Holder::Process { pid: child.0.id(), command: "sleep 60".to_string(), others: 0 };
+        assert_eq!(found, Some(expected));
+        child.0.kill().and_then(|()| child.0.wait()).unwrap();
+        assert_eq!(holder_of(addr, PROC.as_ref()), None, "control: it is free now");
+        assert_eq!(port_holder(addr.port()), None);
+    }
+
+    /// Ended when dropped.
+    struct Ended(std::process::Child);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.kill().and_then(|()| self.0.wait());
+        }
+    }
+
+    /// A `/proc` with one listener on `local` that `uid` owns, in a table of this name.
+    fn fake(table: &str, local: &str, uid: u32) -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("net")).unwrap();
+        let text = format!(
+            "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: {local} 00000000:0000 01 00000000:00000000 00:00000000 00000000 0 0 55 1\n\
+             1: {local} 00000000:0000 06 00000000:00000000 00:00000000 00000000 0 0 0 1\n\
+             2: {local} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {uid} 0 77 1\n"
+        );
+        fs::write(proc.path().join("net").join(table), text).unwrap();
+        proc
+    }
+
+    fn give(proc: &Path, pid: u32, cmdline: &[u8]) {
+        let fd = proc.join(pid.to_string()).join("fd");
+        fs::create_dir_all(&fd).unwrap();
+        symlink("/dev/null", fd.join("0")).unwrap();
+        symlink("socket:[77]", fd.join("3")).unwrap();
+        fs::write(proc.join(pid.to_string()).join("cmdline"), cmdline).unwrap();
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn what_cannot_be_seen_is_told_by_its_user() {
+        let addr = "127.0.0.1:8080".parse().unwrap();
+        let proc = fake("tcp", "0100007F:1F90", 4_000_000_000);
+        let said = holder_of(addr, proc.path()).unwrap().to_string();
+        assert_eq!(said, "a process of another user (uid 4000000000) has it");
+        let ours = fake("tcp", "0100007F:1F90", rustix::process::getuid().as_raw());
+        let said = holder_of(addr, ours.path()).unwrap().to_string();
+        assert!(said.contains("another container"), "{said}");
+        give(proc.path(), 123_456_789, b"python3\0train.py\0\x1b[2J\0");
+        let said = holder_of(addr, proc.path()).unwrap().to_string();
+        assert_eq!(said, "pid 123456789 (python3 train.py [2J) has it");
+        give(proc.path(), 123_456_790, b"");
+        let said = holder_of(addr, proc.path()).unwrap().to_string();
+        assert_eq!(said, "pid 123456789 (python3 train.py [2J) and 1 more have it");
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn only_an_address_that_overlaps_is_in_the_way() {
+        let any6 = "00000000000000000000000000000000:1F90";
+        let mapped = "0000000000000000FFFF00000100007F:1F90";
+        for (table, local, wanted, found) in [
+            ("tcp", "0100007F:1F90", "127.0.0.1:8080", true),
+            ("tcp", "0100007F:1F90", "127.0.0.2:8080", false),
+            ("tcp", "0100007F:1F90", "127.0.0.1:8081", false),
+            ("tcp", "0100007F:1F90", "0.0.0.0:8080", true),
+            ("tcp", "00000000:1F90", "127.0.0.1:8080", true),
+            ("tcp6", any6, "127.0.0.1:8080", true),
+            ("tcp6", mapped, "127.0.0.1:8080", true),
+            ("tcp6", "00000000000000000000000001000000:1F90", "[::1]:8080", true),
+            ("tcp6", "00000000000000000000000001000000:1F90", "[::2]:8080", false),
+            ("tcp", "nonsense", "127.0.0.1:8080", false),
+        ] {
+            let proc = fake(table, local, 7);
+            let holder = holder_of(wanted.parse().unwrap(), proc.path());
+            assert_eq!(holder.is_some(), found, "{local} {wanted}");
+        }
+        assert_eq!(holder_of("127.0.0.1:1".parse().unwrap(), "/nowhere".as_ref()), None);
+    }
+}

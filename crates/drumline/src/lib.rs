@@ -1,0 +1,42 @@
+//! Drumline: distributed deep-learning training. This is the crate that programs import.
+//!
+//! ```text
+//!   drumline run, torchrun, srun, MPI ──┐
+//!   spawn(n, f): this program, n times ─┴▶ rank ─▶ ProcessGroup ─▶ all_reduce, broadcast, send, …
+//!                                            └─▶ StopRequest: SIGTERM means "checkpoint, then stop"
+//! ```
+//!
+//! ```no_run
+//! use drumline::ReduceOp;
+//!
+//! fn main() -> Result<(), drumline::SpawnError> {
+//!     drumline::spawn(4, |worker| {
+//!         let group = worker.group()?;
+//!         let mut x = [worker.rank as f32];
+//!         group.all_reduce(&mut x, ReduceOp::Sum)?;
+//!         println!("rank {} of {}: {x:?}", worker.rank, worker.world_size);
+//!         Ok::<(), drumline::CommError>(())
+//!     })
+//! }
+//! ```
+//!
+//! Not here: the command `drumline` (`drumline-cli`).
+#![forbid(unsafe_code)]
+
+mod spawn;
+mod stop_request;
+
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/debugging.md")]
+mod debugging_guide {}
+
+pub use drumline_comm::{
+    CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
+    Scope, Source, Transport, Work, bf16, f16,
+};
+pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
+pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
+pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
+pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
+pub use stop_request::StopRequest;

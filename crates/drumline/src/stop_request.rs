@@ -1,0 +1,99 @@
+//! A signal as a request: checkpoint at the next step boundary, then stop.
+//!
+//! ```text
+//!   SIGTERM, SIGUSR1, SIGINT ─▶ a flag of this process ─▶ is_requested     this rank alone
+//!                                                      └▶ agreed(&group)   all ranks, the same answer at the same step
+//! ```
+//!
+//! A launcher, Slurm before it preempts a job, and Ctrl-C all ask that way, and rarely reach all ranks between the same two
+//! steps. A rank that stopped by its own flag would leave the others in a collective without it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use drumline_comm::{CommError, ProcessGroup, ReduceOp};
+use drumline_launch::Signal;
+use signal_hook::flag;
+
+/// What asks for a stop unless told otherwise: launchers and Slurm's end of time, Slurm's `--signal=USR1`, Ctrl-C.
+const DEFAULT: [Signal; 3] = [Signal::TERM, Signal::USR1, Signal::INT];
+
+/// Listens for a request to stop. Clones share what they have heard.
+///
+/// From [`listen`](Self::listen) on to the end of the process its signals do nothing else than to be heard here, but for
+/// a second SIGINT, which ends the process at once.
+///
+/// ```
+/// use drumline::{LocalGroup, StopRequest};
+///
+/// let stop = StopRequest::listen()?;
+/// LocalGroup::run(2, |group| {
+///     for step in 0..3 {
+///         // … forward, backward, optimizer …
+///         if stop.agreed(&group)? {
+///             println!("checkpoint after step {step}");
+///             break;
+///         }
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct StopRequest {
+    /// The number of the last signal heard; 0: none.
+    heard: Arc<AtomicUsize>,
+}
+
+impl StopRequest {
+    /// Listens for SIGTERM, SIGUSR1 and SIGINT.
+    pub fn listen() -> io::Result<Self> {
+        Self::listen_for(&DEFAULT)
+    }
+
+    /// Listens for these signals only. An error for one that cannot be handled, such as SIGKILL.
+    pub fn listen_for(signals: &[Signal]) -> io::Result<Self> {
+        if let Some(signal) = signals.iter().find(|signal| !can_be_asked_by(**signal)) {
+            let what = format!("{signal:?} cannot be listened for; try SIGTERM or SIGUSR1");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let heard = Arc::new(AtomicUsize::new(0));
+        for signal in signals {
+            let number = signal.as_raw();
+            if *signal == Signal::INT {
+                // In this order, so that the first only arms what the second sets off.
+                let interrupted = Arc::new(AtomicBool::new(false));
+                flag::register_conditional_default(number, Arc::clone(&interrupted))?;
+                flag::register(number, interrupted)?;
+            }
+            flag::register_usize(number, Arc::clone(&heard), number as usize)?;
+        }
+        Ok(Self { heard })
+    }
+
+    /// Whether this process has been asked to stop.
+    pub fn is_requested(&self) -> bool {
+        self.signal().is_some()
+    }
+
+    /// The last signal by which it was asked.
+    pub fn signal(&self) -> Option<Signal> {
+        Signal::from_named_raw(self.heard.load(Ordering::Relaxed) as i32)
+    }
+
+    /// Whether any rank of `group` has been asked to stop, with the same answer on all of them: one all-reduce of a few
+    /// bytes. Every rank must call it at the same step.
+    #[track_caller]
+    pub fn agreed(&self, group: &ProcessGroup) -> Result<bool, CommError> {
+        let mut anyone = [u8::from(self.is_requested())];
+        group.all_reduce(&mut anyone, ReduceOp::Max)?;
+        Ok(anyone[0] != 0)
+    }
+}
+
+/// Not those that the kernel keeps to itself, nor those that tell of a bug in this process.
+fn can_be_asked_by(signal: Signal) -> bool {
+    let never = [Signal::KILL, Signal::STOP, Signal::SEGV, Signal::ILL, Signal::FPE, Signal::BUS];
+    !never.contains(&signal)
+}

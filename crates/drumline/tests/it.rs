@@ -1,0 +1,9 @@
+//! Programs that spawn their ranks and are asked to stop, as real processes.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod program;
+    mod spawn_life;
+    mod spawning;
+    mod stopping;
+}
