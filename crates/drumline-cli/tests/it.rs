@@ -17,5 +17,8 @@ mod it {
     mod signals;
     mod slurm;
     mod started;
+    mod torch_environment;
+    mod torch_gloo;
+    mod torch_nodes;
     mod vscode;
 }

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 /// Set to 1, a test that cannot run here fails instead of being skipped.
 pub const REQUIRE_ALL: &str = "DRUMLINE_TEST_REQUIRE_ALL";
 
+/// Names a Python that has PyTorch.
+const PYTHON_WITH_TORCH: &str = "PEER_PYTHON";
+
 /// Whether the program `name` is installed. If not, says `SKIPPED: …` on stderr, past the test harness's capture;
 /// panics instead where [`REQUIRE_ALL`] is 1.
 pub fn require_tool(name: &str) -> bool {
@@ -14,6 +17,15 @@ pub fn require_tool(name: &str) -> bool {
         skipped(&format!("`{name}` is not installed"));
     }
     found
+}
+
+/// A Python that has PyTorch, as `cargo xtask test` names it; without one the test is skipped.
+pub fn python_with_torch() -> Option<PathBuf> {
+    let named = std::env::var_os(PYTHON_WITH_TORCH).filter(|value| !value.is_empty());
+    if named.is_none() {
+        skipped(&format!("{PYTHON_WITH_TORCH} names no Python with torch; try that of `cargo xtask python`"));
+    }
+    named.map(PathBuf::from)
 }
 
 /// Says that the running test is skipped and why; panics instead where [`REQUIRE_ALL`] is 1.

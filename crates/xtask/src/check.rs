@@ -3,11 +3,13 @@
 mod arrows;
 mod headers;
 mod lexer;
+mod named_tests;
 mod unsafe_code;
 
 use crate::step::{Outcome, Step, everything};
 use crate::summary;
 use crate::workspace::{Workspace, cargo};
+use anyhow::Context;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,8 +25,17 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
         Outcome::of("arrows", || Ok(arrows::problems(&workspace.packages))),
         Outcome::of("unsafe", || Ok(unsafe_code::problems(&workspace.packages, &workspace.sources()?))),
         Outcome::of("headers", || Ok(headers::problems(&workspace.sources()?))),
+        Outcome::of("named tests", || named_tests(workspace)),
         clippy(workspace),
     ]
+}
+
+/// The pages whose tables name tests.
+fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
+    let page = "docs/torchrun-compat.md";
+    let text =
+        std::fs::read_to_string(workspace.root.join(page)).with_context(|| format!("cannot read {page}"))?;
+    Ok(named_tests::problems(page, &text, &workspace.sources()?))
 }
 
 fn format(workspace: &Workspace) -> Outcome {

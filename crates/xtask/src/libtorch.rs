@@ -6,8 +6,8 @@
 //! CACHE is `$XDG_CACHE_HOME/drumline` or `~/.cache/drumline`. An interrupted run leaves only the `.part`
 //! folder: the next one fetches only the packages that had not arrived. A user's `LIBTORCH` wins.
 
-mod cache;
-mod pip;
+pub(crate) mod cache;
+pub(crate) mod pip;
 mod verify;
 
 use crate::workspace::root;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &LibtorchArgs) -> anyhow::Result<()> {
     let has_gpu = Path::new("/dev/nvidia0").exists();
     let kind = if args.cuda || has_gpu { Kind::Cuda } else { Kind::Cpu };
     let cache = cache::folder()?;
-    let lock = cache::lock(&cache, kind)?;
+    let lock = cache::lock(&cache, &kind.folder())?;
     let ready = match ready(&cache, kind) {
         Some(ready) => {
             println!("libtorch {VERSION} is in {}: nothing to fetch", ready.display());
@@ -107,13 +107,10 @@ fn fetch(cache: &Path, kind: Kind, lock: &File) -> anyhow::Result<PathBuf> {
     let ready = cache.join(kind.folder());
     let part = cache.join(format!("{}.part", kind.folder()));
     let site = cache::prepare_part(&part)?;
-    println!(
-        "fetching libtorch {VERSION} as {} packages with pip: {}",
-        pip::packages(kind).len(),
-        kind.size()
-    );
+    let packages = pip::packages(kind);
+    println!("fetching libtorch {VERSION} as {} packages with pip: {}", packages.len(), kind.size());
     println!("into {}", ready.display());
-    pip::install(python, kind, &part, lock)?;
+    pip::Install { python, packages, part: &part, target: site.clone(), lock }.run()?;
     let problems = verify::site_folder(&site, kind);
     if !problems.is_empty() {
         bail!("pip ended well, but {}; try again after deleting {}", problems.join("; "), part.display());

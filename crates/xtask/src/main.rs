@@ -6,6 +6,7 @@
 //!   test       check + docs + tests + loom + fuzz               test.rs    ─┘ added up by summary.rs
 //!   bench      ours and the peers in one run                    bench/
 //!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
+//!   python     make a Python with that PyTorch once per user    python.rs
 //! ```
 
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod bench;
 mod check;
 mod demo;
 mod libtorch;
+mod python;
 mod step;
 mod summary;
 mod test;
@@ -37,6 +39,8 @@ enum Xtask {
     Bench(bench::BenchArgs),
     /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; nothing needs it yet
     Libtorch(libtorch::LibtorchArgs),
+    /// Make a Python with the pinned PyTorch in a cache folder, for tests and benchmarks beside it, and print its path
+    Python,
 }
 
 fn main() -> ExitCode {
@@ -53,6 +57,7 @@ fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
         Xtask::Bench(args) => bench::run(args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,
+        Xtask::Python => println!("{}", python::with_torch()?.display()),
     }
     Ok(ExitCode::SUCCESS)
 }

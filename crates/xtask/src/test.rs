@@ -8,6 +8,7 @@ mod filter;
 mod fuzz;
 
 use crate::check;
+use crate::python;
 use crate::step::{Outcome, Step, everything};
 use crate::summary;
 use crate::workspace::{Package, Workspace, cargo};
@@ -35,6 +36,10 @@ fn docs(workspace: &Workspace) -> Outcome {
 /// Unit, integration and documentation tests. `--show-output` lets a passing test say that it was left out.
 fn tests(workspace: &Workspace) -> Outcome {
     let mut command = cargo();
+    match python::with_torch() {
+        Ok(python) => drop(command.env(python::VARIABLE, python)),
+        Err(error) => println!("no PyTorch to test with, so its tests are left out: {error:#}"),
+    }
     command.args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
     let deadline = Duration::from_secs(20 * 60);
     Step { name: "tests", command, deadline, logs: &workspace.logs(), shown: quietly() }.run()

@@ -1,15 +1,14 @@
 //! Running one contender: its two outputs kept apart, a deadline on all it starts.
 
 use anyhow::{Context, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-const TICK: Duration = Duration::from_millis(5);
 
 /// What a contender that ended well has printed.
 #[derive(Debug)]
@@ -49,34 +48,44 @@ fn join(reader: JoinHandle<String>) -> String {
     reader.join().unwrap_or_default()
 }
 
-/// `None`: it ran past `end` and was killed, with all its descendants, so that the pipes close.
+/// `None`: it ran past `end` and was killed, with all its descendants, so that the pipes close. Its end is seen at once.
 fn wait(child: &mut Child, end: Instant) -> anyhow::Result<Option<ExitStatus>> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without a number")?;
+    let ends = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the program")?;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if Instant::now() > end {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             kill_with_descendants(child.id());
             child.wait()?;
             return Ok(None);
         }
-        std::thread::sleep(TICK);
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        // An interruption is no end: the loop looks again.
+        let _ = poll(&mut [PollFd::new(&ends, PollFlags::IN)], Some(&left));
     }
 }
 
 /// Kills a process and all it started; each is told by its own id.
-fn kill_with_descendants(pid: u32) {
-    let parents = parents();
-    let mut doomed = vec![pid];
-    let mut next = 0;
-    while let Some(&parent) = doomed.get(next) {
-        doomed.extend(parents.iter().filter(|(_, p)| *p == parent).map(|(child, _)| *child));
-        next += 1;
-    }
-    for pid in doomed.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+pub(crate) fn kill_with_descendants(pid: u32) {
+    for pid in family(pid).into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
         // It may have ended by itself meanwhile.
         let _ = kill_process(pid, Signal::KILL);
     }
+}
+
+/// A process and all that it and its descendants started.
+pub(crate) fn family(pid: u32) -> Vec<u32> {
+    let parents = parents();
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = family.get(next) {
+        family.extend(parents.iter().filter(|(_, p)| *p == parent).map(|(child, _)| *child));
+        next += 1;
+    }
+    family
 }
 
 /// (process, parent) of all that run.

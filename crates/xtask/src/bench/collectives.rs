@@ -7,13 +7,12 @@ use super::schedule::order;
 use super::session::{Session, Unit};
 use super::sizes::ByteSize;
 use super::tally::Tally;
-use super::{child, peers, report};
+use super::{machine, peers, report};
 use crate::workspace;
 use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 /// Compare ours with the peers, unit by unit in turn
@@ -64,7 +63,7 @@ pub(crate) fn run(args: &CollectivesArgs) -> anyhow::Result<()> {
     built.missing.iter().for_each(|line| eprintln!("left out: {line}\n"));
     let floor =
         built.floor.clone().context("the floor program is the probe of every unit and was not built")?;
-    let plan = plan(args, cores());
+    let plan = plan(args, machine::cores());
     eprintln!("{} units; watching how the host places our cores ...", plan.len());
     let mut session = Session {
         manner: manner(args),
@@ -122,10 +121,6 @@ fn contenders(args: &CollectivesArgs, op: Op, world: usize, cores: usize) -> Vec
     ours.into_iter().chain(theirs).collect()
 }
 
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 fn write(args: &CollectivesArgs, session: &Session) -> anyhow::Result<()> {
     let text = report::markdown(&session.tally, &about(args, session));
     let base = free_name(args.quick)?;
@@ -142,27 +137,19 @@ fn write(args: &CollectivesArgs, session: &Session) -> anyhow::Result<()> {
 fn free_name(quick: bool) -> anyhow::Result<PathBuf> {
     let folder = workspace::root().join("bench/results");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let stem = format!("{}-collectives{}", first_line("date", &["+%F"]), if quick { "-quick" } else { "" });
+    let stem = format!("{}-collectives{}", machine::today(), if quick { "-quick" } else { "" });
     let named = |n: usize| folder.join(if n == 1 { stem.clone() } else { format!("{stem}-{n}") });
     let free = (1..).map(named).find(|base| quick || !base.with_extension("md").exists());
     free.context("no free name for the results")
 }
 
 fn about(args: &CollectivesArgs, session: &Session) -> Vec<String> {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model =
-        cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|m| m.1);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let unsteady = session.tally.samples().filter(|(_, sample)| !sample.steady).count();
     let (temperature, samples) = (if args.cold { "cold" } else { "hot" }, session.tally.samples().count());
     let mut lines = vec![
-        format!(
-            "{} cores, {}, Linux {}",
-            cores(),
-            model.unwrap_or("unknown processor"),
-            first_line("uname", &["-r"])
-        ),
-        format!("peers: {}; {}", first_line("mpirun.openmpi", &["--version"]), mpich_version()),
+        machine::describe(),
+        format!("peers: {}; {}", machine::first_line("mpirun.openmpi", &["--version"]), mpich_version()),
         format!(
             "f32, {temperature} buffers rewritten before every call, {:?} a unit, {} blocks",
             session.manner.per_size,
@@ -183,19 +170,9 @@ fn about(args: &CollectivesArgs, session: &Session) -> Vec<String> {
 }
 
 fn mpich_version() -> String {
-    let text = output("mpiexec.mpich", &["--version"]);
+    let text = machine::output("mpiexec.mpich", &["--version"]);
     let version = text.lines().find_map(|line| line.trim().strip_prefix("Version:")).unwrap_or(" not found");
     format!("MPICH {}", version.trim())
-}
-
-fn first_line(program: &str, args: &[&str]) -> String {
-    output(program, args).lines().next().unwrap_or("unknown").trim().to_owned()
-}
-
-fn output(program: &str, args: &[&str]) -> String {
-    let mut command = Command::new(program);
-    command.args(args);
-    child::run(command, Duration::from_secs(20)).map(|printed| printed.stdout).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ mod child;
 mod collectives;
 mod contender;
 mod goals;
+mod launch;
+mod machine;
 mod peers;
 mod placement;
 mod progress;
@@ -35,7 +37,9 @@ enum Subject {
     Collectives(collectives::CollectivesArgs),
     /// What fingerprints, deadlines and death checks cost a call
     Checks(checks::ChecksArgs),
-    /// 10,000 ranks meeting in the store, against PyTorch's TCPStore (needs PEER_PYTHON with torch 2.11)
+    /// The launcher against torchrun: first line, restart, 500 ranks, memory
+    Launch(launch::LaunchArgs),
+    /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
     Rendezvous,
 }
 
@@ -44,13 +48,16 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.subject {
         Subject::Collectives(args) => collectives::run(&args),
         Subject::Checks(args) => checks::run(&args),
+        Subject::Launch(args) => launch::run(&args),
         Subject::Rendezvous => rendezvous(),
     }
 }
 
 fn rendezvous() -> anyhow::Result<()> {
     let script = crate::workspace::root().join("bench/rendezvous/run.py");
-    let status = std::process::Command::new("python3").arg(script).status()?;
+    let python = crate::python::with_torch()?;
+    let mut command = std::process::Command::new("python3");
+    let status = command.arg(script).env(crate::python::VARIABLE, python).status()?;
     anyhow::ensure!(status.success(), "the comparison failed: {status}");
     Ok(())
 }

@@ -1,15 +1,12 @@
 //! Builds what takes part, under `bench/.peers/`. What cannot be built is reported and left out; the rest goes on.
 
 use super::contender::Peer;
-use crate::workspace;
+use crate::{python, workspace};
 use anyhow::{Context, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const TORCH: &str = "torch==2.11.0";
-/// Names the Python that has torch, instead of one made here.
-const PYTHON_VARIABLE: &str = "PEER_PYTHON";
 const C_FLAGS: [&str; 4] = ["-O3", "-march=native", "-std=gnu11", "-Wall"];
 
 /// The programs that are there.
@@ -30,8 +27,7 @@ pub(crate) struct Built {
 /// Builds the peers asked for, the floor in any case (it is the probe too), and ours if wanted.
 pub(crate) fn build(peers: &[Peer], with_ours: bool) -> anyhow::Result<Built> {
     let sources = workspace::root().join("bench/peers");
-    let out = workspace::root().join("bench/.peers");
-    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let out = output_folder()?;
     let mut missing = Vec::new();
     let mut part = |name: &str, wanted: bool, made: &dyn Fn() -> anyhow::Result<PathBuf>| {
         let made = wanted.then(made)?;
@@ -55,7 +51,7 @@ pub(crate) fn build(peers: &[Peer], with_ours: bool) -> anyhow::Result<Built> {
         meter: part("gloo", wants(Peer::Gloo), &|| {
             compile("cc", "libmeter.so", &["-shared", "-fPIC"], &["meter.c"])
         }),
-        python: part("gloo", wants(Peer::Gloo), &|| python_with_torch(&out)),
+        python: part("gloo", wants(Peer::Gloo), &python::with_torch),
         ours: part("ours", with_ours, &build_ours),
         gloo_script: sources.join("gloo_collectives.py"),
         missing,
@@ -78,7 +74,20 @@ fn hint(compiler: &str) -> String {
     format!("cannot compile with {compiler}; try installing it (Debian: apt install {package})")
 }
 
-fn build_ours() -> anyhow::Result<PathBuf> {
+/// A program of one C file.
+pub(crate) fn compile_one(program: &str, file: &str) -> anyhow::Result<PathBuf> {
+    let out = output_folder()?;
+    compile("cc", &out.join(program), &[], &[workspace::root().join("bench/peers").join(file)])
+}
+
+fn output_folder() -> anyhow::Result<PathBuf> {
+    let out = workspace::root().join("bench/.peers");
+    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    Ok(out)
+}
+
+/// The command `drumline`, as it is released.
+pub(crate) fn build_ours() -> anyhow::Result<PathBuf> {
     eprintln!("building drumline (release) ...");
     let mut command = workspace::cargo();
     command.args(["build", "--release", "--package", "drumline-cli", "--bin", "drumline"]);
@@ -88,32 +97,6 @@ fn build_ours() -> anyhow::Result<PathBuf> {
         bail!("cargo built no {}", program.display());
     }
     Ok(program)
-}
-
-fn python_with_torch(out: &Path) -> anyhow::Result<PathBuf> {
-    let named = std::env::var_os(PYTHON_VARIABLE).map(PathBuf::from);
-    let folder = out.join("venv");
-    let python = named.clone().unwrap_or_else(|| folder.join("bin/python"));
-    if has_torch(&python) {
-        return Ok(python);
-    }
-    if named.is_some() {
-        bail!("{} has no torch; try {PYTHON_VARIABLE} of another Python, or unset it", python.display());
-    }
-    eprintln!("fetching {TORCH} for gloo (once; some GB, minutes) ...");
-    let mut venv = Command::new("python3");
-    venv.args(["-m", "venv"]).arg(&folder);
-    finish(venv).context("cannot make a Python environment; try installing python3-venv")?;
-    let mut install = Command::new(&python);
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", TORCH, "numpy"]);
-    finish(install).with_context(|| format!("cannot install {TORCH}"))?;
-    Ok(python)
-}
-
-fn has_torch(python: &Path) -> bool {
-    let mut command = Command::new(python);
-    command.args(["-c", "import torch.distributed"]).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
 }
 
 fn finish(mut command: Command) -> anyhow::Result<()> {

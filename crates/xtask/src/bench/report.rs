@@ -149,7 +149,7 @@ fn micros(value: f64) -> String {
 }
 
 /// A Markdown table that is also aligned in a terminal: first row the heading.
-fn table(rows: &[Vec<String>]) -> String {
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0).max(3);
     let widths: Vec<_> = (0..columns).map(width).collect();

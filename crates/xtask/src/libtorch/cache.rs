@@ -1,6 +1,5 @@
 //! The per-user cache folder: its place, its lock, its free space, and the link to it.
 
-use super::Kind;
 use anyhow::{Context, bail};
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -23,9 +22,9 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Held while fetching; freed with the returned file, also when this process is killed.
-pub(crate) fn lock(cache: &Path, kind: Kind) -> anyhow::Result<File> {
-    let path = cache.join(format!("{}.lock", kind.folder()));
+/// Held while `folder` of the cache is fetched; freed with the returned file, also when this process is killed.
+pub(crate) fn lock(cache: &Path, folder: &str) -> anyhow::Result<File> {
+    let path = cache.join(format!("{folder}.lock"));
     let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let end = Instant::now() + PATIENCE;
     let mut told = false;
@@ -39,7 +38,7 @@ pub(crate) fn lock(cache: &Path, kind: Kind) -> anyhow::Result<File> {
                 bail!("another run has held {} for {PATIENCE:?}; try ending it", path.display());
             }
             Err(TryLockError::WouldBlock) if !told => {
-                println!("another run is fetching libtorch; waiting for it ...");
+                eprintln!("another run is fetching {folder}; waiting for it ...");
                 told = true;
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(200)),
@@ -153,8 +152,8 @@ mod tests {
     #[test]
     fn the_lock_has_one_holder() {
         let folder = scratch("lock");
-        let held = lock(&folder, Kind::Cpu).unwrap();
-        let other = File::open(folder.join(format!("{}.lock", Kind::Cpu.folder()))).unwrap();
+        let held = lock(&folder, "x").unwrap();
+        let other = File::open(folder.join("x.lock")).unwrap();
         assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
         drop(held);
         assert!(other.try_lock().is_ok());

@@ -1,7 +1,7 @@
 //! Fetching with pip. Which index it asks is pip's own configuration; nothing of it is set here.
 //!
 //! ```text
-//!   pip download, one package at a time ──▶ PART/wheels ──pip install, offline──▶ PART/site
+//!   pip download, one package at a time ──▶ PART/wheels ──pip install, offline──▶ PART/site/…
 //! ```
 //! A package that has arrived is not fetched again. pip holds our lock open as its standard input, so that
 //! the folder stays locked while it runs, even when this program was killed.
@@ -9,33 +9,49 @@
 use super::{Kind, VERSION};
 use anyhow::{Context, bail};
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The CUDA packages that even the CPU half opens.
 const BOTH: &[&str] = &["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"];
 
-/// What `libtorch_cuda.so` opens besides: the versions that torch 2.11.0 asks for.
-const ONLY_CUDA: &[&str] = &[
+/// What `libtorch_cuda.so` opens besides, GPU or not: the versions that torch 2.11.0 asks for.
+const OPENED_BY_CUDA: &[&str] = &[
     "nvidia-cublas==13.1.0.3",
-    "nvidia-cuda-nvrtc==13.0.88",
     "nvidia-cudnn-cu13==9.19.0.56",
     "nvidia-cufft==12.0.0.61",
     "nvidia-cufile==1.15.1.6",
     "nvidia-curand==10.4.0.35",
-    "nvidia-cusolver==12.0.4.66",
     "nvidia-cusparse==12.6.3.3",
     "nvidia-cusparselt-cu13==0.8.0",
     "nvidia-nccl-cu13==2.28.9",
     "nvidia-nvjitlink==13.0.88",
     "nvidia-nvshmem-cu13==3.4.5",
-    "nvidia-nvtx==13.0.85",
 ];
 
-/// The packages, each with its version. None brings others along.
+/// What it opens when a GPU is used.
+const USED_BY_CUDA: &[&str] =
+    &["nvidia-cuda-nvrtc==13.0.88", "nvidia-cusolver==12.0.4.66", "nvidia-nvtx==13.0.85"];
+
+/// The Python packages that it needs: the first to be imported, the second to send objects between ranks.
+const IMPORTED: &[&str] = &["typing_extensions==4.15.0", "numpy==2.3.5"];
+
+/// The packages of a libtorch, each with its version. None brings others along.
 pub(crate) fn packages(kind: Kind) -> Vec<String> {
-    let more = if kind == Kind::Cuda { ONLY_CUDA } else { &[] };
-    let pinned = BOTH.iter().chain(more).map(|package| (*package).to_owned());
+    match kind {
+        Kind::Cpu => torch_with(&[BOTH]),
+        Kind::Cuda => torch_with(&[BOTH, OPENED_BY_CUDA, USED_BY_CUDA]),
+    }
+}
+
+/// The packages with which `import torch` and its gloo backend work without a GPU. Unlike `libtorch_cpu.so`, the
+/// Python module opens the CUDA libraries in any case.
+pub(crate) fn packages_to_import() -> Vec<String> {
+    torch_with(&[BOTH, OPENED_BY_CUDA, IMPORTED])
+}
+
+fn torch_with(lists: &[&[&str]]) -> Vec<String> {
+    let pinned = lists.iter().flat_map(|list| *list).map(|package| (*package).to_owned());
     [format!("torch=={VERSION}")].into_iter().chain(pinned).collect()
 }
 
@@ -52,30 +68,41 @@ pub(crate) fn find_python() -> anyhow::Result<&'static str> {
     Ok(python)
 }
 
-/// Fetch into `part/wheels`, then unpack into `part/site`.
-pub(crate) fn install(python: &str, kind: Kind, part: &Path, lock: &File) -> anyhow::Result<()> {
-    let packages = packages(kind);
-    let wheels = part.join("wheels");
-    for (index, package) in packages.iter().enumerate() {
-        println!("[{}/{}] {package}", index + 1, packages.len());
-        let mut download = pip(python, "download", part, lock)?;
-        download.arg("--dest").arg(&wheels).arg(package);
-        run(download)?;
-    }
-    let mut install = pip(python, "install", part, lock)?;
-    install.args(["--quiet", "--no-index", "--no-compile", "--find-links"]).arg(&wheels);
-    install.arg("--target").arg(part.join("site")).args(&packages);
-    run(install)
+/// Packages to be fetched into `part/wheels`, then unpacked into `target`, a folder on the same disk.
+pub(crate) struct Install<'a> {
+    pub(crate) python: &'a str,
+    pub(crate) packages: Vec<String>,
+    pub(crate) part: &'a Path,
+    pub(crate) target: PathBuf,
+    pub(crate) lock: &'a File,
 }
 
-fn pip(python: &str, action: &str, part: &Path, lock: &File) -> anyhow::Result<Command> {
-    let mut command = Command::new(python);
-    command.args(["-m", "pip", action, "--disable-pip-version-check"]);
-    command.args(["--no-deps", "--only-binary", ":all:", "--no-input"]);
-    // Temporary files on the same disk as the rest; settings that would fight with `--target` off.
-    command.env("TMPDIR", part.join("tmp")).env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
-    command.env("PIP_ROOT_USER_ACTION", "ignore").stdin(lock.try_clone().context("cannot share the lock")?);
-    Ok(command)
+impl Install<'_> {
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let wheels = self.part.join("wheels");
+        for (index, package) in self.packages.iter().enumerate() {
+            eprintln!("[{}/{}] {package}", index + 1, self.packages.len());
+            let mut download = self.pip("download")?;
+            download.arg("--dest").arg(&wheels).arg(package);
+            run(download)?;
+        }
+        let mut install = self.pip("install")?;
+        install.args(["--quiet", "--no-index", "--no-compile", "--find-links"]).arg(&wheels);
+        install.arg("--target").arg(&self.target).args(&self.packages);
+        run(install)
+    }
+
+    fn pip(&self, action: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(self.python);
+        command.args(["-m", "pip", action, "--disable-pip-version-check"]);
+        command.args(["--no-deps", "--only-binary", ":all:", "--no-input"]);
+        // Temporary files on the same disk as the rest; settings that would fight with `--target` off.
+        command.env("TMPDIR", self.part.join("tmp"));
+        command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0").env("PIP_ROOT_USER_ACTION", "ignore");
+        // What pip says is talk; data on our standard output is what a command has found or made.
+        command.stdout(std::io::stderr()).stdin(self.lock.try_clone().context("cannot share the lock")?);
+        Ok(command)
+    }
 }
 
 fn run(mut command: Command) -> anyhow::Result<()> {
@@ -108,9 +135,9 @@ mod tests {
 
     #[test]
     fn every_package_is_pinned() {
-        for package in packages(Kind::Cuda) {
+        for package in packages(Kind::Cuda).iter().chain(&packages_to_import()) {
             assert_eq!(package.matches("==").count(), 1, "{package}");
         }
-        assert_eq!(packages(Kind::Cpu).len(), 3);
+        assert_eq!([Kind::Cpu, Kind::Cuda].map(|kind| packages(kind).len()), [3, 16]);
     }
 }
