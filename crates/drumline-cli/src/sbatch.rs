@@ -58,9 +58,6 @@ pub(crate) struct SbatchArgs {
     /// Partition
     #[arg(long, value_name = "NAME", help_heading = SLURM)]
     partition: Option<String>,
-    /// Account
-    #[arg(long, value_name = "NAME", help_heading = SLURM)]
-    account: Option<String>,
     /// Name of the job [default: that of the program]
     #[arg(long, value_name = "NAME", help_heading = SLURM)]
     job_name: Option<String>,
@@ -117,6 +114,11 @@ fn submitted(script: &[u8]) -> anyhow::Result<String> {
     Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
 }
 
+/// Whether a flag that `run` knows too is for Slurm alone here.
+fn is_slurms(flag: &OsStr) -> bool {
+    ["--account=", "--comment="].iter().any(|name| flag.as_encoded_bytes().starts_with(name.as_bytes()))
+}
+
 impl SbatchArgs {
     /// The job that is asked for. `launcher`: where the nodes find this program.
     fn job(&self, launcher: &OsStr) -> anyhow::Result<Job> {
@@ -131,7 +133,7 @@ impl SbatchArgs {
         let mut command = vec![launcher.to_os_string(), "run".into()];
         command.extend(self.default_ranks());
         command.extend(warning.filter(|_| self.requeue).into_iter().flat_map(|time| self.stopping_in(time)));
-        command.extend(self.run.flags.iter().cloned());
+        command.extend(self.run.flags.iter().filter(|flag| !is_slurms(flag)).cloned());
         // A program whose name looks like a flag is still a program.
         command.push("--".into());
         command.extend(self.run.program.iter().cloned());
@@ -149,7 +151,8 @@ impl SbatchArgs {
             ("cpus-per-task", self.cpus().map(|cpus| cpus.to_string())),
             ("time", self.time.clone()),
             ("partition", self.partition.clone()),
-            ("account", self.account.clone()),
+            ("account", self.run.value("account").map(str::to_string)),
+            ("comment", self.run.value("comment").map(str::to_string)),
             ("output", self.output.clone()),
             ("signal", warning.map(|seconds| format!("B:USR1@{seconds}"))),
             // What the first run said stays.

@@ -27,10 +27,10 @@ pub(super) struct DeepspeedArgs {
     /// Go through --launcher even for a single host
     #[arg(long, help_heading = HOSTS)]
     pub(super) force_multi: bool,
-    /// srun's --account
+    /// Slurm's account
     #[arg(long, value_name = "NAME", help_heading = HOSTS)]
     pub(super) account: Option<String>,
-    /// srun's --comment
+    /// Slurm's comment
     #[arg(long, value_name = "TEXT", help_heading = HOSTS)]
     pub(super) comment: Option<String>,
     /// Each rank's output into files in this folder: the same as --log-dir FOLDER --redirects 3

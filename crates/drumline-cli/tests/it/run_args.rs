@@ -156,7 +156,7 @@ fn a_script_is_run_by_the_chosen_python() {
 fn a_rank_that_fails_makes_the_launcher_fail() {
     let ended = run(&["--nproc-per-node", "2", "sh", "-c", "exit $((RANK * 7))"]);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.stderr.starts_with("error: rank 1 on host "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("\nerror: rank 1 on host "), "{}", ended.stderr);
     assert!(ended.stderr.contains("exit code 7"), "{}", ended.stderr);
 }
 

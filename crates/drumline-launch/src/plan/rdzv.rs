@@ -91,6 +91,8 @@ impl FromStr for RdzvConf {
 
     fn from_str(text: &str) -> Result<Self, RdzvConfError> {
         let mut conf = Self::default();
+        // Quotes that no shell took away, as in files of job descriptions.
+        let text = text.trim().trim_matches(['\'', '"']);
         for setting in text.split(',').filter(|_| !text.trim().is_empty()) {
             let pair = setting.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
             let (key, value) = pair
@@ -210,6 +212,7 @@ mod tests {
     #[test]
     fn settings_change_what_they_name() {
         assert_eq!("".parse(), Ok(RdzvConf::default()));
+        assert_eq!("'join_timeout=9'".parse::<RdzvConf>(), "join_timeout=9".parse());
         let conf: RdzvConf = "join_timeout=9, keep_alive_max_attempt=5,is_host=true".parse().unwrap();
         let expected = RdzvConf {
             join_timeout: Duration::from_secs(9),
