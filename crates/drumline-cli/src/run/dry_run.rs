@@ -117,7 +117,11 @@ fn worker(plan: &LaunchPlan, place: &Place, cores: Option<&Cores>, visible: Opti
 /// What is set on top of the launcher's own environment; the last value of each name, in the order of names.
 fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTreeMap<OsString, OsString> {
     let master = match &plan.rendezvous {
-        Rendezvous::Static { addr, port } if plan.nodes.max > 1 => [addr.clone(), port.to_string()],
+        // Of several nodes the launchers meet at that port; what rank 0 hosts gets another one there.
+        Rendezvous::Static { addr, port } if plan.nodes.max > 1 || *port == 0 => {
+            [addr.clone(), LATER.to_string()]
+        }
+        Rendezvous::Static { addr, port } => [addr.clone(), port.to_string()],
         _ if plan.nodes.max == 1 => [Ipv4Addr::LOCALHOST.to_string(), LATER.to_string()],
         _ => [LATER.to_string(), LATER.to_string()],
     };

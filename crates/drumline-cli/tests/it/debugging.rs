@@ -44,7 +44,7 @@ fn one_rank_is_held_and_the_others_run() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(ended.stderr.matches("waits for a debugger").count(), 1, "{}", ended.stderr);
 
-    let control = Started::new(&["run", "--nproc-per-node", "3", "sh", "-c", script]).end();
+    let control = Started::new(&["run", "--omp", "1", "--nproc-per-node", "3", "sh", "-c", script]).end();
     assert!(control.code == Some(0) && control.stderr.is_empty(), "{}", control.stderr);
     assert_eq!(control.stdout.matches(" is ").count(), 3);
 }
