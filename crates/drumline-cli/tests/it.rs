@@ -20,5 +20,6 @@ mod it {
     mod torch_environment;
     mod torch_gloo;
     mod torch_nodes;
+    mod two_hosts;
     mod vscode;
 }
