@@ -9,6 +9,7 @@ mod it {
     mod fleet_job;
     mod job;
     mod joining;
+    mod keeping;
     mod kill_matrix;
     mod nodes;
     mod restarts;

@@ -3,7 +3,7 @@
 //! ```text
 //!   agent ══socket══ keeper ─▶ workers ─▶ whatever they start
 //!     │ start, stop, lease ─▶     │ kills all of them when the agent is gone, or its lease is over
-//!     ◀─ started, failed, over    │ (also when the agent is frozen), and goes
+//!     ◀─ failed, over             │ (also when the agent is frozen), and goes
 //! ```
 //!
 //! It is the *subreaper* of all that runs below it: a process whose parent ended becomes its child, however far it moved
@@ -18,7 +18,7 @@ mod process;
 mod protocol;
 mod sweep;
 
-pub(crate) use handle::Keeper;
+pub(crate) use handle::{Keeper, Parting, Told};
 pub use process::keep;
-pub(crate) use protocol::{News, Start, StoreOrder};
-pub(crate) use sweep::{has_children, sweep};
+pub(crate) use protocol::{News, Secret, Start, StoreOrder};
+pub(crate) use sweep::{has_children, reap_all_but, sweep};

@@ -184,6 +184,11 @@ impl JobControl {
         self.0.ask(Request::Kill);
     }
 
+    /// The process ids of the workers, ended or not.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.0.lock().workers.iter().map(Worker::pid).collect()
+    }
+
     /// Hands a signal on to every worker that runs.
     pub(crate) fn signal_all(&self, signal: Signal) {
         for worker in &self.0.lock().workers {

@@ -125,8 +125,7 @@ impl Worker {
 
     /// Waits until it has ended, reaped or not; whether it did.
     pub(crate) fn wait_for_end(&self, within: Duration) -> bool {
-        let timeout = Timespec::try_from(within).ok();
-        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+        ends_within(&self.pidfd, within)
     }
 
     /// If it has ended: kills what is left of its group, reaps it and remembers how it ended.
@@ -142,5 +141,17 @@ impl Worker {
         let (core_dumped, at) = (status.dumped(), Instant::now());
         self.ended = Some(Ended { rank: self.rank, pid: self.pid(), code, signal, core_dumped, at });
         self.ended
+    }
+}
+
+/// Waits until the process behind `pidfd` has ended, reaped or not; whether it did.
+pub(crate) fn ends_within(pidfd: &OwnedFd, within: Duration) -> bool {
+    let until = Instant::now() + within;
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            polled => return polled.is_ok_and(|ready| ready > 0),
+        }
     }
 }

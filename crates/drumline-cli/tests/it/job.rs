@@ -65,13 +65,16 @@ impl Job {
 
     /// The process between the launcher and its ranks.
     pub(super) fn keeper(&self) -> Pid {
-        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let children = fs::read_to_string(path).unwrap();
-        Pid::from_raw(children.trim().parse().unwrap_or_else(|_| panic!("one child, got {children:?}")))
-            .unwrap()
+        self.try_keeper().unwrap_or_else(|| panic!("no keeper:\n{}", self.text()))
     }
 
-    /// The shell that is a rank, if it is there; what it started and left has another name.
+    /// The same, if it is there.
+    pub(super) fn try_keeper(&self) -> Option<Pid> {
+        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
+        fs::read_to_string(path).ok()?.trim().parse().ok().and_then(Pid::from_raw)
+    }
+
+    /// The process that is a rank, if it is there: it leads a session, which what it started and left does not.
     pub(super) fn rank(&self, rank: usize) -> Option<Pid> {
         let children = |pid: u32| {
             let path = format!("/proc/{pid}/task");
@@ -83,9 +86,12 @@ impl Job {
             lists.flat_map(pids).collect::<Vec<_>>()
         };
         let is_rank = |pid: &u32| {
-            let is_shell = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sh\n");
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let session = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(3)?.parse().ok());
             let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            is_shell
+            name == "sh\n"
+                && session == Some(*pid)
                 && environ.split(|byte| *byte == 0).any(|entry| entry == format!("RANK={rank}").as_bytes())
         };
         let mut ranks = children(self.child.id()).into_iter().flat_map(children);

@@ -3,6 +3,7 @@
 //! |             | before the ranks run | while they run | while they are being stopped |
 //! |---|---|---|---|
 //! | a rank      | x | x | x |
+//! | the keeper of the ranks | x | x | x |
 //! | the launcher of a single node | x | x | x |
 //! | the agent of a second node | x | x | x |
 //! | the agent that hosts the control store | x | x | x |
@@ -26,6 +27,7 @@ const LONG: Duration = Duration::from_secs(45);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Who {
     Rank,
+    Keeper,
     Launcher,
     Agent,
     StoreHost,
@@ -49,7 +51,7 @@ fn cell(who: Who, when: When) {
 fn once(who: Who, when: When, number: u64) {
     let port = free_port();
     let mut jobs = match who {
-        Who::Rank | Who::Launcher => {
+        Who::Rank | Who::Keeper | Who::Launcher => {
             vec![Job::run(&format!("--nproc-per-node 2 --master-port {port} --shutdown-timeout 3"), RANK)]
         }
         Who::Agent | Who::StoreHost => [0, 1].map(|node| Job::run(&node_flags(port, node), RANK)).into(),
@@ -67,13 +69,14 @@ fn once(who: Who, when: When, number: u64) {
     }
     match who {
         Who::Rank => kill_a_rank(&jobs[0]),
+        Who::Keeper => kill_the_keeper(&jobs[0]),
         _ => jobs[victim].signal(Signal::KILL),
     }
     for (index, job) in jobs.iter_mut().enumerate() {
         let (code, text) = job.end(LONG);
         let expected: &[i32] = match (who, when) {
-            (Who::Rank, When::Stopping) => &[143],
-            (Who::Rank, _) => &[1],
+            (Who::Rank | Who::Keeper, When::Stopping) => &[143],
+            (Who::Rank | Who::Keeper, _) => &[1],
             _ if index == victim => &[137],
             (_, When::Stopping) => &[143],
             _ => &[1],
@@ -84,7 +87,7 @@ fn once(who: Who, when: When, number: u64) {
 }
 
 fn ranks_of(who: Who) -> usize {
-    if matches!(who, Who::Rank | Who::Launcher) { 2 } else { 1 }
+    if matches!(who, Who::Agent | Who::StoreHost) { 1 } else { 2 }
 }
 
 fn node_flags(port: u16, node: usize) -> String {
@@ -104,6 +107,33 @@ fn kill_a_rank(job: &Job) {
         }
     }
     panic!("no rank ever ran:\n{}", job.text());
+}
+
+/// Kills the keeper as soon as it is there.
+fn kill_the_keeper(job: &Job) {
+    let begin = Instant::now();
+    while begin.elapsed() < LONG {
+        if let Some(keeper) = job.try_keeper() {
+            kill_process(keeper, Signal::KILL).unwrap();
+            return;
+        }
+    }
+    panic!("no keeper ever ran:\n{}", job.text());
+}
+
+#[test]
+fn the_keeper_before_its_ranks_run() {
+    cell(Who::Keeper, When::BeforeStart);
+}
+
+#[test]
+fn the_keeper_while_its_ranks_run() {
+    cell(Who::Keeper, When::Running);
+}
+
+#[test]
+fn the_keeper_while_it_stops_its_ranks() {
+    cell(Who::Keeper, When::Stopping);
 }
 
 #[test]

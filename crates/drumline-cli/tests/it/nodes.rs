@@ -145,7 +145,9 @@ fn a_frozen_agents_ranks_are_killed_and_survivors_go_on() {
     assert_eq!(std::fs::read_to_string(ranks).unwrap_or_default(), "", "no rank of the old round is alive");
     // It wakes, and comes back as a newcomer.
     second.signal(Signal::CONT);
-    first.wait_for("of 2 in round 3", 1);
+    for job in [&second, &first] {
+        job.wait_for("of 2 in round 3", 1);
+    }
     for job in [&second, &first] {
         job.signal(Signal::USR1);
     }
@@ -201,4 +203,25 @@ fn twenty_jobs_at_once_never_collide() {
     ports.sort();
     ports.dedup();
     assert_eq!(ports.len(), 20);
+}
+
+#[test]
+fn every_node_has_its_whole_grace_when_the_job_is_stopped() {
+    // The node that hosts the control store is done at once; the other saves for longer than a lease.
+    for slow in [0, 1] {
+        let port = free_port();
+        let mut jobs = [0, 1].map(|node| {
+            let seconds = if node == slow { 6 } else { 0 };
+            let script = format!(
+                "trap 'sleep {seconds}; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.05; done"
+            );
+            Job::run(&format!("{} --shutdown-timeout 20", fixed(port, node)), &script)
+        });
+        jobs.iter().for_each(|job| job.wait_for("runs", 2));
+        jobs.iter().for_each(|job| job.signal(Signal::TERM));
+        for job in &mut jobs {
+            let (code, text) = job.end(LONG);
+            assert_eq!((code, text.matches("saved").count()), (143, 2), "slow node {slow}: {text}");
+        }
+    }
 }

@@ -60,3 +60,13 @@ fn each_attempt_has_its_own_logs() {
         assert_eq!(std::fs::read_to_string(log).unwrap(), format!("out {attempt}\n"));
     }
 }
+
+#[test]
+fn the_other_ranks_have_the_whole_shutdown_timeout_after_a_failure() {
+    let script = "trap 'sleep 4; echo saved; exit 0' TERM; echo runs; [ $RANK = 0 ] || { sleep 0.5; exit 3; }; \
+                  while :; do sleep 0.05; done";
+    let (code, text) = Job::run("--nproc-per-node 2 --shutdown-timeout 20", script).end(LONG);
+    assert!(code == 1 && text.contains("saved"), "{text}");
+    let (code, text) = Job::run("--nproc-per-node 2 --shutdown-timeout 1", script).end(LONG);
+    assert!(code == 1 && !text.contains("saved"), "the control: {text}");
+}

@@ -75,7 +75,22 @@ fn a_signal_before_the_other_nodes_have_come_ends_the_waiting() {
         format!("--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port {}", super::job::free_port());
     let mut job = Job::run(&words, "echo never");
     std::thread::sleep(Duration::from_millis(300));
+    // A request to ranks, of whom there are none, ends nothing.
+    job.signal(Signal::USR1);
+    std::thread::sleep(Duration::from_millis(300));
     job.signal(Signal::TERM);
     let (code, text) = job.end(LONG);
     assert_eq!((code, text.contains("never")), (143, false), "{text}");
+}
+
+#[test]
+fn the_same_signal_from_two_who_mean_the_same_is_one() {
+    let mut job =
+        Job::run("", "trap 'sleep 1; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.05; done");
+    job.wait_for("runs", 1);
+    job.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(50));
+    job.signal(Signal::TERM);
+    let (code, text) = job.end(LONG);
+    assert!(code == 143 && text.contains("saved"), "{text}");
 }

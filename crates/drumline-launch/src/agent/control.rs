@@ -135,15 +135,16 @@ impl Control {
         self.hosted.is_some()
     }
 
-    /// Waits, at most `patience`, until the last word has gone out, or the coordinator here has told everybody.
+    /// Whether the coordinator here has told all agents that the job is over.
+    pub(super) fn is_done(&self) -> bool {
+        self.hosted.as_ref().is_some_and(|hosted| hosted.done.try_recv().is_ok())
+    }
+
+    /// Waits, at most `patience`, until the last word has gone out.
     pub(super) fn finish(self, patience: Duration) {
-        let Self { to, speaker, hosted } = self;
-        if let Some(hosted) = hosted {
-            let _ = hosted.done.recv_timeout(patience);
-        }
-        drop(to);
+        drop(self.to);
         let until = Instant::now() + patience;
-        while speaker.as_ref().is_some_and(|speaker| !speaker.is_finished()) && Instant::now() < until {
+        while self.speaker.as_ref().is_some_and(|speaker| !speaker.is_finished()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

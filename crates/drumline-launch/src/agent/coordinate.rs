@@ -15,6 +15,10 @@ use super::control::orders_of;
 use super::{Happening, clock};
 use crate::membership::{AgentId, Coordinator, Report};
 
+/// How often the coordinator looks at the clock at most, and at least: pauses before a restart end by it.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+const LONGEST_LOOK: Duration = Duration::from_millis(500);
+
 /// What the coordinator is told.
 #[derive(Debug)]
 pub(super) enum ToCoordinator {
@@ -39,6 +43,7 @@ pub(super) fn coordinate(
     look: Duration,
     done: &Sender<()>,
 ) {
+    let look = look.clamp(SHORTEST_LOOK, LONGEST_LOOK);
     loop {
         let heard = inbox.recv_timeout(look);
         let now = clock::now();

@@ -15,6 +15,7 @@ use drumline_rendezvous::{JobKey, ServerOptions, Store, StoreError, TcpStore, Tc
 use rustix::process::Signal;
 
 use super::control::{Address, Control, Own};
+use super::signals::asks_to_stop;
 use super::{Happening, policy};
 use crate::LaunchError;
 use crate::membership::{AgentCard, AgentId, Door};
@@ -64,9 +65,8 @@ pub(super) fn meet(
     let server = host_if_ours(plan, &host, port, &key)?;
     let endpoint = server.as_ref().map_or_else(|| joined(&host, port), own_address);
     let address = Address { endpoint, key };
-    let deadline = Instant::now() + plan.join_timeout;
-    let store = match connect(&address, deadline, events, happenings)? {
-        Connected::Store(store) => store,
+    let store = match connect(plan, &address, (events, happenings))? {
+        Connected::Store(store) => *store,
         Connected::Stopped(signal) => return Ok(Meeting::Stopped(signal)),
     };
     agree_on_job(&store, &plan.run_id, server.is_some())?;
@@ -193,12 +193,12 @@ enum Connected {
 }
 
 fn connect(
+    plan: &LaunchPlan,
     address: &Address,
-    deadline: Instant,
-    events: &Sender<Happening>,
-    happenings: &Receiver<Happening>,
+    (events, happenings): (&Sender<Happening>, &Receiver<Happening>),
 ) -> Result<Connected, LaunchError> {
     let (theirs, address) = (events.clone(), address.clone());
+    let deadline = Instant::now() + plan.join_timeout;
     let connecting = move || drop(theirs.send(Happening::Connected(Box::new(address.connect(deadline)))));
     std::thread::Builder::new()
         .name("drumline-connect".to_string())
@@ -209,6 +209,8 @@ fn connect(
             Ok(Happening::Connected(store)) => {
                 return store.map(Box::new).map(Connected::Store).map_err(LaunchError::Store);
             }
+            // A request to the workers, of whom there are none.
+            Ok(Happening::Signal(signal)) if !asks_to_stop(plan, signal) => {}
             Ok(Happening::Signal(signal)) => return Ok(Connected::Stopped(signal)),
             Ok(Happening::LeaderGone) => return Ok(Connected::Stopped(Signal::HUP)),
             _ => {}

@@ -1,11 +1,12 @@
 //! From a plan and a round to what this node's keeper is told: pure.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use drumline_rendezvous::{JobKey, worker_env};
 
 use crate::environment::{Meeting, Place, worker_environment};
-use crate::keeper::{Start, StoreOrder};
+use crate::keeper::{Secret, Start, StoreOrder};
 use crate::logs::AttemptLogs;
 use crate::membership::{AgentId, Round};
 use crate::placing::Cores;
@@ -21,6 +22,8 @@ pub(super) struct Ground<'a> {
     pub(super) agent: AgentId,
     pub(super) key: &'a JobKey,
     pub(super) listen: IpAddr,
+    /// Until when the workers may run if nothing more is said.
+    pub(super) lease: Option<Duration>,
     /// The cores of each local rank.
     pub(super) cores: &'a [Option<Cores>],
 }
@@ -51,7 +54,7 @@ impl Ground<'_> {
             round: round.number,
         };
         let stop = StopPolicy { grace: self.plan.shutdown_timeout, ..StopPolicy::default() };
-        Some(Start { workers, logs, stop, key: *self.key.as_bytes(), store })
+        Some(Start { workers, logs, stop, key: Secret(*self.key.as_bytes()), lease: self.lease, store })
     }
 
     fn places(&self, round: &Round, node_rank: usize) -> impl Iterator<Item = Place> {

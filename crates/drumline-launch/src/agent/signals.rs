@@ -7,9 +7,15 @@ use rustix::process::Signal;
 use signal_hook::iterator::Signals;
 
 use super::Happening;
+use crate::plan::LaunchPlan;
 
 /// Handed on to the workers and nothing else: for them these are requests, such as to checkpoint.
 pub(super) const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
+
+/// Whether this signal stops the job, and is not only handed on.
+pub(super) fn asks_to_stop(plan: &LaunchPlan, signal: Signal) -> bool {
+    plan.signals.contains(&signal) || !PASSED_ON.contains(&signal)
+}
 
 /// From now on these `signals`, and those that are passed on, are events.
 pub(super) fn listen(signals: &[Signal], events: Sender<Happening>) -> io::Result<()> {

@@ -8,11 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendFlags, send as send_bytes};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
-use super::protocol::{News, Start, Wish, receive, send};
+use super::protocol::{News, Start, Wish, frame, receive, send};
 use crate::agent::Happening;
+use crate::worker::ends_within;
 
 /// How long a keeper may take to go once it has nothing to do but to kill.
 const PATIENCE: Duration = Duration::from_secs(12);
@@ -22,6 +23,23 @@ const PATIENCE: Duration = Duration::from_secs(12);
 pub(crate) struct Keeper {
     socket: UnixStream,
     child: Child,
+}
+
+/// How a keeper went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parting {
+    /// By itself, with nothing left.
+    Tidy,
+    /// It had to be killed: what the workers had started may be left.
+    Forced,
+}
+
+/// Whether a keeper could be told something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    Said,
+    /// It has not read for long: it is frozen, or gone.
+    Deaf,
 }
 
 impl Keeper {
@@ -43,58 +61,77 @@ impl Keeper {
             }
             let _ = news.send(Happening::KeeperGone(round));
         })?;
-        keeper.say(&Wish::Start(Box::new(start)))?;
+        send(&keeper.socket, &Wish::Start(Box::new(start)))?;
         Ok(keeper)
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Stops the workers: `signal`, and after `grace` SIGKILL.
-    pub(crate) fn stop(&self, signal: Signal, grace: Duration) {
-        self.tell(&Wish::Stop { signal: signal.as_raw(), grace });
+    pub(crate) fn stop(&self, signal: Signal, grace: Duration) -> Told {
+        self.tell(&Wish::Stop { signal: signal.as_raw(), grace })
     }
 
     /// Hands a signal on to the workers.
-    pub(crate) fn signal(&self, signal: Signal) {
-        self.tell(&Wish::Signal(signal.as_raw()));
+    pub(crate) fn signal(&self, signal: Signal) -> Told {
+        self.tell(&Wish::Signal(signal.as_raw()))
     }
 
-    pub(crate) fn kill(&self) {
-        self.tell(&Wish::Kill);
+    pub(crate) fn kill(&self) -> Told {
+        self.tell(&Wish::Kill)
     }
 
     /// The workers may run until this moment.
-    pub(crate) fn lease(&self, until: Duration) {
-        self.tell(&Wish::Lease(until));
+    pub(crate) fn lease(&self, until: Duration) -> Told {
+        self.tell(&Wish::Lease(until))
     }
 
-    fn say(&self, wish: &Wish) -> io::Result<()> {
-        send(&self.socket, wish)
+    /// Kills the keeper itself, and so its workers.
+    pub(crate) fn force(&mut self) {
+        // An error: it has ended.
+        let _ = self.child.kill();
     }
 
-    /// A keeper that cannot be told anything is gone, which its reader reports.
-    fn tell(&self, wish: &Wish) {
-        let _ = self.say(wish);
+    /// Lets it go: what still runs is killed.
+    pub(crate) fn finish(mut self) -> Parting {
+        self.part()
+    }
+
+    /// Never waits: an agent must not stand still because its keeper does.
+    fn tell(&self, wish: &Wish) -> Told {
+        let said = frame(wish).and_then(|frame| {
+            let sent = send_bytes(&self.socket, &frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+            Ok(sent == frame.len())
+        });
+        if matches!(said, Ok(true)) { Told::Said } else { Told::Deaf }
     }
 
     fn wait(&self, within: Duration) -> bool {
-        let pid = Pid::from_child(&self.child);
-        let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
-        let within = Timespec::try_from(within).ok();
-        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], within.as_ref()).is_ok_and(|ready| ready > 0)
+        pidfd_open(self.pid(), PidfdFlags::empty()).map_or(true, |pidfd| ends_within(&pidfd, within))
+    }
+
+    fn part(&mut self) -> Parting {
+        let began = Instant::now();
+        let _ = self.tell(&Wish::Bye);
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        let mut parting = Parting::Tidy;
+        if !self.wait(PATIENCE) {
+            tracing::warn!(pid = self.child.id(), waited = ?began.elapsed(), "the keeper does not end: killing it");
+            self.force();
+            parting = Parting::Forced;
+        }
+        // One that cannot be killed is not waited for without end.
+        if self.wait(Duration::from_secs(1)) && self.child.wait().is_ok_and(|status| !status.success()) {
+            parting = Parting::Forced;
+        }
+        parting
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let began = Instant::now();
-        self.tell(&Wish::Bye);
-        let _ = self.socket.shutdown(std::net::Shutdown::Write);
-        if !self.wait(PATIENCE) {
-            tracing::warn!(pid = self.child.id(), waited = ?began.elapsed(), "the keeper does not end: killing it");
-            let _ = self.child.kill();
-        }
-        // A frozen or unkillable keeper is not waited for without end.
-        if self.wait(Duration::from_secs(1)) {
-            let _ = self.child.wait();
-        }
+        self.part();
     }
 }

@@ -3,15 +3,17 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use drumline_rendezvous::{JobKey, ServerOptions, TcpStoreServer};
-use rustix::process::{Signal, getpid, set_child_subreaper, setsid};
+use rustix::process::{Signal, getpid, set_child_subreaper, set_parent_process_death_signal, setsid};
 
 use super::protocol::{News, Start, Wish, receive, send};
-use super::sweep::sweep;
+use super::sweep::{reap_all_but, sweep};
 use crate::LaunchError;
 use crate::agent::clock;
 use crate::hosted_store::reporter;
@@ -25,18 +27,27 @@ use crate::supervise::{Hooks, OnExit};
 /// How long killed processes are waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often the keeper looks around when it is told nothing.
-const LOOK: Duration = Duration::from_secs(3600);
+/// How often the keeper takes away what workers have left and has ended by itself.
+const LOOK: Duration = Duration::from_secs(1);
 
-/// The agent's ear, shared by those who have news.
+/// How news reaches the agent: from a thread of its own, as an agent that is frozen does not read, and nobody here may
+/// stand still because of that.
 #[derive(Clone)]
-struct Teller(Arc<Mutex<UnixStream>>);
+struct Teller(Sender<News>);
 
 impl Teller {
-    fn tell(&self, news: &News) {
-        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // An agent that is gone hears nothing, and the end of its socket is seen by the main thread.
-        let _ = send(&*socket, news);
+    fn start(agent: UnixStream) -> io::Result<(Self, JoinHandle<()>)> {
+        let (teller, news) = mpsc::channel();
+        let speak = move || {
+            // An agent that is gone hears nothing, and the end of its socket is seen by the main thread.
+            news.iter().for_each(|news| drop(send(&agent, &news)));
+        };
+        let thread = std::thread::Builder::new().name("drumline-news".to_string()).spawn(speak)?;
+        Ok((Self(teller), thread))
+    }
+
+    fn tell(&self, news: News) {
+        let _ = self.0.send(news);
     }
 }
 
@@ -45,22 +56,24 @@ pub fn keep() -> io::Result<()> {
     // The terminal's Ctrl-C is for the agent.
     setsid()?;
     outlive_signals()?;
+    // If somebody has frozen this process, it wakes for its last duty.
+    set_parent_process_death_signal(Some(Signal::CONT))?;
     set_child_subreaper(Some(getpid()))?;
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let teller = Teller(Arc::new(Mutex::new(agent.try_clone()?)));
     let Some(Wish::Start(start)) = receive(&agent)? else { return Ok(()) };
+    let (teller, speaker) = Teller::start(agent.try_clone()?)?;
     let logs = start.logs.clone();
-    let kept = match Kept::start(*start, &teller) {
-        Ok(kept) => kept,
+    match Kept::start(*start, &teller) {
+        Ok(kept) => kept.until_over(&agent, &teller),
         Err(error) => {
             sweep(PATIENCE);
             logs.remove_passing();
-            teller.tell(&News::NotStarted(error.to_string()));
-            return Ok(());
+            teller.tell(News::NotStarted(error.to_string()));
         }
-    };
-    teller.tell(&News::Started);
-    kept.until_over(&agent, &teller);
+    }
+    drop(teller);
+    // It ends with its last word, or with the agent.
+    let _ = speaker.join();
     Ok(())
 }
 
@@ -78,27 +91,31 @@ fn outlive_signals() -> io::Result<()> {
 struct Kept {
     job: RunningJob,
     logs: AttemptLogs,
+    lease: Option<Duration>,
     _store: Option<TcpStoreServer>,
 }
 
 impl Kept {
     fn start(start: Start, teller: &Teller) -> Result<Self, LaunchError> {
-        let Start { mut workers, logs, stop, key, store } = start;
-        let key = JobKey::from_bytes(key);
+        let Start { mut workers, logs, stop, key, lease, store } = start;
+        let key = JobKey::from_bytes(key.0);
         let memory = KeyMemory::new(&key)?;
         for worker in &mut workers {
             worker.env.extend(memory.environment());
             worker.kept.push(memory.descriptor());
         }
         logs.make(workers.len())?;
-        let options = ServerOptions { world_size: Some(store.world_size), round: store.round as u32 };
+        let options = ServerOptions {
+            world_size: Some(store.world_size),
+            round: u32::try_from(store.round).unwrap_or(u32::MAX),
+        };
         let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
         let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
         let on_exit = telling(reporter(store.address, key), teller.clone());
         let hooks = Hooks { on_exit, on_end: Box::new(sweep_all) };
         let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
         let job = RunningJob::supervised(workers, options, hooks, None)?;
-        Ok(Self { job, logs, _store: hosted })
+        Ok(Self { job, logs, lease, _store: hosted })
     }
 
     /// Obeys until the agent is gone and nothing runs any more.
@@ -106,9 +123,9 @@ impl Kept {
         let control = self.job.control();
         let (job, teller) = (self.job, teller.clone());
         let waiter = std::thread::Builder::new().name("drumline-waiter".to_string()).spawn(move || {
-            teller.tell(&News::Over(job.wait()));
+            teller.tell(News::Over(job.wait()));
         });
-        let parting = obey(agent, &control);
+        let parting = obey(agent, &control, self.lease);
         control.kill();
         if let Ok(waiter) = waiter {
             // It does not panic; if it did, the job's end has killed the workers.
@@ -136,15 +153,14 @@ enum Parting {
 }
 
 /// Does what the agent says, and kills the workers when their lease is over; returns when the agent is gone.
-fn obey(agent: &UnixStream, control: &JobControl) -> Parting {
-    let mut lease = None;
+fn obey(agent: &UnixStream, control: &JobControl, mut lease: Option<Duration>) -> Parting {
     loop {
-        let left = lease.map_or(LOOK, |lease: Duration| lease.saturating_sub(clock::now()));
-        if left.is_zero() {
+        if lease.is_some_and(|lease| clock::now() >= lease) {
             control.kill();
             lease = None;
-            continue;
         }
+        reap_all_but(&control.pids());
+        let left = lease.map_or(LOOK, |lease| lease.saturating_sub(clock::now()).min(LOOK));
         match next(agent, left) {
             Ok(Some(Wish::Stop { signal, grace })) => {
                 control.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), grace);
@@ -179,7 +195,7 @@ fn telling(mut others: OnExit, teller: Teller) -> OnExit {
     let began = Instant::now();
     Box::new(move |ended, exit| {
         if !exit.is_success() && exit != Exit::StoppedByUs {
-            teller.tell(&News::Failed {
+            teller.tell(News::Failed {
                 rank: ended.rank,
                 exit,
                 ran_for: ended.at.saturating_duration_since(began),

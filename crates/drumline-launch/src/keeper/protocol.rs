@@ -1,5 +1,6 @@
 //! What the agent and its keeper say to each other: frames of MessagePack behind their length.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
@@ -38,8 +39,20 @@ pub(crate) struct Start {
     pub(crate) workers: Vec<WorkerSpec>,
     pub(crate) logs: AttemptLogs,
     pub(crate) stop: StopPolicy,
-    pub(crate) key: [u8; 32],
+    pub(crate) key: Secret,
+    /// Until when they may run if nothing more is said; `None`: for ever.
+    pub(crate) lease: Option<Duration>,
     pub(crate) store: StoreOrder,
+}
+
+/// The bytes of the job's key.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Secret(pub(crate) [u8; 32]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 /// The store in which a round's workers meet.
@@ -56,8 +69,6 @@ pub(crate) struct StoreOrder {
 /// What the keeper has seen.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum News {
-    /// All workers run.
-    Started,
     /// They could not be started, and none is left.
     NotStarted(String),
     /// A worker has failed by itself.
@@ -67,11 +78,15 @@ pub(crate) enum News {
 }
 
 pub(crate) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
+    to.write_all(&frame(message)?)
+}
+
+/// A message as it travels, to be written at once: the reader is not woken for half of it.
+pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let body = rmp_serde::to_vec(message).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).ok().filter(|length| *length <= LONGEST);
     let length = length.ok_or_else(|| io::Error::other("message too long"))?;
-    // One write: the reader is not woken for half a message.
-    to.write_all(&[&length.to_le_bytes(), &body[..]].concat())
+    Ok([&length.to_le_bytes(), &body[..]].concat())
 }
 
 /// The next message; `None` when there are no more.

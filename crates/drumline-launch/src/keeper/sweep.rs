@@ -3,9 +3,10 @@
 //! A child keeps its number until we have waited for it, so that nobody else can be hit.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 
 /// Time between looks at processes that have been killed and are not gone yet.
 const LOOK: Duration = Duration::from_millis(2);
@@ -21,7 +22,7 @@ pub(crate) fn sweep(patience: Duration) -> Vec<u32> {
     loop {
         let children = children();
         if children.is_empty() || Instant::now() >= until {
-            return children.iter().map(|pid| pid.as_raw_nonzero().get().unsigned_abs()).collect();
+            return children.into_iter().map(number).collect();
         }
         for child in &children {
             // An error: it is a zombie, which the waiting below takes away.
@@ -33,6 +34,16 @@ pub(crate) fn sweep(patience: Duration) -> Vec<u32> {
     }
 }
 
+/// Takes away children that have ended by themselves, but for those whose owner waits for them.
+pub(crate) fn reap_all_but(owned: &[u32]) {
+    let others: Vec<_> = children().into_iter().filter(|pid| !owned.contains(&number(*pid))).collect();
+    reap(&others);
+}
+
+fn number(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
+}
+
 /// Takes away those of `children` that have ended; how many.
 fn reap(children: &[Pid]) -> usize {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
@@ -42,10 +53,43 @@ fn reap(children: &[Pid]) -> usize {
 
 /// The children of all threads of this process.
 fn children() -> Vec<Pid> {
+    // Some kernels do not list children: then all processes are asked for their parent.
+    if !Path::new("/proc/thread-self/children").exists() {
+        return children_by_parent();
+    }
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists =
         threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     let pids =
         lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>());
     pids.filter_map(Pid::from_raw).collect()
+}
+
+fn children_by_parent() -> Vec<Pid> {
+    let own = format!("PPid:\t{}\n", number(getpid()));
+    let is_child = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.contains(&own))
+    };
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(is_child).filter_map(Pid::from_raw).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn children_are_found_either_way() {
+        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        assert!(children().contains(&pid) && children_by_parent().contains(&pid));
+        reap_all_but(&[]);
+        assert!(children().contains(&pid), "it runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!children().contains(&pid));
+    }
 }

@@ -224,6 +224,7 @@ impl Agent {
             _ if self.ending.is_some() => {}
             Wish::Hold { fence, grace, why } => self.hold(fence, grace, why),
             Wish::Run(round) => self.run(round),
+            Wish::Keep => {}
             Wish::End(ending) => self.end(ending),
         }
     }

@@ -190,6 +190,7 @@ impl Coordinator {
             Phase::Over(ending) => Wish::End(ending.clone()),
             _ if report.leaving && report.doing.alive().is_none() => Wish::End(Ending::Left),
             _ if self.is_double(known) => self.refuse(known),
+            Phase::Running { round, .. } if report.doing.round() == Some(round.number) => Wish::Keep,
             Phase::Running { round, .. } if round.node_rank(report.agent.id).is_some() => {
                 Wish::Run(round.clone())
             }
@@ -214,10 +215,8 @@ impl Coordinator {
 
     fn hold(&self, why: Reason) -> Wish {
         // After a loss the job stands still: workers whose peers are gone get little time.
-        let is_loss = matches!(
-            &self.state.phase,
-            Phase::Closing { cause: Cause::Lost(_) | Cause::FellOut(_) | Cause::Failed(_), .. }
-        );
+        let is_loss =
+            matches!(&self.state.phase, Phase::Closing { cause: Cause::Lost(_) | Cause::FellOut(_), .. });
         let grace = if is_loss { Grace::Short } else { Grace::Full };
         Wish::Hold { fence: self.state.last_round, grace, why }
     }

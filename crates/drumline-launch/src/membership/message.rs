@@ -55,6 +55,14 @@ pub enum Doing {
 }
 
 impl Doing {
+    /// The round that it takes part in, or has.
+    pub fn round(self) -> Option<u64> {
+        match self {
+            Doing::Running(round) | Doing::Stopping(round) | Doing::Done(round) => Some(round),
+            Doing::Idle | Doing::Over => None,
+        }
+    }
+
     /// The round of which workers may be alive.
     pub fn alive(self) -> Option<u64> {
         match self {
@@ -123,6 +131,8 @@ pub enum Wish {
     },
     /// Run this round.
     Run(Round),
+    /// Go on with what it is about.
+    Keep,
     /// The job, or this agent's part in it, is over.
     End(Ending),
 }

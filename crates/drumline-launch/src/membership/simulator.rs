@@ -390,7 +390,9 @@ impl World {
 
     fn stop_workers(&mut self, node: usize, round: u64, grace: Grace) {
         let span = match grace {
-            Grace::Full | Grace::Short => self.dice.roll(0, 2500),
+            // Longer than a lease: workers that save a checkpoint.
+            Grace::Full => self.dice.roll(0, 6000),
+            Grace::Short => self.dice.roll(0, 2500),
             Grace::None => self.dice.roll(0, 900),
         };
         let at = self.now + span;
