@@ -11,6 +11,7 @@ mod it {
     mod joining;
     mod kill_matrix;
     mod kubernetes;
+    mod network_cut;
     mod nodes;
     mod restarts;
     mod run_args;
