@@ -11,6 +11,8 @@ mod it {
     mod joining;
     mod keeping;
     mod kill_matrix;
+    mod kubernetes;
+    mod network_cut;
     mod nodes;
     mod restarts;
     mod run_args;

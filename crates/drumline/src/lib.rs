@@ -26,10 +26,14 @@
 mod spawn;
 mod stop_request;
 
-/// The guide's examples compile, too.
+/// The guides' examples compile, too.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/debugging.md")]
-mod debugging_guide {}
+mod guides {
+    #[doc = include_str!("../../../docs/debugging.md")]
+    mod debugging {}
+    #[doc = include_str!("../../../docs/launching.md")]
+    mod launching {}
+}
 
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,

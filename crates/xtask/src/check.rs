@@ -32,10 +32,13 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
 
 /// The pages whose tables name tests.
 fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let page = "docs/torchrun-compat.md";
-    let text =
-        std::fs::read_to_string(workspace.root.join(page)).with_context(|| format!("cannot read {page}"))?;
-    Ok(named_tests::problems(page, &text, &workspace.sources()?))
+    let (sources, mut problems) = (workspace.sources()?, Vec::new());
+    for page in ["docs/torchrun-compat.md", "docs/launching.md"] {
+        let text = std::fs::read_to_string(workspace.root.join(page))
+            .with_context(|| format!("cannot read {page}"))?;
+        problems.extend(named_tests::problems(page, &text, &sources));
+    }
+    Ok(problems)
 }
 
 fn format(workspace: &Workspace) -> Outcome {
