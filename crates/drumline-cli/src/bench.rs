@@ -24,7 +24,7 @@ use drumline_comm::{DType, Transport};
 use drumline_rendezvous::worker_env;
 
 use crate::job::{is_later_rank, rank_variable};
-use crate::telling::Mistake;
+use crate::telling::{Mistake, say};
 use buffers::Memory;
 use op::Op;
 use sizes::ByteSize;
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let env = |name: &str| std::env::var(name).ok();
     let variable = rank_variable(env);
     if !ranks::is_one_of_ours() && !is_later_rank(env) {
-        args.remarks(variable).iter().for_each(|remark| eprintln!("note: {remark}"));
+        args.remarks(variable).iter().for_each(|remark| say(&format!("note: {remark}")));
     }
     match variable {
         Some(variable) => worker::run(args, variable),

@@ -13,6 +13,7 @@ mod telling;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use tracing_subscriber::EnvFilter;
 
 /// Drumline: distributed deep-learning training
 #[derive(Debug, Parser)]
@@ -53,7 +54,15 @@ impl Cli {
     }
 }
 
+/// Warnings go to stderr; `DRUMLINE_LOG=debug` shows more, as in `RUST_LOG`.
+fn show_warnings() {
+    let filter = EnvFilter::try_from_env("DRUMLINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    lines.without_time().with_target(false).with_ansi(false).init();
+}
+
 fn main() -> ExitCode {
+    show_warnings();
     let command = match Cli::read() {
         Ok(cli) => cli.command,
         Err(error) => {

@@ -31,7 +31,7 @@ use drumline_launch::{
 use drumline_rendezvous::worker_env;
 
 use crate::KEEPER;
-use crate::telling::{ExitCodeOnly, Stopped};
+use crate::telling::{ExitCodeOnly, Stopped, say as tell_line};
 
 pub(crate) use args::RunArgs;
 pub(crate) use flags::{as_torchrun, variable_at_fault};
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
     let host = Host::found(args.hostfile.as_deref(), &env)?;
     let plan = args.plan_with(&host, local_rank_arg)?;
     for remark in args.remarks() {
-        eprintln!("note: {remark}");
+        tell_line(&format!("note: {remark}"));
     }
     let visible = host.text(worker_env::CUDA_VISIBLE_DEVICES);
     if let Some(fleet) = &plan.fleet {
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
 }
 
 fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
-    let say = |text: &str| eprintln!("note: {text}");
+    let say = |text: &str| tell_line(&format!("note: {text}"));
     if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
         say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));
     }

@@ -1,6 +1,7 @@
 //! How a failure is told: each text once, and what all ranks of a job would say alike by rank 0 alone.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -46,6 +47,12 @@ impl fmt::Display for Stopped {
 
 impl std::error::Error for Stopped {}
 
+/// Writes a line to stderr. One that cannot be written to (a closed pipe, a full disk, a terminal that is gone) ends
+/// nothing.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Says what went wrong, unless nobody would read it or rank 0 says it too.
 pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
     if let Some(ExitCodeOnly(code)) = error.downcast_ref() {
@@ -54,7 +61,7 @@ pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
     if error.is::<Mistake>() && is_later_rank(|name| std::env::var(name).ok()) {
         std::thread::sleep(HEAD_START);
     } else if !is_broken_pipe(error) {
-        eprintln!("error: {}", in_words(error));
+        say(&format!("error: {}", in_words(error)));
     }
     let signal = error.downcast_ref::<Stopped>().and_then(|stopped| u8::try_from(stopped.0.as_raw()).ok());
     signal.map_or(ExitCode::FAILURE, |signal| ExitCode::from(128 + signal))
@@ -69,7 +76,7 @@ pub(crate) fn tell_usage(error: &clap::Error, variable: Option<&str>) -> ExitCod
         // Nobody is left to hear of a stderr that cannot be written to.
         let _ = error.print();
         if let Some(variable) = variable {
-            eprintln!("note: the value is that of the variable {variable}");
+            say(&format!("note: the value is that of the variable {variable}"));
         }
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)

@@ -12,7 +12,6 @@ mod it {
     mod keeping;
     mod kill_matrix;
     mod kubernetes;
-    mod network_cut;
     mod nodes;
     mod restarts;
     mod run_args;

@@ -15,16 +15,18 @@ mod coordinate;
 mod life;
 mod meet;
 mod policy;
+mod reach;
 mod round_keeper;
 mod round_start;
 mod signals;
+mod waiting;
 
 use std::ffi::OsString;
 use std::io;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
-use drumline_rendezvous::{Hello, JobKey, Role, StoreError, TcpStore};
+use drumline_rendezvous::{Hello, JobKey, Role};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 
 use crate::LaunchError;
@@ -37,6 +39,7 @@ use crate::placing::{self, Topology};
 use crate::plan::LaunchPlan;
 use life::{Fortune, Life};
 use meet::Meeting;
+use reach::Reached;
 
 /// How long an agent's own last word may take.
 const LAST_WORD: Duration = Duration::from_millis(500);
@@ -74,10 +77,12 @@ pub enum Outcome {
 /// What happens to an agent.
 #[derive(Debug)]
 pub(crate) enum Happening {
-    Connected(Box<Result<TcpStore, StoreError>>),
+    Reached(Box<Result<Reached, LaunchError>>),
     Order(Box<Order>),
     News(u64, Box<News>),
     KeeperGone(u64),
+    /// What the coordinator beside this agent has decided, and why.
+    Told(Reason),
     Signal(Signal),
     /// Whoever started this agent on another host's behalf is gone.
     LeaderGone,
@@ -98,7 +103,10 @@ pub fn run_agent(plan: &LaunchPlan, mut options: AgentOptions) -> Result<Outcome
     }
     let cores = placing::cores(plan, &Topology::here(), &|name| std::env::var_os(name))?;
     let folder = LogFolder::create(plan.logs.clone(), &plan.run_id, &plan.role)?;
-    let met = match meet::meet(plan, options.key.clone(), (&events, &happenings))? {
+    if let (None, Some(path), true) = (&plan.logs.dir, folder.path(), plan.logs.writes_files()) {
+        (options.say)(&format!("logs are in {}", path.display()));
+    }
+    let met = match meet::meet(plan, options.key.clone(), (&events, &happenings), &*options.say)? {
         Meeting::Met(met) => *met,
         Meeting::Stopped(signal) => return Ok(Outcome::Stopped(signal)),
     };

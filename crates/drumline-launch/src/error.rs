@@ -31,6 +31,15 @@ pub enum LaunchError {
     /// The job's store could not be set up.
     #[error("cannot host the job's store")]
     Store(#[source] StoreError),
+    /// The store in which the nodes meet could not be reached.
+    #[error("cannot meet the other nodes at {endpoint}")]
+    Reach {
+        /// Where.
+        endpoint: String,
+        /// What went wrong.
+        #[source]
+        source: StoreError,
+    },
     /// The workers' logs could not be made.
     #[error(transparent)]
     Logs(#[from] LogError),
@@ -63,7 +72,7 @@ pub enum LaunchError {
         output: String,
     },
     /// The port that was asked for cannot be had.
-    #[error("cannot have port {port} on this machine: {source}{holder}; try another --master-port, or none")]
+    #[error("{}", port_words(*port, holder, source))]
     Port {
         /// The port.
         port: u16,
@@ -101,6 +110,15 @@ pub enum LaunchError {
         #[source]
         source: io::Error,
     },
+}
+
+fn port_words(port: u16, holder: &str, source: &io::Error) -> String {
+    match port {
+        0 => format!("cannot find a free port: {source}; try more open files (ulimit -n), or closing some"),
+        _ => format!(
+            "cannot have port {port} on this machine: {source}{holder}; try another --master-port, or none"
+        ),
+    }
 }
 
 impl LaunchError {

@@ -63,11 +63,11 @@ pub(crate) fn reporter(address: String, key: JobKey) -> OnExit {
         let Ok(first) = ended.recv() else { return };
         let store = match TcpStore::connect(&address, &key, hello, Instant::now() + PROMPT) {
             Ok(store) => store,
-            Err(error) => return tracing::warn!(%error, "cannot tell the other ranks of an exit"),
+            Err(error) => return tracing::debug!(%error, "cannot tell the other ranks of an exit"),
         };
         for ended in std::iter::once(first).chain(ended) {
             if let Err(error) = events::post(&store, &exit_event(&ended, host.clone())) {
-                tracing::warn!(rank = ended.rank, %error, "cannot tell the other ranks of an exit");
+                tracing::debug!(rank = ended.rank, %error, "cannot tell the other ranks of an exit");
             }
         }
     };

@@ -118,6 +118,6 @@ impl LocalJob {
         env.extend(self.env.iter().cloned());
         let (program, args) = (self.program.clone(), self.args.clone());
         let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
-        WorkerSpec { rank, program, args, env, kept, cores: None }
+        WorkerSpec { rank, program, args, env, stdin: None, kept, cores: None }
     }
 }

@@ -31,7 +31,7 @@ pub struct StopPolicy {
 impl Default for StopPolicy {
     fn default() -> Self {
         let seconds = Duration::from_secs(5);
-        let settle = Duration::from_millis(100);
+        let settle = Duration::from_millis(400);
         Self { on_failure: OnFailure::StopOthers, settle, grace: seconds, patience: seconds }
     }
 }

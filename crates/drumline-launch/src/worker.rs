@@ -7,11 +7,13 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
@@ -32,6 +34,8 @@ pub struct WorkerSpec {
     pub args: Vec<OsString>,
     /// Variables on top of the launcher's own environment; `None` takes one away.
     pub env: Vec<(OsString, Option<OsString>)>,
+    /// What it reads as its stdin; nothing if `None`, or if it cannot be opened.
+    pub stdin: Option<PathBuf>,
     /// Descriptors it inherits, under the same numbers.
     #[serde(skip)]
     pub kept: Vec<Arc<OwnedFd>>,
@@ -42,7 +46,7 @@ pub struct WorkerSpec {
 impl WorkerSpec {
     fn command(&self, output: &Output, limit: Rlimit, orphans: Orphans) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(&self.args).stdin(Stdio::null());
+        command.args(&self.args).stdin(self.stdin.as_deref().map_or_else(Stdio::null, opened));
         for (name, value) in &self.env {
             match value {
                 Some(value) => command.env(name, value),
@@ -56,6 +60,17 @@ impl WorkerSpec {
         prepare(&mut command, Prepared { kept, cores, limit, orphans });
         command
     }
+}
+
+/// The file for reading. A terminal does not become ours by it, and a pipe that nobody writes to any more is not waited
+/// for.
+fn opened(path: &Path) -> Stdio {
+    let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let blocking = |file: OwnedFd| {
+        let flags = fcntl_getfl(&file)?;
+        fcntl_setfl(&file, flags - OFlags::NONBLOCK).map(|()| file)
+    };
+    open(path, flags, Mode::empty()).and_then(blocking).map_or_else(|_| Stdio::null(), Stdio::from)
 }
 
 /// How a process ended, as the kernel says it: a code or a signal.

@@ -58,7 +58,7 @@ impl Placement {
             let mut env = worker_environment(&place, &meeting);
             env.extend(key.environment());
             let (args, kept) = (line.collect(), vec![key.descriptor()]);
-            WorkerSpec { rank: place.rank, program, args, env, kept, cores: None }
+            WorkerSpec { rank: place.rank, program, args, env, stdin: None, kept, cores: None }
         };
         Ok(self.places().map(spec).collect())
     }

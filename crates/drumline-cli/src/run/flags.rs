@@ -19,7 +19,8 @@ pub(crate) fn variable_at_fault(error: &clap::Error, env: impl Fn(&str) -> Optio
     };
     let flag = text(ContextKind::InvalidArg)?.split_whitespace().find_map(|word| word.strip_prefix("--"))?;
     let name = variable(flag);
-    (env(&name).as_deref() == text(ContextKind::InvalidValue)).then_some(name)
+    let value = text(ContextKind::InvalidValue)?;
+    (env(&name).as_deref() == Some(value)).then_some(name)
 }
 
 fn variable(long: &str) -> String {

@@ -4,7 +4,7 @@ use drumline_launch::{Fleet, LaunchPlan, Leader, Signal, Site};
 use drumline_rendezvous::JobKey;
 use signal_hook::iterator::Signals;
 
-use crate::telling::ExitCodeOnly;
+use crate::telling::{ExitCodeOnly, say};
 
 /// Requests to the program, such as to checkpoint, and not to stop; the agents hand them on as well.
 const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
@@ -28,7 +28,7 @@ pub(super) fn lead(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> anyhow::Res
     // It does not panic, and nothing depends on it any more.
     let _ = listening.join();
     for problem in &end.problems {
-        eprintln!("error: {problem}");
+        say(&format!("error: {problem}"));
     }
     match u8::try_from(end.code) {
         Ok(0) => Ok(()),

@@ -225,3 +225,26 @@ fn every_node_has_its_whole_grace_when_the_job_is_stopped() {
         }
     }
 }
+
+#[test]
+fn nodes_that_were_told_different_numbers_of_nodes_are_told() {
+    let port = free_port();
+    let mut first = Job::run(&fixed(port, 0), "echo never");
+    let (code, text) = Job::run(&format!("{} --nnodes 3", fixed(port, 1)), "echo never").end(LONG);
+    assert!(code == 1 && text.contains("this node has --nnodes 3:3 and the first one 2:2"), "{text}");
+    first.signal(Signal::TERM);
+    assert_eq!(first.end(LONG).0, 143);
+}
+
+#[test]
+fn waiting_for_other_nodes_is_not_silent() {
+    let port = free_port();
+    let mut second = Job::run(&fixed(port, 1), "echo here");
+    second.wait_for("waiting for the first node at 127.0.0.1", 1);
+    let mut first = Job::run(&format!("{} --nnodes 3", fixed(port, 0)), "echo here");
+    first.wait_for("only 1 of at least 3 nodes came", 1);
+    for job in [&mut first, &mut second] {
+        job.signal(Signal::TERM);
+        job.end(LONG);
+    }
+}

@@ -181,3 +181,33 @@ fn launch_tells_the_local_rank_unless_the_environment_does() {
     let refused = launched(&["--no-python", "echo"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("try --use-env"), "{}", refused.stderr);
 }
+
+#[test]
+fn the_first_rank_reads_what_the_launcher_is_given_and_the_others_nothing() {
+    let mut command = std::process::Command::new("sh");
+    let script = format!(
+        "echo hello | {} run --nproc-per-node 2 sh -c 'read -r line; echo \"rank $RANK read <$line>\"'",
+        super::started::BINARY
+    );
+    let output = command.args(["-c", &script]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("rank 0 read <hello>") && text.contains("rank 1 read <>"), "{text}");
+}
+
+#[test]
+fn a_stderr_that_cannot_be_written_ends_nothing() {
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo again > \"$DONE\" || exit 3";
+    for stderr in ["2>/dev/full", "2>&-", "2>&1 | true"] {
+        let folder = tempfile::tempdir().unwrap();
+        let done = folder.path().join("done");
+        let binary = super::started::BINARY;
+        let line = format!("{binary} run --max-restarts 1 --nproc-per-node 2 sh -c '{script}' {stderr}");
+        let status = std::process::Command::new("bash")
+            .args(["-o", "pipefail", "-c", &line])
+            .env("DONE", &done)
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(0), "{stderr}");
+        assert!(done.exists(), "{stderr}: it was started again");
+    }
+}

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::control::orders_of;
 use super::{Happening, clock};
-use crate::membership::{AgentId, Coordinator, Report};
+use crate::membership::{AgentId, Cause, Coordinator, Decision, Reason, Report};
 
 /// How often the coordinator looks at the clock at most, and at least: pauses before a restart end by it.
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
@@ -52,17 +52,19 @@ pub(super) fn coordinate(
                 let from = report.agent.id;
                 let decided = coordinator.hear(now, *report);
                 post.order(&coordinator, from);
-                decided.len()
+                decided
             }
             Ok(ToCoordinator::HostLeaves(signal)) => {
                 coordinator.host_leaves(signal.as_raw());
-                1 + coordinator.tick(now).len()
+                post.order_all(&coordinator);
+                coordinator.tick(now)
             }
-            Err(RecvTimeoutError::Timeout) => coordinator.tick(now).len(),
+            Err(RecvTimeoutError::Timeout) => coordinator.tick(now),
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        if decided > 0 {
-            coordinator.agents().into_iter().for_each(|agent| post.order(&coordinator, agent));
+        if !decided.is_empty() {
+            post.order_all(&coordinator);
+            decided.into_iter().for_each(|(decision, why)| post.tell(&decision, why));
         }
         if coordinator.may_exit() {
             let _ = done.send(());
@@ -71,6 +73,22 @@ pub(super) fn coordinate(
 }
 
 impl Post {
+    fn order_all(&self, coordinator: &Coordinator) {
+        coordinator.agents().into_iter().for_each(|agent| self.order(coordinator, agent));
+    }
+
+    /// Lets the person at this node know why a round ends that did not fail; a failure is told by itself.
+    fn tell(&self, decision: &Decision, why: Reason) {
+        let is_news = match decision {
+            Decision::Evict(_) => true,
+            Decision::Close(cause) => !matches!(cause, Cause::Failed(_)),
+            _ => false,
+        };
+        if is_news && self.store.is_some() {
+            let _ = self.own.1.send(Happening::Told(why));
+        }
+    }
+
     /// Sends an agent what is wanted of it now.
     fn order(&self, coordinator: &Coordinator, agent: AgentId) {
         let Some(order) = coordinator.order(agent) else { return };

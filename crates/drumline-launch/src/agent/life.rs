@@ -9,15 +9,16 @@ use super::meet::Met;
 use super::round_keeper::RoundKeeper;
 use super::round_start::Ground;
 use super::signals::asks_to_stop;
+use super::waiting::Waiting;
 use super::{AgentOptions, Happening, Outcome, clock, policy};
 use crate::LaunchError;
 use crate::failure::{Evidence, FailureReport, OomSources, OomWatch};
 use crate::keeper::{News, Parting, reap_all_but, sweep};
 use crate::logs::{AttemptLogs, LogFolder};
-use crate::membership::{Act, Agent, Doing, Ending, Event, Grace, Reason, Round, WorkerFailure};
+use crate::membership::{Act, Agent, Doing, Ending, Event, Grace, Order, Reason, Round, Wish, WorkerFailure};
 use crate::placing::Cores;
 use crate::plan::LaunchPlan;
-use crate::report::JobReport;
+use crate::report::{JobReport, signal_name};
 
 /// The longest time between two looks at the clock.
 const TICK: Duration = Duration::from_millis(250);
@@ -54,6 +55,7 @@ pub(super) struct Life<'a> {
     failure: Option<Box<FailureReport>>,
     /// What is still to be taken in.
     events: Vec<Event>,
+    waiting: Waiting,
 }
 
 impl<'a> Life<'a> {
@@ -69,6 +71,7 @@ impl<'a> Life<'a> {
             stopped_by: None,
             failure: None,
             events: vec![Event::Tick],
+            waiting: Waiting::default(),
         }
     }
 
@@ -96,6 +99,9 @@ impl<'a> Life<'a> {
         self.events.extend(events);
         if let Some(keeper) = &mut self.keeper {
             keeper.enforce();
+        }
+        if let Some(what) = self.waiting.due(Instant::now()) {
+            (self.own.options.say)(&what);
         }
         // The first process of a container takes away everybody's orphans.
         if getpid().is_init() {
@@ -128,7 +134,14 @@ impl<'a> Life<'a> {
     /// What membership should know of a happening.
     fn take(&mut self, happening: Happening) -> Vec<Event> {
         match happening {
-            Happening::Order(order) => vec![Event::Order(*order)],
+            Happening::Order(order) => {
+                self.note_waiting(&order);
+                vec![Event::Order(*order)]
+            }
+            Happening::Told(why) => {
+                (self.own.options.say)(&why.to_string());
+                Vec::new()
+            }
             Happening::News(round, news) if self.is_kept(round) => self.hear(round, *news),
             Happening::KeeperGone(round) if self.is_kept(round) => self.lose_keeper(round),
             Happening::Signal(signal) => self.signalled(signal),
@@ -136,8 +149,23 @@ impl<'a> Life<'a> {
                 self.kill();
                 self.leave(Signal::HUP)
             }
-            Happening::News(..) | Happening::KeeperGone(_) | Happening::Connected(_) => Vec::new(),
+            Happening::News(..) | Happening::KeeperGone(_) | Happening::Reached(_) => Vec::new(),
         }
+    }
+
+    /// The first node says what all wait for; another one, why it waits for ever.
+    fn note_waiting(&mut self, order: &Order) {
+        let why = match &order.wish {
+            Wish::Hold { why, .. } if self.agent.doing() == Doing::Idle => why,
+            _ => return self.waiting.is_for(None),
+        };
+        let speaks = match why {
+            Reason::TooFew { .. } | Reason::LastCall { .. } => self.own.met.control.is_host(),
+            Reason::Spare => true,
+            _ => false,
+        };
+        let longest = self.own.plan.join_timeout;
+        self.waiting.is_for(speaks.then(|| format!("{why} (for up to {longest:?})")));
     }
 
     fn is_kept(&self, round: u64) -> bool {
@@ -240,6 +268,12 @@ impl<'a> Life<'a> {
     fn leave(&mut self, signal: Signal) -> Vec<Event> {
         self.stopped_by = self.stopped_by.or(Some((signal, Instant::now())));
         self.own.met.control.leave(signal);
+        if self.keeper.is_some() {
+            let (name, time) = (signal_name(signal.as_raw()), self.own.plan.shutdown_timeout);
+            self.waiting.is_for(Some(format!(
+                "{name} was handed on to the ranks, which have {time:?} to end; once more kills them now"
+            )));
+        }
         vec![Event::Leave]
     }
 
@@ -268,6 +302,7 @@ impl<'a> Life<'a> {
 
     fn start_or_fail(&mut self, round: &Round) {
         self.tell_of(round);
+        self.waiting.is_for(None);
         // The last round's keeper goes before the next one comes.
         self.let_keeper_go();
         self.failure = None;
@@ -321,9 +356,9 @@ impl<'a> Life<'a> {
         let Round { number, restarts, members } = round;
         let (nodes, max) = (members.len(), self.own.plan.max_restarts);
         (self.own.options.say)(&format!(
-            "round {number} begins ({restarts} of {max} restarts used): {} ranks on {nodes} node{}",
-            round.world(),
-            if nodes == 1 { "" } else { "s" },
+            "round {number} begins ({restarts} of {max} restarts used): {} on {}",
+            counted(round.world(), "rank"),
+            counted(nodes, "node"),
         ));
     }
 
@@ -335,4 +370,8 @@ impl<'a> Life<'a> {
             (None, Ending::Left) => Outcome::Failure { report: None, why: Reason::AskedToLeave },
         }
     }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -1,6 +1,7 @@
 //! From a plan and a round to what this node's keeper is told: pure.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use drumline_rendezvous::{JobKey, worker_env};
@@ -10,7 +11,7 @@ use crate::keeper::{Secret, Start, StoreOrder};
 use crate::logs::AttemptLogs;
 use crate::membership::{AgentId, Round};
 use crate::placing::Cores;
-use crate::plan::LaunchPlan;
+use crate::plan::{LaunchPlan, LedBy};
 use crate::stop::StopPolicy;
 use crate::worker::WorkerSpec;
 
@@ -71,6 +72,12 @@ impl Ground<'_> {
         })
     }
 
+    /// The node's first rank reads what the launcher is given; in the launcher, that is what its own leader says.
+    fn stdin(&self, place: &Place) -> Option<PathBuf> {
+        let is_readers = place.local_rank == 0 && self.plan.led == LedBy::Nobody;
+        is_readers.then(|| format!("/proc/{}/fd/0", std::process::id()).into())
+    }
+
     fn worker(&self, place: &Place, meeting: &Meeting, logs: &AttemptLogs) -> WorkerSpec {
         let (program, args) = self.plan.command(place);
         let mut env = worker_environment(place, meeting);
@@ -82,6 +89,7 @@ impl Ground<'_> {
             program,
             args,
             env,
+            stdin: self.stdin(place),
             kept: Vec::new(),
             cores: self.cores.get(place.local_rank).cloned().flatten(),
         }

@@ -85,7 +85,7 @@ fn tell_trace(lines: &[String], f: &mut Formatter<'_>) -> fmt::Result {
 fn tell_last_lines(root: &Failure, f: &mut Formatter<'_>) -> fmt::Result {
     let lines = &root.last_lines;
     if lines.is_empty() {
-        return writeln!(f, "  nothing is known of its stderr");
+        return writeln!(f, "  it wrote nothing to stderr");
     }
     let again = if root.trace.is_some() { root.repeated.clone() } else { 0..0 };
     let is_told = |index: &usize| again.contains(index);

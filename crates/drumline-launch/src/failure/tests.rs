@@ -227,7 +227,7 @@ fn the_error_files_words_come_before_those_of_stderr_and_only_once() {
         Some(ErrorFile { message: "just\x1b[2J words\nmore".into(), ..ErrorFile::default() });
     let job = failed(0, vec![rank(0, Exit::Code(1), 10, "")]);
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
-    assert!(text.contains("  error: just words\n  nothing is known of its stderr\n"), "{text}");
+    assert!(text.contains("  error: just words\n  it wrote nothing to stderr\n"), "{text}");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use super::order::starts_with;
 
 /// DeepSpeed's, in general and for CUDA; then those that PyTorch, OpenMP and Drumline read.
-const PREFIXES: [&str; 10] =
-    ["MLFLOW", "NCCL", "PYTHON", "MV2", "UCX", "LD_LIBRARY", "PATH", "TORCH", "OMP_", "DRUMLINE_"];
+const PREFIXES: [&str; 11] =
+    ["MLFLOW", "NCCL", "GLOO", "PYTHON", "MV2", "UCX", "LD_LIBRARY", "PATH", "TORCH", "OMP_", "DRUMLINE_"];
 
 /// Where this host keeps the key is nobody else's business.
 pub(super) const KEY_VARIABLES: &str = "DRUMLINE_JOB_KEY";

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -52,7 +53,10 @@ impl Keeper {
     ) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let child = Command::new(program).args(args).stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
+        // In a list of processes it says what it is, and not by which path it was executed.
+        let mut keeper = Command::new(program);
+        keeper.arg0("drumline").args(args);
+        let child = keeper.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
         let keeper = Self { socket, child };
         let ear = keeper.socket.try_clone()?;
         std::thread::Builder::new().name("drumline-keeper".to_string()).spawn(move || {

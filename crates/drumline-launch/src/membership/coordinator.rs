@@ -138,7 +138,7 @@ impl Coordinator {
 
     /// Notes since when there are enough agents.
     fn count(&mut self, now: Duration) {
-        let is_enough = self.state.candidates().len() >= self.policy.min_nodes;
+        let is_enough = self.state.candidates(&self.policy).len() >= self.policy.min_nodes;
         if let Phase::Gathering { enough, .. } = &mut self.state.phase {
             *enough = is_enough.then(|| enough.unwrap_or(now));
         }
@@ -187,6 +187,11 @@ impl Coordinator {
     fn wish(&self, known: &Known) -> Wish {
         let report = &known.report;
         match &self.state.phase {
+            _ if self.is_misled(known) => Wish::End(Ending::Failure(Reason::OtherNodes {
+                told: report.agent.nodes,
+                agreed: (self.policy.min_nodes, self.policy.max_nodes),
+            })),
+            Phase::Over(_) if self.state.rival(known).is_some() => self.refuse(known),
             Phase::Over(ending) => Wish::End(ending.clone()),
             _ if report.leaving && report.doing.alive().is_none() => Wish::End(Ending::Left),
             _ if self.is_double(known) => self.refuse(known),
@@ -199,6 +204,12 @@ impl Coordinator {
             }
             _ => self.hold(self.why.clone()),
         }
+    }
+
+    /// Whether it was told another number of nodes; one that was told none takes any.
+    fn is_misled(&self, known: &Known) -> bool {
+        let told = known.report.agent.nodes;
+        told != (0, 0) && told != (self.policy.min_nodes, self.policy.max_nodes)
     }
 
     /// Whether another node has this one's place, and has had the time to be found dead.

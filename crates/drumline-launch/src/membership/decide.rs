@@ -106,8 +106,12 @@ impl State {
     }
 
     /// The agents that could be in the next round, in node order. To be idle, with a lease, is to agree.
-    pub fn candidates(&self) -> Vec<AgentCard> {
-        let is_ready = |known: &&Known| known.is_ready(self.last_round) && self.rival(known).is_none();
+    pub fn candidates(&self, policy: &Policy) -> Vec<AgentCard> {
+        let is_ready = |known: &&Known| {
+            let told = known.report.agent.nodes;
+            let agrees = told == (0, 0) || told == (policy.min_nodes, policy.max_nodes);
+            agrees && known.is_ready(self.last_round) && self.rival(known).is_none()
+        };
         let mut ready: Vec<&Known> = self.agents.values().filter(is_ready).collect();
         ready.sort_by_key(|known| (known.report.agent.node_rank, known.place));
         ready.into_iter().map(|known| known.report.agent.clone()).collect()
@@ -181,7 +185,7 @@ fn gathering(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason
     let Phase::Gathering { since, enough, last_call, complete, not_before } = state.phase else {
         return (Decision::Wait, Reason::Quiet);
     };
-    let mut ready = state.candidates();
+    let mut ready = state.candidates(policy);
     let came = ready.len();
     if came < policy.min_nodes {
         let came = ready.into_iter().map(|card| card.host).collect();
@@ -234,7 +238,7 @@ fn newcomer(state: &State, policy: &Policy, round: &Round, done: &BTreeSet<Agent
     if round.members.len() >= policy.max_nodes || !done.is_empty() {
         return None;
     }
-    let stranger = state.candidates().into_iter().find(|card| round.node_rank(card.id).is_none())?;
+    let stranger = state.candidates(policy).into_iter().find(|card| round.node_rank(card.id).is_none())?;
     Some(Cause::Came(stranger.host))
 }
 

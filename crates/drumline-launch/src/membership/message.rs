@@ -24,6 +24,8 @@ pub struct AgentCard {
     pub slots: usize,
     /// Its place among the nodes where each is given one; `None`: in the order of their coming.
     pub node_rank: Option<usize>,
+    /// How many nodes it was told there are, at the least and at the most.
+    pub nodes: (usize, usize),
     /// Where the workers of a round meet in which it is the first node.
     pub door: Door,
 }

@@ -49,6 +49,13 @@ pub enum Reason {
         /// The other node's host.
         host: String,
     },
+    /// The nodes were told different numbers of nodes.
+    OtherNodes {
+        /// What this one was told.
+        told: (usize, usize),
+        /// What the store's host was told.
+        agreed: (usize, usize),
+    },
     /// Enough have come; more are waited for.
     LastCall {
         /// How many came.
@@ -185,6 +192,11 @@ impl fmt::Display for Reason {
             Reason::NodeRankTaken { node_rank, host } => {
                 write!(f, "the node on {host} has --node-rank {node_rank} too; try another one for each node")
             }
+            Reason::OtherNodes { told, agreed } => write!(
+                f,
+                "this node has --nnodes {}:{} and the first one {}:{}; try the same on all nodes",
+                told.0, told.1, agreed.0, agreed.1
+            ),
             Reason::LastCall { came, max } => write!(f, "{came} nodes came; waiting for up to {max}"),
             Reason::Complete { nodes } => write!(f, "{nodes} nodes take part"),
             Reason::BackOff(pause) => write!(f, "pausing {pause:.1?} before the next restart"),

@@ -33,7 +33,9 @@ impl Program {
     pub(super) fn start(test: &str, case: &str) -> Self {
         let watch = Watch::new();
         let (mark, value) = watch.mark();
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        // Tests that run in the background of a shell are handed down that SIGINT is ignored.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT").arg(std::env::current_exe().unwrap());
         command.args(arguments(test)).env(CASE, case).env(mark, value).stdout(Stdio::piped());
         for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
             command.env_remove(name);
