@@ -10,6 +10,7 @@ mod it {
     mod job;
     mod joining;
     mod kill_matrix;
+    mod master_port;
     mod nodes;
     mod restarts;
     mod run_args;
