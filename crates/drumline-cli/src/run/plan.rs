@@ -68,8 +68,7 @@ impl RunArgs {
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self
-                .held_rank(hosts.fleet.as_ref().map_or(nodes.max * nproc, Fleet::num_ranks), host)?,
+            debug_rank: self.held_rank(world(nodes, nproc, hosts.fleet.as_ref()), host)?,
             fleet: hosts.fleet,
             slurm_step: step.map(|step| step.name),
             led: if self.led { LedBy::Stdin } else { LedBy::Nobody },
@@ -234,12 +233,17 @@ impl RunArgs {
         if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
     }
 
-    fn held_rank(&self, world: usize, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
-        match self.debug_rank {
-            Some(rank) if rank >= world => Err(PlanError::DebugRank { rank, world }),
-            held => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
+    fn held_rank(&self, world: Option<usize>, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
+        match (self.debug_rank, world) {
+            (Some(rank), Some(world)) if rank >= world => Err(PlanError::DebugRank { rank, world }),
+            (held, _) => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
         }
     }
+}
+
+/// How many ranks there are; `None` where the other nodes may have more or fewer than this one.
+fn world(nodes: NodeRange, nproc: usize, fleet: Option<&Fleet>) -> Option<usize> {
+    fleet.map(Fleet::num_ranks).or_else(|| (nodes.max == 1).then_some(nproc))
 }
 
 /// `a,b` is two texts; two commas are one that belongs to a text.

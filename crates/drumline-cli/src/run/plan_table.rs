@@ -168,6 +168,8 @@ fn the_rest_reaches_the_plan() {
     assert_eq!((other.omp, other.role.as_str(), other.virtual_local_rank), (Some(2), "trainer", true));
     let held = HeldRank { rank: 0, holder: "/bin/drumline".into() };
     assert_eq!((other.local_addr.as_deref(), other.debug_rank), (Some("me"), Some(held)));
+    let elsewhere = plan("--nnodes 2 --node-rank 1 --nproc-per-node 2 --debug-rank 5 a").debug_rank;
+    assert_eq!(elsewhere.map(|held| held.rank), Some(5), "node 0 may have more ranks");
     assert_eq!(plan("--numa-binding core-complex a").numa, Some(drumline_launch::NumaBinding::CoreComplex));
     assert_eq!(plan("--numa-binding none a").numa, Some(drumline_launch::NumaBinding::None));
     let remarks = |line| parsed(line).unwrap().remarks().len();
