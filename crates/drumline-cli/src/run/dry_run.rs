@@ -13,6 +13,8 @@ use drumline_rendezvous::worker_env;
 
 /// What a port or address is called that is known only once the job runs.
 const LATER: &str = "(when the job starts)";
+/// The round that is shown.
+const FIRST_ROUND: u64 = 1;
 
 /// The plan, as this node would carry it out. `visible` is what `CUDA_VISIBLE_DEVICES` says to the launcher.
 pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
@@ -126,9 +128,10 @@ fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTree
         _ => [LATER.to_string(), LATER.to_string()],
     };
     let names = [worker_env::MASTER_ADDR, worker_env::MASTER_PORT];
-    let mut env = worker_environment(place, &Meeting::default());
-    let store = [(worker_env::DRUMLINE_STORE, LATER), (worker_env::DRUMLINE_JOB_KEY_FD, LATER)];
-    env.extend(store.map(|(name, value)| (name.into(), Some(value.into()))));
+    let mut env = worker_environment(place, &Meeting { round: FIRST_ROUND, ..Meeting::default() });
+    let error_file = plan.logs.wants_folder().then_some(worker_env::TORCHELASTIC_ERROR_FILE);
+    let later = [worker_env::DRUMLINE_STORE, worker_env::DRUMLINE_JOB_KEY_FD].into_iter().chain(error_file);
+    env.extend(later.map(|name| (name.into(), Some(LATER.into()))));
     env.extend(names.into_iter().zip(master).map(|(name, value)| (name.into(), Some(value.into()))));
     env.extend(plan.environment(place, visible));
     env.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
