@@ -113,6 +113,9 @@ pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
 
+/// The longest time that may be asked for, 100 years: no job needs more, and every clock can count with it.
+pub const LONGEST_DURATION: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Reads `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.
 ///
 /// ```
@@ -131,7 +134,8 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         "h" => 3600.0,
         _ => return None,
     };
-    Duration::try_from_secs_f64(text[..split].trim().parse::<f64>().ok()? * scale).ok()
+    let duration = Duration::try_from_secs_f64(text[..split].trim().parse::<f64>().ok()? * scale).ok();
+    duration.filter(|duration| *duration <= LONGEST_DURATION)
 }
 
 #[cfg(test)]
@@ -145,7 +149,7 @@ mod tests {
         {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
         }
-        for text in ["", "s", "-1s", "5 parsecs", "1e400s"] {
+        for text in ["", "s", "-1s", "5 parsecs", "1e400s", "1e19", "876001h"] {
             assert_eq!(parse_duration(text), None, "{text}");
         }
     }

@@ -44,7 +44,10 @@ fn the_ranks_get_what_was_shown() {
     for (args, later) in [
         (&["--nproc-per-node", "2"][..], &later[..]),
         (&["--standalone", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--role", "r"], &later),
-        (&["--nproc-per-node", "2", "--max-restarts", "3", "--omp", "1", "--log-dir", "/dev/null"], &later[..3]),
+        (
+            &["--nproc-per-node", "2", "--max-restarts", "3", "--omp", "1", "--log-dir", "/dev/null"],
+            &later[..3],
+        ),
         (&["--nproc-per-node", "2", "--virtual-local-rank", "--rdzv-id", "j"], &later),
     ] {
         for rank in 0..2 {
