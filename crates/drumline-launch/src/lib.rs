@@ -34,6 +34,7 @@ mod random;
 mod report;
 mod running;
 mod seconds;
+pub mod shell;
 mod spawn_advice;
 mod stop;
 mod streams;
@@ -58,8 +59,8 @@ pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
     EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LedBy, LocalRankArg, NodeRange,
-    NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
-    exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
+    NodeRangeError, NumaBinding, PASSED_ON, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError,
+    Starter, exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
     visible_gpus,
 };
 pub use pump::Output;

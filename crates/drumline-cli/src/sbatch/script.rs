@@ -7,8 +7,9 @@
 //! group of its own: a signal to the script's group would otherwise reach it twice.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 
-use super::words;
+use drumline_launch::shell;
 
 /// What the script is to do.
 #[derive(Debug, Clone, Default)]
@@ -110,7 +111,7 @@ impl Job {
         let mut script = b"#!/bin/bash\n".to_vec();
         for option in &self.options {
             script.extend(b"#SBATCH ");
-            script.extend(words::quoted(option.as_ref()));
+            script.extend(shell::quoted(option.as_ref()).into_vec());
             script.push(b'\n');
         }
         script.extend(KEY.bytes());
@@ -118,7 +119,7 @@ impl Job {
         script.extend(TERM.bytes());
         script.extend(self.warning().bytes());
         script.extend(b"\nset -m\n");
-        script.extend(words::line(self.srun().iter().map(OsString::as_os_str)));
+        script.extend(shell::line(self.srun().iter().map(OsString::as_os_str)).into_vec());
         script.extend(b" &\n");
         script.extend(WAIT.bytes());
         script.extend((if self.requeue { REQUEUE } else { "" }).bytes());

@@ -8,8 +8,7 @@ use signal_hook::iterator::Signals;
 
 use super::Happening;
 
-/// Handed on to the workers and nothing else: for them these are requests, such as to checkpoint.
-pub(super) const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
+pub(super) use crate::plan::PASSED_ON;
 
 /// From now on these `signals`, and those that are passed on, are events.
 pub(super) fn listen(signals: &[Signal], events: Sender<Happening>) -> io::Result<()> {
