@@ -7,6 +7,7 @@
 //! ```
 //! Not here: comparisons with other libraries (`cargo xtask bench`).
 
+mod binding;
 mod buffers;
 mod op;
 mod ranks;
