@@ -105,8 +105,7 @@ pub const DRUMLINE_JOB_KEY_FILE: &str = "DRUMLINE_JOB_KEY_FILE";
 pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
 /// Default deadline of a call, e.g. `300s`.
 pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
-/// `host:port`: there a launcher hosts the store, and no rank does; `agent`: the same at `MASTER_ADDR:MASTER_PORT`; unset:
-/// rank 0 hosts it there.
+/// `host:port`: there a launcher hosts the store, and no rank does; unset: rank 0 hosts it, at `MASTER_ADDR:MASTER_PORT`.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
 /// For the ranks of `drumline::spawn`: which call of the program they are to carry out, as JSON.
 pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
