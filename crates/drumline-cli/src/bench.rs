@@ -7,6 +7,7 @@
 //! ```
 //! Not here: comparisons with other libraries (`cargo xtask bench`).
 
+mod binding;
 mod buffers;
 mod op;
 mod ranks;
@@ -21,6 +22,7 @@ mod worker;
 use std::time::Duration;
 
 use drumline_comm::{DType, Transport};
+use drumline_launch::parse_seconds;
 use drumline_rendezvous::worker_env;
 
 use crate::job::{is_later_rank, rank_variable};
@@ -132,8 +134,8 @@ fn ranks_to_start(text: &str) -> Result<usize, String> {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds
+    parse_seconds(text)
+        .ok()
         .filter(|seconds| *seconds <= LONGEST)
         .ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {}; try 0.4", LONGEST.as_secs()))
 }

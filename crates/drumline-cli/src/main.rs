@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod binding;
 mod hold;
 mod job;
 mod launch;

@@ -109,13 +109,47 @@ fn failed(report: Option<&FailureReport>, why: &Reason) -> anyhow::Error {
             _ => anyhow!("the job failed: {why}"),
         };
     };
-    let report = report.to_string();
+    let told = report.to_string();
     match why {
-        Reason::OutOfRestarts { failure, max_restarts: 0 }
-            if report.contains(&format!("rank {} ", failure.rank)) =>
-        {
-            anyhow!("{}", report.trim_end())
+        Reason::OutOfRestarts { failure, max_restarts: 0 } if report.tells_of(failure.rank) => {
+            anyhow!("{}", told.trim_end())
         }
-        _ => anyhow!("the job failed: {why}\n{}", report.trim_end()),
+        _ => anyhow!("the job failed: {why}\n{}", told.trim_end()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use drumline_launch::membership::WorkerFailure;
+    use drumline_launch::{Exit, JobReport, RankReport};
+
+    use super::*;
+
+    /// What is said if rank 3, whose last words name rank 1, failed on this node, and the job ended because `rank` failed.
+    fn said(rank: usize) -> String {
+        let here = RankReport {
+            rank: 3,
+            pid: 77,
+            exit: Exit::Code(1),
+            core_dumped: false,
+            ended_after: Duration::from_secs(1),
+            stdout: Vec::new(),
+            stderr: b"heard from rank 1 last".to_vec(),
+        };
+        let job = JobReport { ranks: vec![here], root_cause: Some(3), stopped: None };
+        let report = FailureReport::new(&job, &[]).unwrap();
+        let (host, what) = ("node0".to_string(), "exit code 1".to_string());
+        let failure = WorkerFailure { round: 1, rank, host, ran_for: Duration::from_secs(1), what };
+        failed(Some(&report), &Reason::OutOfRestarts { failure, max_restarts: 0 }).to_string()
+    }
+
+    #[test]
+    fn another_nodes_failure_is_told_beside_our_own() {
+        let other = said(1);
+        assert!(other.starts_with("the job failed: ") && other.contains("rank 1 last"), "{other}");
+        let own = said(3);
+        assert!(own.starts_with("rank 3 ") && own.contains("rank 1 last"), "control: {own}");
     }
 }

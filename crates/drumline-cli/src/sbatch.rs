@@ -9,7 +9,6 @@ mod run_line;
 mod script;
 #[cfg(test)]
 mod script_table;
-mod words;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;

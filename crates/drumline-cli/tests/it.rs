@@ -3,6 +3,7 @@
 
 mod it {
     mod debugging;
+    mod dry_run;
     mod every_op;
     mod failing;
     mod fleet;
@@ -12,6 +13,7 @@ mod it {
     mod keeping;
     mod kill_matrix;
     mod kubernetes;
+    mod master_port;
     mod nodes;
     mod restarts;
     mod run_args;

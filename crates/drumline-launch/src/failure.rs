@@ -125,6 +125,11 @@ impl FailureReport {
         stopped.filter(is_blamed).find(|other| other.has_own_error())
     }
 
+    /// Whether this rank is one of those that it tells of.
+    pub fn tells_of(&self, rank: usize) -> bool {
+        std::iter::once(&self.root).chain(&self.others).any(|failure| failure.rank == rank)
+    }
+
     /// How many ranks ended well.
     pub fn num_succeeded(&self) -> usize {
         self.num_ranks - self.others.len() - 1

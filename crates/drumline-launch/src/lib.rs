@@ -33,6 +33,8 @@ mod pump;
 mod random;
 mod report;
 mod running;
+mod seconds;
+pub mod shell;
 mod spawn_advice;
 mod stop;
 mod streams;
@@ -57,13 +59,14 @@ pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
     EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LedBy, LocalRankArg, NodeRange,
-    NodeRangeError, NumaBinding, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError, Starter,
-    exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
+    NodeRangeError, NumaBinding, PASSED_ON, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError,
+    Starter, exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
     visible_gpus,
 };
 pub use pump::Output;
 pub use report::{Exit, JobReport, RankReport, StopReason, signal_name};
 pub use running::{RunOptions, RunningJob};
 pub use rustix::process::Signal;
+pub use seconds::{SecondsError, parse_seconds};
 pub use stop::{OnFailure, StopPolicy};
 pub use worker::WorkerSpec;

@@ -30,7 +30,7 @@ use drumline_rendezvous::worker_env as names;
 
 pub use cores::{Cores, CoresError};
 pub use gpu::Gpu;
-pub use topology::{Cpu, Topology};
+pub use topology::{Cpu, Topology, cpus_of_the_machine};
 
 use crate::plan::{LaunchPlan, NumaBinding, visible_gpus};
 

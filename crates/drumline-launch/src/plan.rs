@@ -25,7 +25,7 @@ pub use hostfile::{HostSlots, HostfileError, exclude_slots, include_slots, parse
 pub use nodes::{NodeRange, NodeRangeError};
 pub use program::{LocalRankArg, Program};
 pub use rdzv::{EndpointError, RdzvConf, RdzvConfError, Rendezvous, split_endpoint};
-pub use signals::{SignalsError, parse_signals};
+pub use signals::{PASSED_ON, SignalsError, parse_signals};
 
 use crate::{LogPlan, Signal};
 

@@ -1,12 +1,14 @@
 //! A port of this machine kept for a program that will listen there later: nobody else is given it meanwhile.
 //!
 //! The port is bound and not listened on. The system gives a bound port to nobody who asks for any, and lets whoever asks
-//! for this very one with `SO_REUSEADDR`, as servers do, listen on it beside us.
+//! for this very one with `SO_REUSEADDR`, as servers do, listen on it beside us. Another launcher would be let as well:
+//! among launchers the port belongs to whoever has claimed its number.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use drumline_rendezvous::PortClaim;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
@@ -15,6 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 pub(crate) struct ReservedPort {
     port: u16,
     _socket: OwnedFd,
+    _claim: PortClaim,
 }
 
 impl ReservedPort {
@@ -39,7 +42,8 @@ impl ReservedPort {
         bind(&socket, &addr)?;
         set_socket_reuseaddr(&socket, true)?;
         let bound: SocketAddr = getsockname(&socket)?.try_into()?;
-        Ok(Self { port: bound.port(), _socket: socket })
+        let port = bound.port();
+        Ok(Self { port, _socket: socket, _claim: PortClaim::take(port)? })
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -66,6 +70,21 @@ mod tests {
         let (all, one) = (("0.0.0.0", kept[0].port()), ("127.0.0.1", kept[1].port()));
         let _listening = (TcpListener::bind(all).unwrap(), TcpListener::bind(one).unwrap());
         assert_eq!(ReservedPort::reserve(kept[1].port()).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_port_belongs_to_one_launcher_even_before_anybody_listens() {
+        let first = ReservedPort::reserve(0).unwrap();
+        let taken = |port| ReservedPort::reserve(port).map_err(|error| error.kind()).err();
+        assert_eq!(taken(first.port()), Some(io::ErrorKind::AddrInUse));
+        let by_number = {
+            let port = first.port();
+            drop(first);
+            ReservedPort::reserve(port).unwrap()
+        };
+        assert_eq!(taken(by_number.port()), Some(io::ErrorKind::AddrInUse));
+        let other = ReservedPort::reserve(0).unwrap();
+        assert_ne!(other.port(), by_number.port(), "control: any other can be had");
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! Who has the port that we wanted: looked up after a bind was refused, for the error's text alone.
 //!
 //! ```text
-//!   /proc/net/tcp{,6}: local address, state, owner, inode ─▶ the socket in our way ─▶ /proc/*/fd: who has that inode open
+//!   /proc/net/tcp{,6}: local address, state, owner, inode ─▶ the socket in our way ─┬▶ /proc/*/fd: who has that inode open
+//!   /proc/net/unix: name, inode ─▶ the claim on the port (port_claim.rs), if any ───┘
 //! ```
 //!
 //! The table shows everybody's sockets of this network namespace; the descriptors of other users' processes, and of
-//! processes in other containers, are closed to us. A socket that is bound and does not listen is in no table.
+//! processes in other containers, are closed to us. A socket that is bound and does not listen is in no table, unless its
+//! port is claimed.
 
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
+
+use crate::port_claim::claim_name;
 
 /// Where the system tells of its processes.
 pub(crate) const PROC: &str = "/proc";
@@ -26,8 +30,8 @@ const LISTENS: &str = "0A";
 pub(crate) enum Holder {
     /// The first of the processes that have it open.
     Process { pid: u32, command: String, others: usize },
-    /// Its processes cannot be seen; their user can.
-    Hidden { uid: u32 },
+    /// Its processes cannot be seen; their user can, unless all that is there is a claim.
+    Hidden { uid: Option<u32> },
 }
 
 impl fmt::Display for Holder {
@@ -40,10 +44,12 @@ impl fmt::Display for Holder {
             Self::Process { pid, command, others } => {
                 write!(f, "pid {pid} ({command}) and {others} more have it")
             }
-            Self::Hidden { uid } if *uid == rustix::process::getuid().as_raw() => {
+            Self::Hidden { uid: Some(uid) } if *uid != rustix::process::getuid().as_raw() => {
+                write!(f, "a process of another user (uid {uid}) has it")
+            }
+            Self::Hidden { .. } => {
                 f.write_str("a process that cannot be seen from here, as in another container, has it")
             }
-            Self::Hidden { uid } => write!(f, "a process of another user (uid {uid}) has it"),
         }
     }
 }
@@ -52,7 +58,8 @@ impl fmt::Display for Holder {
 /// nobody does whom the system tells of.
 pub fn port_holder(port: u16) -> Option<String> {
     let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
-    holder_of(any, PROC.as_ref()).map(|holder| holder.to_string())
+    let proc = PROC.as_ref();
+    holder_of(any, proc).or_else(|| claimant_of(port, proc)).map(|holder| holder.to_string())
 }
 
 /// Who stands in the way of a bind to `addr`, by what is in `proc` (`/proc`).
@@ -62,12 +69,26 @@ pub(crate) fn holder_of(addr: SocketAddr, proc: &Path) -> Option<Holder> {
     let mut in_the_way: Vec<_> = sockets.filter(|socket| socket.is_in_the_way_of(addr)).collect();
     in_the_way.sort_by_key(|socket| !socket.listens);
     let socket = in_the_way.first()?;
-    let mut pids = processes_with(socket.inode, proc);
+    Some(whoever_has(socket.inode, Some(socket.uid), proc))
+}
+
+/// Who has claimed `port` without listening there yet.
+fn claimant_of(port: u16, proc: &Path) -> Option<Holder> {
+    let table = fs::read_to_string(proc.join("net/unix")).unwrap_or_default();
+    // `address references protocol flags type state inode name`; the names of no file begin with @.
+    let name = format!("@{}", claim_name(port));
+    let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let claim = lines.into_iter().find(|columns| columns.get(7) == Some(&name.as_str()))?;
+    Some(whoever_has(claim[6].parse().ok()?, None, proc))
+}
+
+fn whoever_has(inode: u64, uid: Option<u32>, proc: &Path) -> Holder {
+    let mut pids = processes_with(inode, proc);
     pids.sort_unstable();
-    Some(match pids.first() {
+    match pids.first() {
         Some(&pid) => Holder::Process { pid, command: command_of(pid, proc), others: pids.len() - 1 },
-        None => Holder::Hidden { uid: socket.uid },
-    })
+        None => Holder::Hidden { uid },
+    }
 }
 
 /// A line of the table.
@@ -156,6 +177,31 @@ mod tests {
         child.0.kill().and_then(|()| child.0.wait()).unwrap();
         assert_eq!(holder_of(addr, PROC.as_ref()), None, "control: it is free now");
         assert_eq!(port_holder(addr.port()), None);
+    }
+
+    #[test]
+    fn whoever_claims_a_port_is_named_as_its_holder() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        assert_eq!(port_holder(port), None, "control: nobody has it");
+        let claim = crate::PortClaim::take(port).unwrap();
+        let own = format!("this very process (pid {}) has it", std::process::id());
+        assert_eq!(port_holder(port), Some(own));
+        drop(claim);
+        assert_eq!(port_holder(port), None, "control: it is free again");
+    }
+
+    #[test]
+    fn a_claim_of_a_process_that_cannot_be_seen_is_told() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("net")).unwrap();
+        let line = "0000000000000000: 00000002 00000000 00000000 0002 01 77";
+        fs::write(proc.path().join("net/unix"), format!("{line}\n{line} @drumline/port/8080\n")).unwrap();
+        let said = claimant_of(8080, proc.path()).unwrap().to_string();
+        assert!(said.contains("cannot be seen from here"), "{said}");
+        assert_eq!(claimant_of(808, proc.path()), None, "control: another port");
+        give(proc.path(), 123_456_789, b"drumline\0run\0");
+        let said = claimant_of(8080, proc.path()).unwrap().to_string();
+        assert_eq!(said, "pid 123456789 (drumline run) has it");
     }
 
     /// Ended when dropped.

@@ -105,13 +105,15 @@ pub const DRUMLINE_JOB_KEY_FILE: &str = "DRUMLINE_JOB_KEY_FILE";
 pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
 /// Default deadline of a call, e.g. `300s`.
 pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
-/// `host:port`: there a launcher hosts the store, and no rank does; `agent`: the same at `MASTER_ADDR:MASTER_PORT`; unset:
-/// rank 0 hosts it there.
+/// `host:port`: there a launcher hosts the store, and no rank does; unset: rank 0 hosts it, at `MASTER_ADDR:MASTER_PORT`.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
 /// For the ranks of `drumline::spawn`: which call of the program they are to carry out, as JSON.
 pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
+
+/// The longest time that may be asked for, 100 years: no job needs more, and every clock can count with it.
+pub const LONGEST_DURATION: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Reads `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.
 ///
@@ -131,7 +133,8 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         "h" => 3600.0,
         _ => return None,
     };
-    Duration::try_from_secs_f64(text[..split].trim().parse::<f64>().ok()? * scale).ok()
+    let duration = Duration::try_from_secs_f64(text[..split].trim().parse::<f64>().ok()? * scale).ok();
+    duration.filter(|duration| *duration <= LONGEST_DURATION)
 }
 
 #[cfg(test)]
@@ -145,7 +148,7 @@ mod tests {
         {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(expected)), "{text}");
         }
-        for text in ["", "s", "-1s", "5 parsecs", "1e400s"] {
+        for text in ["", "s", "-1s", "5 parsecs", "1e400s", "1e19", "876001h"] {
             assert_eq!(parse_duration(text), None, "{text}");
         }
     }

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
+use super::binding::Binding;
 use super::row::Row;
 use super::sizes::ByteSize;
-use crate::binding::Binding;
 
 const BAR_CELLS: usize = 24;
 /// 1 MB/s.

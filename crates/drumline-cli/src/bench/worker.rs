@@ -4,8 +4,10 @@ use std::io::{Stdout, Write};
 
 use anyhow::Context;
 use drumline_comm::{DType, GroupOptions, ProcessGroup, bf16, f16};
+use drumline_launch::placing::{Topology, cpus_of_the_machine};
 
 use super::BenchArgs;
+use super::binding::{Binding, bind_to_core};
 use super::buffers::{Memory, last_level_cache};
 use super::ranks::is_one_of_ours;
 use super::row::{Figures, Row, rounded};
@@ -13,7 +15,6 @@ use super::sizes::ByteSize;
 use super::table::{Header, Table};
 use super::talk::Talker;
 use super::turns::{Plan, measure};
-use crate::binding::{Binding, allowed_cores, bind_to_core, cores_of_the_machine};
 use crate::telling::Mistake;
 
 /// The checks are left out in one special build, whose figures must not be taken for ours.
@@ -33,7 +34,7 @@ pub(super) fn run(args: &BenchArgs, variable: &str) -> anyhow::Result<()> {
     let sizes = args.sizes_among(group.size())?;
     // Only now: the group's own threads stay free, and it sees how many cores there are.
     let binding = here.bind(args, &group)?;
-    let machine = cores_of_the_machine().unwrap_or(usable);
+    let machine = cpus_of_the_machine().unwrap_or(usable);
     let table = Table::new(std::io::stdout(), Header { usable, machine, binding, cold: args.cold });
     measure_all(args, &group, &sizes, table)
 }
@@ -53,14 +54,14 @@ struct Here {
 impl Here {
     /// Takes a core, unless the launcher has already given one, or the user or the number of cores forbids it.
     fn bind(&self, args: &BenchArgs, group: &ProcessGroup) -> anyhow::Result<Binding> {
-        let allowed = allowed_cores().context("cannot see which cores may be used")?;
-        let of_all = group.all_gather_object(&(self.host.clone(), allowed.clone()))?;
+        let topology = Topology::here();
+        let of_all = group.all_gather_object(&(self.host.clone(), topology.allowed()))?;
         let found =
             Binding::found(of_all.iter().filter(|(host, _)| *host == self.host).map(|(_, cores)| cores));
         if args.no_bind || found == Binding::Launcher {
             return Ok(found);
         }
-        bind_to_core(self.local_rank, self.local_ranks, allowed)
+        bind_to_core(self.local_rank, self.local_ranks, topology.cpus())
             .context("cannot bind to a core; try --no-bind")
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use drumline_launch::{NodeRange, NumaBinding, RdzvConf, StdOf};
+use drumline_launch::{NodeRange, NumaBinding, RdzvConf, StdOf, parse_seconds};
 
 use super::deepspeed::DeepspeedArgs;
 use super::nproc::Nproc;
@@ -118,11 +118,11 @@ pub(crate) struct RunArgs {
     /// Restarts of all ranks before the job is given up
     #[arg(long, value_name = "N", default_value = "0", value_parser = whole, help_heading = LIFE)]
     pub(super) max_restarts: usize,
-    /// Seconds between looks at the nodes' state; the end of a rank is seen at once
-    #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = seconds, help_heading = LIFE)]
+    /// Seconds between looks at the nodes' state, at least 0.01; the end of a rank is seen at once
+    #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = parse_seconds, help_heading = LIFE)]
     pub(super) monitor_interval: Duration,
     /// Seconds between SIGTERM and SIGKILL [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = LIFE)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, help_heading = LIFE)]
     pub(super) shutdown_timeout: Option<Duration>,
     /// Signals that are handed on to the ranks
     #[arg(long, value_name = "LIST", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", help_heading = LIFE)]
@@ -221,11 +221,6 @@ pub(super) enum StartMethod {
     Spawn,
     Fork,
     Forkserver,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| "not a number of seconds; try 0.5".to_string())
 }
 
 fn whole(text: &str) -> Result<usize, &'static str> {

@@ -7,12 +7,14 @@ use std::net::Ipv4Addr;
 
 use drumline_launch::placing::{self, Cores, Topology};
 use drumline_launch::{
-    Fleet, HostCommand, LaunchPlan, Meeting, Place, Rendezvous, Site, signal_name, worker_environment,
+    Fleet, HostCommand, LaunchPlan, Meeting, Place, Rendezvous, Site, shell, signal_name, worker_environment,
 };
 use drumline_rendezvous::worker_env;
 
 /// What a port or address is called that is known only once the job runs.
 const LATER: &str = "(when the job starts)";
+/// The round that is shown.
+const FIRST_ROUND: u64 = 1;
 
 /// The plan, as this node would carry it out. `visible` is what `CUDA_VISIBLE_DEVICES` says to the launcher.
 pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
@@ -40,10 +42,6 @@ pub(super) fn describe_fleet(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> S
     for (name, value) in facts(plan) {
         let _ = writeln!(text, "  {name:<16} {value}");
     }
-    let line = |program: &OsStr, args: &[OsString]| {
-        let words = std::iter::once(program).chain(args.iter().map(OsString::as_os_str));
-        words.map(quoted).collect::<Vec<_>>().join(" ")
-    };
     for (node_rank, HostCommand { host, program, args, order }) in
         fleet.commands(plan, site).iter().enumerate()
     {
@@ -59,6 +57,11 @@ pub(super) fn describe_fleet(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> S
         let _ = writeln!(text, "    $ {}", line(&order.program, &order.args));
     }
     text
+}
+
+fn line(program: &OsStr, args: &[OsString]) -> String {
+    let words = std::iter::once(program).chain(args.iter().map(OsString::as_os_str));
+    shell::line(words).to_string_lossy().into_owned()
 }
 
 fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
@@ -102,7 +105,6 @@ fn nodes(plan: &LaunchPlan) -> String {
 
 fn worker(plan: &LaunchPlan, place: &Place, cores: Option<&Cores>, visible: Option<&str>) -> String {
     let (program, args) = plan.command(place);
-    let command: Vec<_> = std::iter::once(&program).chain(&args).map(|word| quoted(word)).collect();
     let mut text = format!("rank {} (local rank {} of {})\n", place.rank, place.local_rank, plan.nproc);
     for (name, value) in environment(plan, place, visible) {
         let _ = writeln!(text, "  {}={}", name.display(), value.display());
@@ -110,7 +112,7 @@ fn worker(plan: &LaunchPlan, place: &Place, cores: Option<&Cores>, visible: Opti
     if let Some(cores) = cores {
         let _ = writeln!(text, "  on cores {cores}");
     }
-    let _ = writeln!(text, "  $ {}", command.join(" "));
+    let _ = writeln!(text, "  $ {}", line(&program, &args));
     text
 }
 
@@ -126,20 +128,11 @@ fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTree
         _ => [LATER.to_string(), LATER.to_string()],
     };
     let names = [worker_env::MASTER_ADDR, worker_env::MASTER_PORT];
-    let mut env = worker_environment(place, &Meeting::default());
-    let store = [(worker_env::DRUMLINE_STORE, LATER), (worker_env::DRUMLINE_JOB_KEY_FD, LATER)];
-    env.extend(store.map(|(name, value)| (name.into(), Some(value.into()))));
+    let mut env = worker_environment(place, &Meeting { round: FIRST_ROUND, ..Meeting::default() });
+    let error_file = plan.logs.wants_folder().then_some(worker_env::TORCHELASTIC_ERROR_FILE);
+    let later = [worker_env::DRUMLINE_STORE, worker_env::DRUMLINE_JOB_KEY_FD].into_iter().chain(error_file);
+    env.extend(later.map(|name| (name.into(), Some(LATER.into()))));
     env.extend(names.into_iter().zip(master).map(|(name, value)| (name.into(), Some(value.into()))));
     env.extend(plan.environment(place, visible));
     env.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-}
-
-/// A word as a shell would have to be given it.
-fn quoted(word: &OsStr) -> String {
-    let text = word.to_string_lossy();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.into_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
 }

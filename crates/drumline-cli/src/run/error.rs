@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use drumline_launch::{EndpointError, EnvFileError, HostfileError, NodeRange, SignalsError};
+use drumline_launch::{EndpointError, EnvFileError, HostfileError, NodeRange, SecondsError, SignalsError};
 use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,8 +56,8 @@ pub(crate) enum PlanError {
     NoThreads,
     #[error("--debug-rank {rank}: there are {world} ranks, counted from 0; try --debug-rank 0")]
     DebugRank { rank: usize, world: usize },
-    #[error("TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `{0}`; try a number of seconds, or --shutdown-timeout")]
-    ShutdownTimeout(String),
+    #[error("TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `{value}`: {source}")]
+    ShutdownTimeout { value: String, source: SecondsError },
     #[error("cannot read the hostfile {}: {source}; try --hostfile FILE", path.display())]
     Hostfile { path: PathBuf, source: io::Error },
     #[error("{0}")]

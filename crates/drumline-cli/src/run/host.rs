@@ -5,11 +5,11 @@ use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::thread::available_parallelism;
 
+use drumline_launch::placing::cpus_of_the_machine;
 use drumline_launch::{installed_gpus, visible_gpus};
 use drumline_rendezvous::worker_env;
 
 use super::error::PlanError;
-use crate::binding::cores_of_the_machine;
 
 /// This node, as far as a plan needs it.
 pub(crate) struct Host<'a> {
@@ -38,7 +38,7 @@ impl<'a> Host<'a> {
             let wrong = |source| PlanError::Hostfile { path: path.to_path_buf(), source };
             std::fs::read_to_string(path).map_err(wrong)
         };
-        let cores = cores_of_the_machine().or_else(|| available_parallelism().ok().map(usize::from));
+        let cores = cpus_of_the_machine().or_else(|| available_parallelism().ok().map(usize::from));
         Ok(Self {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             cores: cores.unwrap_or(1),

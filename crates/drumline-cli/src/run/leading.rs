@@ -1,13 +1,10 @@
 //! Leads the agents of other hosts: starts them, hands on the signals that come here, ends as their job ends.
 
-use drumline_launch::{Fleet, LaunchPlan, Leader, Signal, Site};
+use drumline_launch::{Fleet, LaunchPlan, Leader, PASSED_ON, Signal, Site};
 use drumline_rendezvous::JobKey;
 use signal_hook::iterator::Signals;
 
 use crate::telling::{ExitCodeOnly, say};
-
-/// Requests to the program, such as to checkpoint, and not to stop; the agents hand them on as well.
-const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
 
 /// Runs the plan on the hosts of `fleet`; an error if they did not end well.
 pub(super) fn lead(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> anyhow::Result<()> {

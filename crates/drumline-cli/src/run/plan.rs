@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use drumline_launch::{
     Fleet, HeldRank, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous,
-    Std, parse_signals, split_endpoint,
+    Std, parse_seconds, parse_signals, split_endpoint,
 };
 use drumline_rendezvous::worker_env;
 
@@ -25,6 +25,8 @@ const C10D_PORT: u16 = 29_400;
 /// What `--rdzv-id` says if nobody gave one.
 const NO_ID: &str = "none";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Looking at the nodes' state more often than this would only keep a core busy.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 impl RunArgs {
     /// What these arguments mean on this node, or the first thing that is wrong with them.
@@ -57,7 +59,7 @@ impl RunArgs {
             join_timeout: self.rdzv_conf.join_timeout,
             local_addr: self.local_addr.clone(),
             max_restarts: self.max_restarts,
-            monitor_interval: self.monitor_interval,
+            monitor_interval: self.monitor_interval.max(SHORTEST_INTERVAL),
             program,
             args,
             local_rank_arg: None,
@@ -68,8 +70,7 @@ impl RunArgs {
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
-            debug_rank: self
-                .held_rank(hosts.fleet.as_ref().map_or(nodes.max * nproc, Fleet::num_ranks), host)?,
+            debug_rank: self.held_rank(world(nodes, nproc, hosts.fleet.as_ref()), host)?,
             fleet: hosts.fleet,
             slurm_step: step.map(|step| step.name),
             led: if self.led { LedBy::Stdin } else { LedBy::Nobody },
@@ -111,6 +112,10 @@ impl RunArgs {
         if self.hostfile.is_some() && self.local_addr.is_some() && !self.deepspeed.no_ssh {
             remarks.push(unused("--local-addr", "each host finds out its own"));
         }
+        remarks.extend(self.rdzv_conf.without_effect.iter().map(|setting| {
+            let why = "nodes give a sign of life every 0.5 s, and one that is lost is found in 5 s";
+            unused(&format!("--rdzv-conf {setting}"), why)
+        }));
         remarks.extend(self.deepspeed.unused().into_iter().map(|(flag, why)| unused(flag, why)));
         remarks
     }
@@ -220,12 +225,10 @@ impl RunArgs {
 
     fn shutdown_timeout(&self, host: &Host<'_>) -> Result<Duration, PlanError> {
         let from_variable = || {
-            let Some(text) = host.text(worker_env::TORCH_ELASTIC_SHUTDOWN_TIMEOUT) else {
+            let Some(value) = host.text(worker_env::TORCH_ELASTIC_SHUTDOWN_TIMEOUT) else {
                 return Ok(SHUTDOWN_TIMEOUT);
             };
-            let seconds = text.trim().parse().ok();
-            let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            time.ok_or(PlanError::ShutdownTimeout(text))
+            parse_seconds(&value).map_err(|source| PlanError::ShutdownTimeout { value, source })
         };
         self.shutdown_timeout.map_or_else(from_variable, Ok)
     }
@@ -234,12 +237,17 @@ impl RunArgs {
         if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
     }
 
-    fn held_rank(&self, world: usize, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
-        match self.debug_rank {
-            Some(rank) if rank >= world => Err(PlanError::DebugRank { rank, world }),
-            held => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
+    fn held_rank(&self, world: Option<usize>, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {
+        match (self.debug_rank, world) {
+            (Some(rank), Some(world)) if rank >= world => Err(PlanError::DebugRank { rank, world }),
+            (held, _) => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
         }
     }
+}
+
+/// How many ranks there are; `None` where the other nodes may have more or fewer than this one.
+fn world(nodes: NodeRange, nproc: usize, fleet: Option<&Fleet>) -> Option<usize> {
+    fleet.map(Fleet::num_ranks).or_else(|| (nodes.max == 1).then_some(nproc))
 }
 
 /// `a,b` is two texts; two commas are one that belongs to a text.

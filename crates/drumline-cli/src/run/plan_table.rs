@@ -159,6 +159,7 @@ fn the_rest_reaches_the_plan() {
     assert_eq!(plan("--duplicate-stdout-filters a,,b,c a").logs.duplicates.stdout, ["a,b", "c"]);
     assert_eq!(plan("--max-restarts 1 --max_restarts 3 a").max_restarts, 3);
     assert_eq!(plan("--monitor-interval 5 a").monitor_interval, Duration::from_secs(5));
+    assert_eq!(plan("--monitor-interval 0 a").monitor_interval, Duration::from_millis(10));
     assert_eq!(plan("--shutdown-timeout 2.5 a").shutdown_timeout, Duration::from_millis(2500));
     let patient = Node { variables: &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")], ..BARE };
     assert_eq!(patient.plan("a").unwrap().shutdown_timeout, Duration::from_secs(7));
@@ -168,11 +169,15 @@ fn the_rest_reaches_the_plan() {
     assert_eq!((other.omp, other.role.as_str(), other.virtual_local_rank), (Some(2), "trainer", true));
     let held = HeldRank { rank: 0, holder: "/bin/drumline".into() };
     assert_eq!((other.local_addr.as_deref(), other.debug_rank), (Some("me"), Some(held)));
+    let elsewhere = plan("--nnodes 2 --node-rank 1 --nproc-per-node 2 --debug-rank 5 a").debug_rank;
+    assert_eq!(elsewhere.map(|held| held.rank), Some(5), "node 0 may have more ranks");
     assert_eq!(plan("--numa-binding core-complex a").numa, Some(drumline_launch::NumaBinding::CoreComplex));
     assert_eq!(plan("--numa-binding none a").numa, Some(drumline_launch::NumaBinding::None));
     let remarks = |line| parsed(line).unwrap().remarks().len();
     assert_eq!(remarks("--start-method fork --event-log-handler console a"), 2);
     assert_eq!((remarks("--debug-rank 0 a"), remarks("--debug-rank 0 -r 2 a")), (0, 1));
+    let conf = "--rdzv-conf read_timeout=60,join_timeout=9,keep_alive_max_attempt=3,last_call_timeout=1 a";
+    assert_eq!(remarks(conf), 2);
     assert_eq!((remarks("a"), remarks("--rdzv-backend c10d --master-addr h a")), (0, 1));
 }
 
@@ -292,6 +297,7 @@ fn hosts_are_started_as_deepspeed_would() {
 #[test]
 fn what_cannot_be_is_told_with_the_nearest_right_flag() {
     let listed = Node { gpus: 4, hostfile: Some("node0 slots=4\nnode1 slots=2"), variables: &[] };
+    let forever = Node { variables: &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1e19")], ..BARE };
     let mixed = Node { hostfile: Some("localhost slots=1\nnode1 slots=1"), ..BARE };
     for (node, line, said) in [
         (&BARE, "--standalone --nnodes 2 a", "try --nnodes 1, or --rdzv-backend c10d"),
@@ -316,6 +322,10 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (&BARE, "--omp 0 a", "try --omp 1"),
         (&BARE, "--log-dir /dev/null --duplicate-stderr-filters x a", "try another --log-dir"),
         (&BARE, "--debug-rank 1 a", "there are 1 ranks"),
+        (&BARE, "--rdzv-conf join_timeout=1e19 a", "join_timeout cannot be `1e19`: more than 100 years"),
+        (&BARE, "--shutdown-timeout 1e19 a", "more than 100 years"),
+        (&BARE, "--monitor-interval x a", "not a number of seconds"),
+        (&forever, "a", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `1e19`: more than 100 years"),
         (&BARE, "--max-restarts -1 a", "try 0 or more"),
         (&BARE, "--launcher ssh a", "try --hostfile"),
         (&BARE, "-r 4 a", "'4'"),

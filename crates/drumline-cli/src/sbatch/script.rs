@@ -7,8 +7,9 @@
 //! group of its own: a signal to the script's group would otherwise reach it twice.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 
-use super::words;
+use drumline_launch::shell;
 
 /// What the script is to do.
 #[derive(Debug, Clone, Default)]
@@ -36,12 +37,27 @@ trap 'rm -rf -- "$private"' EXIT
 export DRUMLINE_JOB_KEY_FILE="$private/key"
 "#;
 
+const TELL: &str = r#"
+# Hands a signal on to srun. One that comes before srun is ready is kept for it. Slurm gives this script the variables of
+# whoever submitted it: these must not come from there.
+srun=
+early=
+tell() {
+    again=1
+    if [ -n "$srun" ]; then
+        kill -s "$1" "$srun" 2>/dev/null
+    else
+        early="$early $1"
+    fi
+}
+"#;
+
 const TERM: &str = r#"
 # Where Slurm ends the whole job it tells the ranks itself; a second SIGTERM would cut their time short.
 told_to_stop() {
     again=1
     if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-        kill -TERM "$srun" 2>/dev/null
+        tell TERM
     fi
 }
 trap told_to_stop TERM
@@ -49,26 +65,29 @@ trap told_to_stop TERM
 
 const WARNING: &str = r#"
 # Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint.
-warned() {
-    again=1
-    kill -USR1 "$srun" 2>/dev/null
-}
-trap warned USR1
+trap 'tell USR1' USR1
 "#;
 
 /// The same for a job that runs again.
 const WARNING_REQUEUED: &str = r#"
 # Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint and end, and the job will run again.
+requeue=
 warned() {
-    again=1
     requeue=1
-    kill -USR1 "$srun" 2>/dev/null
+    tell USR1
 }
 trap warned USR1
 "#;
 
-const WAIT: &str = r#"srun=$!
+const WAIT: &str = r#"started=$!
 set +m
+
+# A process that has just been started would lose a signal, or end by it.
+sleep 1
+srun=$started
+for signal in $early; do
+    kill -s "$signal" "$srun" 2>/dev/null
+done
 
 # A trap ends the waiting early.
 again=1
@@ -92,14 +111,15 @@ impl Job {
         let mut script = b"#!/bin/bash\n".to_vec();
         for option in &self.options {
             script.extend(b"#SBATCH ");
-            script.extend(words::quoted(option.as_ref()));
+            script.extend(shell::quoted(option.as_ref()).into_vec());
             script.push(b'\n');
         }
         script.extend(KEY.bytes());
+        script.extend(TELL.bytes());
         script.extend(TERM.bytes());
         script.extend(self.warning().bytes());
         script.extend(b"\nset -m\n");
-        script.extend(words::line(self.srun().iter().map(OsString::as_os_str)));
+        script.extend(shell::line(self.srun().iter().map(OsString::as_os_str)).into_vec());
         script.extend(b" &\n");
         script.extend(WAIT.bytes());
         script.extend((if self.requeue { REQUEUE } else { "" }).bytes());

@@ -1,7 +1,9 @@
 //! Command lines and the scripts they must become.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use clap::{Args, FromArgMatches};
@@ -108,4 +110,38 @@ fn a_shell_finds_no_fault() {
             assert!(output.status.success(), "{}\n{script}", String::from_utf8_lossy(&output.stdout));
         }
     }
+}
+
+/// Runs the script of a job that runs again, with `line` before `srun` and programs in the place of Slurm's: its exit code,
+/// and what `scontrol` was told.
+fn run_with(line: &str) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = [
+        ("srun", "exec sleep 4"),
+        ("squeue", "echo RUNNING"),
+        ("scontrol", r#"echo "$*" >"$SLURM_SUBMIT_DIR/told""#),
+    ];
+    for (name, body) in programs {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = script(&["--requeue", "a"]).unwrap().replace("\nset -m\n", &format!("\n{line}\nset -m\n"));
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let status = Command::new("bash")
+        .args(["-c", &script])
+        .env("PATH", path)
+        .env("SLURM_SUBMIT_DIR", folder.path())
+        .envs([("SLURM_JOB_ID", "7"), ("requeue", "1"), ("srun", "1"), ("early", "KILL")])
+        .status()
+        .unwrap();
+    (status.code(), fs::read_to_string(folder.path().join("told")).unwrap_or_default())
+}
+
+#[test]
+fn a_signal_that_comes_before_srun_is_not_lost() {
+    let by = |signal: i32| Some(128 + signal);
+    assert_eq!(run_with("kill -USR1 $$"), (by(10), "requeue 7\n".to_string()));
+    assert_eq!(run_with("kill -TERM $$"), (by(15), String::new()));
+    assert_eq!(run_with(":"), (Some(0), String::new()), "control, whatever the user's own variables say");
 }

@@ -88,6 +88,11 @@ impl Started {
         self.stdout.text.lock().unwrap().clone()
     }
 
+    /// The launcher's own process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
     /// The process of a rank, once it runs.
     pub(super) fn pid_of(&self, rank: usize) -> i32 {
         let begin = Instant::now();

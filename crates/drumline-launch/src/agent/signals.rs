@@ -9,8 +9,7 @@ use signal_hook::iterator::Signals;
 use super::Happening;
 use crate::plan::LaunchPlan;
 
-/// Handed on to the workers and nothing else: for them these are requests, such as to checkpoint.
-pub(super) const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
+pub(super) use crate::plan::PASSED_ON;
 
 /// Whether this signal stops the job, and is not only handed on.
 pub(super) fn asks_to_stop(plan: &LaunchPlan, signal: Signal) -> bool {

@@ -106,8 +106,8 @@ impl Words for Vec<OsString> {
             Rendezvous::Dynamic { endpoint, conf } => {
                 self.add("rdzv-backend", "c10d");
                 self.add("rdzv-endpoint", endpoint);
-                // Which host has the store is in the endpoint; no two of them may claim it.
-                let conf = RdzvConf { is_host: None, ..conf.clone() };
+                // Which host has the store is in the endpoint; no two of them may claim it. What has no effect was told.
+                let conf = RdzvConf { is_host: None, without_effect: Vec::new(), ..conf.clone() };
                 self.add_some("rdzv-conf", Some(conf.to_string()).filter(|_| conf != RdzvConf::default()));
             }
         }

@@ -8,8 +8,7 @@
 //! One command for each host whatever the starter: each has a stdin of its own, and its end says which host failed.
 
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use drumline_rendezvous::worker_env::{CUDA_VISIBLE_DEVICES, PET_PREFIX};
@@ -17,6 +16,7 @@ use drumline_rendezvous::worker_env::{CUDA_VISIBLE_DEVICES, PET_PREFIX};
 use super::agent_args::agent_args;
 use super::exported::KEY_VARIABLES;
 use super::order::Order;
+use crate::shell::quoted;
 use crate::{Fleet, HostSlots, LaunchPlan, Starter};
 
 /// What Open MPI tells its processes: a program of the job must not take itself for one of them.
@@ -132,21 +132,4 @@ impl Fleet {
         words.extend(self.starter_args.iter().cloned());
         words.into_iter().map(OsString::from).collect()
     }
-}
-
-/// A word that any shell reads as itself.
-fn quoted(word: &OsStr) -> OsString {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_=+./:,@".contains(byte);
-    if !word.is_empty() && word.as_bytes().iter().all(plain) {
-        return word.to_owned();
-    }
-    let mut bytes = vec![b'\''];
-    for &byte in word.as_bytes() {
-        match byte {
-            b'\'' => bytes.extend(br"'\''"),
-            _ => bytes.push(byte),
-        }
-    }
-    bytes.push(b'\'');
-    OsString::from_vec(bytes)
 }

@@ -216,7 +216,7 @@ impl LogPlan {
     }
 
     /// Whether there is to be a folder. Without one, what would be redirected goes to the console, as in torchrun.
-    pub(crate) fn wants_folder(&self) -> bool {
+    pub fn wants_folder(&self) -> bool {
         self.dir.as_deref() != Some("/dev/null".as_ref())
     }
 

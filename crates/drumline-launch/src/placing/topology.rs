@@ -76,7 +76,8 @@ impl Topology {
         &self.gpus
     }
 
-    pub(super) fn allowed(&self) -> Cores {
+    /// Their numbers.
+    pub fn allowed(&self) -> Cores {
         self.those(|_| true)
     }
 
@@ -112,6 +113,11 @@ impl Topology {
         caches.sort_by_key(|cpus| std::cmp::Reverse(cpus.len()));
         caches
     }
+}
+
+/// How many CPUs the machine has, whether we may use them or not, as far as the system says.
+pub fn cpus_of_the_machine() -> Option<usize> {
+    list("/sys/devices/system/cpu/online".as_ref()).map(|cpus| cpus.len()).filter(|count| *count > 0)
 }
 
 fn list(file: &Path) -> Option<Cores> {

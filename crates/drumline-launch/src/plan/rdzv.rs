@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::seconds::{SecondsError, parse_seconds};
+
 /// How the nodes meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rendezvous {
@@ -32,19 +34,17 @@ pub struct RdzvConf {
     pub join_timeout: Duration,
     /// For more, once the least number is there.
     pub last_call_timeout: Duration,
-    /// For the end of a meeting.
-    pub close_timeout: Duration,
-    /// For a sign of life to be taken.
-    pub heartbeat_timeout: Duration,
-    /// Between signs of life.
-    pub keep_alive_interval: Duration,
-    /// Missed signs of life that make a node dead.
-    pub keep_alive_max_attempt: usize,
-    /// For an answer of the store.
-    pub read_timeout: Duration,
     /// Whether this node hosts the store; found out from the endpoint if `None`.
     pub is_host: Option<bool>,
+    /// Settings of torchrun that were given, and that nothing here depends on.
+    pub without_effect: Vec<&'static str>,
 }
+
+/// Times of torchrun that are fixed here: see [`Policy`](crate::membership::Policy).
+const WITHOUT_EFFECT: [&str; 4] =
+    ["close_timeout", "heartbeat_timeout", "keep_alive_interval", "read_timeout"];
+/// A count of that kind.
+const ATTEMPTS_WITHOUT_EFFECT: &str = "keep_alive_max_attempt";
 
 impl Default for RdzvConf {
     fn default() -> Self {
@@ -52,12 +52,8 @@ impl Default for RdzvConf {
         Self {
             join_timeout: seconds(600),
             last_call_timeout: seconds(30),
-            close_timeout: seconds(30),
-            heartbeat_timeout: seconds(5),
-            keep_alive_interval: seconds(5),
-            keep_alive_max_attempt: 3,
-            read_timeout: seconds(60),
             is_host: None,
+            without_effect: Vec::new(),
         }
     }
 }
@@ -84,6 +80,16 @@ pub enum RdzvConfError {
         /// What would do.
         expected: &'static str,
     },
+    /// The value is no time.
+    #[error("{key} cannot be `{value}`: {source}")]
+    Seconds {
+        /// The setting.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What is wrong with it.
+        source: SecondsError,
+    },
 }
 
 impl FromStr for RdzvConf {
@@ -104,67 +110,45 @@ impl FromStr for RdzvConf {
     }
 }
 
-/// All settings, as [`RdzvConf::from_str`] reads them.
+/// All settings that have an effect, as [`RdzvConf::from_str`] reads them.
 impl fmt::Display for RdzvConf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            join_timeout,
-            last_call_timeout,
-            close_timeout,
-            heartbeat_timeout,
-            keep_alive_interval,
-            keep_alive_max_attempt,
-            read_timeout,
-            is_host,
-        } = self;
-        for (key, time) in [
-            ("join_timeout", join_timeout),
-            ("last_call_timeout", last_call_timeout),
-            ("close_timeout", close_timeout),
-            ("heartbeat_timeout", heartbeat_timeout),
-            ("keep_alive_interval", keep_alive_interval),
-            ("read_timeout", read_timeout),
-        ] {
-            write!(f, "{key}={},", time.as_secs_f64())?;
-        }
-        is_host.map_or(Ok(()), |is_host| write!(f, "is_host={is_host},"))?;
-        write!(f, "keep_alive_max_attempt={keep_alive_max_attempt}")
+        let Self { join_timeout, last_call_timeout, is_host, without_effect: _ } = self;
+        write!(f, "join_timeout={},", join_timeout.as_secs_f64())?;
+        write!(f, "last_call_timeout={}", last_call_timeout.as_secs_f64())?;
+        is_host.map_or(Ok(()), |is_host| write!(f, ",is_host={is_host}"))
     }
 }
 
 impl RdzvConf {
     fn set(&mut self, key: &str, value: &str) -> Result<(), RdzvConfError> {
-        let wrong = |expected| {
-            move || RdzvConfError::Value { key: key.to_string(), value: value.to_string(), expected }
+        let wrong =
+            |expected| RdzvConfError::Value { key: key.to_string(), value: value.to_string(), expected };
+        let time = || {
+            let (key, value) = (key.to_string(), value.to_string());
+            parse_seconds(&value).map_err(|source| RdzvConfError::Seconds { key, value, source })
         };
-        let time = match key {
+        match key {
             // Its name in torchrun's static rendezvous.
-            "join_timeout" | "timeout" => &mut self.join_timeout,
-            "last_call_timeout" => &mut self.last_call_timeout,
-            "close_timeout" => &mut self.close_timeout,
-            "heartbeat_timeout" => &mut self.heartbeat_timeout,
-            "keep_alive_interval" => &mut self.keep_alive_interval,
-            "read_timeout" => &mut self.read_timeout,
-            "keep_alive_max_attempt" => {
-                let count = value.parse().ok().filter(|count| *count > 0);
-                self.keep_alive_max_attempt = count.ok_or_else(wrong("a whole number from 1"))?;
-                return Ok(());
+            "join_timeout" | "timeout" => self.join_timeout = time()?,
+            "last_call_timeout" => self.last_call_timeout = time()?,
+            "is_host" => self.is_host = Some(truth(value).ok_or_else(|| wrong("1 or 0"))?),
+            "store_type" if value == "tcp" => {}
+            "store_type" => return Err(wrong("tcp")),
+            ATTEMPTS_WITHOUT_EFFECT => {
+                let count = value.parse::<usize>().ok().filter(|count| *count > 0);
+                count.ok_or_else(|| wrong("a whole number from 1"))?;
+                self.without_effect.push(ATTEMPTS_WITHOUT_EFFECT);
             }
-            "is_host" => {
-                self.is_host = Some(truth(value).ok_or_else(wrong("1 or 0"))?);
-                return Ok(());
+            _ => {
+                let known = WITHOUT_EFFECT.into_iter().find(|name| *name == key);
+                let known = known.ok_or_else(|| RdzvConfError::Unknown(key.to_string()))?;
+                time()?;
+                self.without_effect.push(known);
             }
-            "store_type" if value == "tcp" => return Ok(()),
-            "store_type" => return Err(wrong("tcp")()),
-            _ => return Err(RdzvConfError::Unknown(key.to_string())),
-        };
-        *time = seconds(value).ok_or_else(wrong("a number of seconds"))?;
+        }
         Ok(())
     }
-}
-
-fn seconds(value: &str) -> Option<Duration> {
-    value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
 fn truth(value: &str) -> Option<bool> {
@@ -213,15 +197,17 @@ mod tests {
     fn settings_change_what_they_name() {
         assert_eq!("".parse(), Ok(RdzvConf::default()));
         assert_eq!("'join_timeout=9'".parse::<RdzvConf>(), "join_timeout=9".parse());
-        let conf: RdzvConf = "join_timeout=9, keep_alive_max_attempt=5,is_host=true".parse().unwrap();
+        let conf: RdzvConf =
+            "join_timeout=9, keep_alive_max_attempt=5,is_host=true,read_timeout=1".parse().unwrap();
         let expected = RdzvConf {
             join_timeout: Duration::from_secs(9),
-            keep_alive_max_attempt: 5,
             is_host: Some(true),
+            without_effect: vec!["keep_alive_max_attempt", "read_timeout"],
             ..RdzvConf::default()
         };
         assert_eq!(conf, expected);
-        assert_eq!(conf.to_string().parse(), Ok(conf));
+        let told = RdzvConf { without_effect: Vec::new(), ..conf };
+        assert_eq!(told.to_string().parse(), Ok(told));
     }
 
     #[test]
@@ -231,6 +217,8 @@ mod tests {
             ("=3", "key=value"),
             ("join_timeout=", "key=value"),
             ("join_timeout=-1", "seconds"),
+            ("read_timeout=soon", "seconds"),
+            ("last_call_timeout=1e19", "more than 100 years"),
             ("jion_timeout=3", "try one of join_timeout"),
             ("keep_alive_max_attempt=0", "from 1"),
             ("store_type=file", "try tcp"),

@@ -2,6 +2,10 @@
 
 use crate::{Signal, signal_name};
 
+/// Handed on to the workers and nothing else, unless the plan has them among those that stop: for the workers these are
+/// requests, such as to checkpoint.
+pub const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
+
 /// A list that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignalsError {

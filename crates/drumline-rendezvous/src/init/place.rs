@@ -105,8 +105,8 @@ impl Place {
                 Some(Master { host, port, given })
             }
             Method::Env => match agent {
-                Some(Agent::At(master)) => Some(master),
-                _ => Some(place.master_from(env, &family)?),
+                Some(master) => Some(master),
+                None => Some(place.master_from(env, &family)?),
             },
         };
         Ok(place)
@@ -229,25 +229,15 @@ fn whole(env: Env<'_>, names: &[&'static str]) -> Result<Option<usize>, InitErro
     }
 }
 
-/// A launcher that hosts the store.
-enum Agent {
-    /// Where `MASTER_ADDR` and `MASTER_PORT` say.
-    AtMaster,
-    At(Master),
-}
-
-fn agent(env: Env<'_>) -> Result<Option<Agent>, InitError> {
+/// Where a launcher hosts the store, if one does.
+fn agent(env: Env<'_>) -> Result<Option<Master>, InitError> {
     let Some(text) = env(DRUMLINE_STORE).filter(|text| !text.is_empty()) else { return Ok(None) };
-    if text == "agent" {
-        return Ok(Some(Agent::AtMaster));
-    }
     let split = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     let split = split.and_then(|(host, port)| Some((host, port.parse().ok().filter(|port| *port != 0)?)));
     let advice = "try unsetting it, then rank 0 hosts the store";
-    let (host, port) =
-        split.ok_or_else(|| invalid(DRUMLINE_STORE, &text, "`host:port` or `agent`", advice))?;
+    let (host, port) = split.ok_or_else(|| invalid(DRUMLINE_STORE, &text, "`host:port`", advice))?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
-    Ok(Some(Agent::At(Master { host, port, given: format!("{DRUMLINE_STORE}={text}") })))
+    Ok(Some(Master { host, port, given: format!("{DRUMLINE_STORE}={text}") }))
 }
 
 fn timeout(env: Env<'_>) -> Result<Duration, InitError> {
@@ -316,9 +306,9 @@ mod tests {
 
     #[test]
     fn torchrun() {
-        let place = env(&format!("{TORCH} DRUMLINE_ROUND=2 DRUMLINE_STORE=agent DRUMLINE_TIMEOUT=5s"));
+        let place = env(&format!("{TORCH} DRUMLINE_ROUND=2 DRUMLINE_TIMEOUT=5s"));
         assert_eq!(shown(&place), "3/4 local 1/Some(2) n1:29500");
-        assert_eq!((place.round, place.agent_hosts, place.timeout), (2, true, Duration::from_secs(5)));
+        assert_eq!((place.round, place.agent_hosts, place.timeout), (2, false, Duration::from_secs(5)));
         let place = env(&format!("{TORCH} DRUMLINE_STORE=[fe80::7]:31"));
         assert_eq!(shown(&place), "3/4 local 1/Some(2) fe80::7:31", "beside the master's port");
         assert!(place.agent_hosts);
@@ -402,7 +392,7 @@ mod tests {
                 "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2 contradict",
             ),
             ("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2 contradict"),
-            ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x", "DRUMLINE_STORE=x is not `host:port` or `agent`; try"),
+            ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x", "DRUMLINE_STORE=x is not `host:port`; try"),
             ("RANK=0 WORLD_SIZE=1 DRUMLINE_STORE=x:0", "DRUMLINE_STORE=x:0 is not `host:port`"),
             (
                 "RANK=0 WORLD_SIZE=1 DRUMLINE_TIMEOUT=soon",

@@ -1,14 +1,21 @@
 //! Words as a shell must be given them, whatever bytes they hold.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// `word` in quotes, unless it needs none.
-pub(super) fn quoted(word: &OsStr) -> Vec<u8> {
+/// `word` in quotes, unless any shell reads it as itself.
+///
+/// ```
+/// use drumline_launch::shell;
+///
+/// assert_eq!(shell::quoted("--lr=0.1".as_ref()), "--lr=0.1");
+/// assert_eq!(shell::quoted("it's".as_ref()), r"'it'\''s'");
+/// ```
+pub fn quoted(word: &OsStr) -> OsString {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_=+./:,@%".contains(byte);
     let bytes = word.as_bytes();
     if !bytes.is_empty() && bytes.iter().all(plain) {
-        return bytes.to_vec();
+        return word.to_owned();
     }
     let mut quoted = vec![b'\''];
     for byte in bytes {
@@ -18,12 +25,12 @@ pub(super) fn quoted(word: &OsStr) -> Vec<u8> {
         }
     }
     quoted.push(b'\'');
-    quoted
+    OsString::from_vec(quoted)
 }
 
 /// A command line of several words.
-pub(super) fn line<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> Vec<u8> {
-    words.into_iter().map(quoted).collect::<Vec<_>>().join(&b' ')
+pub fn line<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> OsString {
+    words.into_iter().map(quoted).collect::<Vec<_>>().join(OsStr::new(" "))
 }
 
 #[cfg(test)]
@@ -48,7 +55,7 @@ mod tests {
         .map(OsStr::from_bytes)
         .to_vec();
         let mut script = br"printf '%s\0' ".to_vec();
-        script.extend(line(words.iter().copied()));
+        script.extend(line(words.iter().copied()).into_vec());
         let output = Command::new("bash").arg("-c").arg(OsStr::from_bytes(&script)).output().unwrap();
         let read: Vec<_> = output.stdout.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
         assert_eq!(read[..words.len()], words);

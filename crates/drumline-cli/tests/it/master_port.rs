@@ -1,0 +1,30 @@
+//! A port that was asked for by number belongs to one job.
+
+use std::net::TcpListener;
+
+use super::started::{Ended, Started};
+
+/// A port that nobody had a moment ago.
+fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+}
+
+fn run(port: &str) -> Ended {
+    Started::new(&["run", "--master-port", port, "sh", "-c", "echo started on $MASTER_PORT"]).end()
+}
+
+#[test]
+fn the_second_job_on_a_port_is_refused_before_its_ranks_start() {
+    let (port, other) = (free_port(), free_port());
+    let first = Started::new(&["run", "--master-port", &port, "sh", "-c", "echo here; sleep 60"]);
+    first.line_of_stdout("here");
+    let second = run(&port);
+    assert_eq!((second.code, second.stdout.as_str()), (Some(1), ""), "{}", second.stderr);
+    let said = format!("pid {} (", first.pid());
+    assert!(second.stderr.contains(&said) && second.stderr.contains("try another"), "{}", second.stderr);
+    let beside = run(&other);
+    assert_eq!(beside.code, Some(0), "control: another port: {}", beside.stderr);
+    drop(first);
+    let after = run(&port);
+    assert_eq!(after.stdout, format!("[rank 0]: started on {port}\n"), "control: {}", after.stderr);
+}
