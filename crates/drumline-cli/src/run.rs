@@ -34,6 +34,7 @@ use crate::KEEPER;
 use crate::telling::{ExitCodeOnly, Stopped, say as tell_line};
 
 pub(crate) use args::RunArgs;
+pub(crate) use error::PlanError;
 pub(crate) use flags::{as_torchrun, variable_at_fault};
 use host::Host;
 pub(crate) use on_host::on_host;
@@ -62,6 +63,9 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
 }
 
 fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
+    if let Some(script) = plan.program.missing_script() {
+        return Err(PlanError::NoScript(script.to_string_lossy().into()).into());
+    }
     let say = |text: &str| tell_line(&format!("note: {text}"));
     if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
         say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));

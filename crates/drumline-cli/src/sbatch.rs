@@ -74,7 +74,7 @@ pub(crate) struct SbatchArgs {
     #[arg(long, help_heading = SCRIPT)]
     submit: bool,
     /// Write the script to this file
-    #[arg(short = 'o', long, value_name = "FILE", help_heading = SCRIPT)]
+    #[arg(long, value_name = "FILE", help_heading = SCRIPT)]
     script: Option<PathBuf>,
 
     #[command(flatten)]
@@ -88,7 +88,8 @@ pub(crate) fn sbatch(args: &SbatchArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.script {
         std::fs::write(file, &script).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    match (args.submit, &args.script) {
+    let submits = args.submit && !args.run.args.dry_run;
+    match (submits, &args.script) {
         (true, _) => println!("{}", submitted(&script)?),
         (false, None) => std::io::stdout().write_all(&script)?,
         (false, Some(_)) => {}
@@ -113,9 +114,11 @@ fn submitted(script: &[u8]) -> anyhow::Result<String> {
     Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
 }
 
-/// Whether a flag that `run` knows too is for Slurm alone here.
+/// Whether a flag that `run` knows too is not for the nodes here.
 fn is_slurms(flag: &OsStr) -> bool {
-    ["--account=", "--comment="].iter().any(|name| flag.as_encoded_bytes().starts_with(name.as_bytes()))
+    ["--account=", "--comment=", "--dry-run"]
+        .iter()
+        .any(|name| flag.as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
 impl SbatchArgs {

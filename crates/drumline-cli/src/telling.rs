@@ -8,9 +8,13 @@ use std::time::Duration;
 use drumline_launch::{Signal, signal_name};
 
 use crate::job::is_later_rank;
+use crate::run::PlanError;
 
 /// A later rank that ends makes launchers stop the others: rank 0 gets this long to speak before.
 const HEAD_START: Duration = Duration::from_secs(1);
+
+/// The exit code of a command line that cannot be carried out, as the parser's own.
+const USAGE: u8 = 2;
 
 /// Something wrong with what the user gave, the same on all ranks.
 #[derive(Debug)]
@@ -62,6 +66,9 @@ pub(crate) fn tell(error: &anyhow::Error) -> ExitCode {
         std::thread::sleep(HEAD_START);
     } else if !is_broken_pipe(error) {
         say(&format!("error: {}", in_words(error)));
+    }
+    if error.is::<PlanError>() {
+        return ExitCode::from(USAGE);
     }
     let signal = error.downcast_ref::<Stopped>().and_then(|stopped| u8::try_from(stopped.0.as_raw()).ok());
     signal.map_or(ExitCode::FAILURE, |signal| ExitCode::from(128 + signal))

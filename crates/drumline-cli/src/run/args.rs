@@ -110,7 +110,7 @@ pub(crate) struct RunArgs {
     pub(super) run_path: bool,
     /// Show the whole plan (nodes, ranks, environment, commands) and start nothing
     #[arg(long, help_heading = PROGRAM)]
-    pub(super) dry_run: bool,
+    pub(crate) dry_run: bool,
     /// Hold this rank for a debugger
     #[arg(long, value_name = "RANK", value_parser = whole, help_heading = PROGRAM)]
     pub(super) debug_rank: Option<usize>,

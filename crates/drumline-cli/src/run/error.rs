@@ -83,6 +83,8 @@ pub(crate) enum PlanError {
     SlurmNodes(NodeListError),
     #[error("{name} is `{value}`, expected a number; try --nnodes, --node-rank and --master-addr")]
     SlurmVariable { name: &'static str, value: String },
+    #[error("there is no file `{0}` to be run by Python; try its full path, or -m for a module")]
+    NoScript(String),
     #[error("{flag} is not supported; try {instead}")]
     Refused { flag: &'static str, instead: &'static str },
     #[error("--no-ssh starts this host's ranks only, and must be told which host that is; try --node-rank N")]

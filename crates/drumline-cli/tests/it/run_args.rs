@@ -165,9 +165,10 @@ fn what_cannot_be_started_is_said_before_anything_is() {
     for (args, said) in [
         (&["--standalone", "--nnodes", "2", "echo"][..], "try --nnodes 1"),
         (&["--hostfile", "/nowhere/hosts", "echo"], "cannot read the hostfile /nowhere/hosts"),
+        (&["--nproc-per-node", "3", "/nowhere/train.py"], "there is no file `/nowhere/train.py`"),
     ] {
         let ended = run(args);
-        assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""), "{args:?}");
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{args:?}");
         assert!(ended.stderr.contains(said), "{args:?}: {}", ended.stderr);
     }
 }
@@ -179,7 +180,7 @@ fn launch_tells_the_local_rank_unless_the_environment_does() {
     assert_eq!(launched(&["--rank-spelling", "underscore", "echo"]).stdout, "[rank 0]: --local_rank=0\n");
     assert_eq!(launched(&["--use_env", "echo", "x"]).stdout, "[rank 0]: x\n");
     let refused = launched(&["--no-python", "echo"]);
-    assert!(refused.code == Some(1) && refused.stderr.contains("try --use-env"), "{}", refused.stderr);
+    assert!(refused.code == Some(2) && refused.stderr.contains("try --use-env"), "{}", refused.stderr);
 }
 
 #[test]

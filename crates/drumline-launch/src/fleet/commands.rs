@@ -120,7 +120,7 @@ impl Fleet {
             ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
                 .map(str::to_string)
                 .to_vec();
-        words.extend(["--export=ALL".to_string(), format!("--nodelist={host}")]);
+        words.extend(["--export=ALL".to_string(), format!("--nodelist={}", without_user(host))]);
         words.extend(self.starter_args.iter().cloned());
         words.into_iter().map(OsString::from).collect()
     }
@@ -128,8 +128,12 @@ impl Fleet {
     fn mpirun(&self, host: &str) -> Vec<OsString> {
         let mut words: Vec<String> =
             ["mpirun", "-n", "1", "--bind-to", "none", "--host"].map(str::to_string).to_vec();
-        words.push(format!("{host}:1"));
+        words.push(format!("{}:1", without_user(host)));
         words.extend(self.starter_args.iter().cloned());
         words.into_iter().map(OsString::from).collect()
     }
+}
+/// The host of `user@host`: who logs in is ssh's concern alone.
+fn without_user(host: &str) -> &str {
+    host.rsplit_once('@').map_or(host, |(_, host)| host)
 }

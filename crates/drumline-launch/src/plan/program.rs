@@ -77,6 +77,18 @@ impl LocalRankArg {
     }
 }
 
+impl Program {
+    /// The Python script that is to be run and is no file. All ranks would say so.
+    pub fn missing_script(&self) -> Option<&OsStr> {
+        match self {
+            Self::Python { script, .. } | Self::RunPath { script, .. } => {
+                Some(script.as_os_str()).filter(|script| !Path::new(script).exists())
+            }
+            Self::PythonModule { .. } | Self::Executable(_) => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
