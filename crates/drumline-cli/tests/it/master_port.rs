@@ -1,13 +1,7 @@
 //! A port that was asked for by number belongs to one job.
 
-use std::net::TcpListener;
-
+use super::job::free_port;
 use super::started::{Ended, Started};
-
-/// A port that nobody had a moment ago.
-fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
-}
 
 fn run(port: &str) -> Ended {
     Started::new(&["run", "--master-port", port, "sh", "-c", "echo started on $MASTER_PORT"]).end()
@@ -15,7 +9,7 @@ fn run(port: &str) -> Ended {
 
 #[test]
 fn the_second_job_on_a_port_is_refused_before_its_ranks_start() {
-    let (port, other) = (free_port(), free_port());
+    let (port, other) = (free_port().to_string(), free_port().to_string());
     let first = Started::new(&["run", "--master-port", &port, "sh", "-c", "echo here; sleep 60"]);
     first.line_of_stdout("here");
     let second = run(&port);
