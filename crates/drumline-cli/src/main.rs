@@ -53,9 +53,10 @@ impl Cli {
     }
 }
 
-/// Warnings go to stderr; `DRUMLINE_LOG=debug` shows more, as in `RUST_LOG`.
+/// Warnings of the launcher go to stderr; `DRUMLINE_LOG=debug` shows more, as in `RUST_LOG`.
 fn show_warnings() {
-    let filter = EnvFilter::try_from_env("DRUMLINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter =
+        EnvFilter::try_from_env("DRUMLINE_LOG").unwrap_or_else(|_| EnvFilter::new("drumline_launch=warn"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     lines.without_time().with_target(false).with_ansi(false).init();
 }

@@ -143,13 +143,13 @@ fn ranks_are_started_and_given_their_arguments_untouched() {
 
 #[test]
 fn a_script_is_run_by_the_chosen_python() {
-    let ended = run_with(&["train.py", "x"], &[("PYTHON_EXEC", "echo")]);
-    assert_eq!(
-        (ended.code, ended.stdout.as_str()),
-        (Some(0), "[rank 0]: -u train.py x\n"),
-        "{}",
-        ended.stderr
-    );
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    std::fs::write(&script, "").unwrap();
+    let script = script.to_str().unwrap();
+    let ended = run_with(&[script, "x"], &[("PYTHON_EXEC", "echo")]);
+    let expected = format!("[rank 0]: -u {script} x\n");
+    assert_eq!((ended.code, ended.stdout), (Some(0), expected), "{}", ended.stderr);
 }
 
 #[test]

@@ -165,7 +165,7 @@ impl<'a> Life<'a> {
             _ => false,
         };
         let longest = self.own.plan.join_timeout;
-        self.waiting.is_for(speaks.then(|| format!("{why} (for up to {longest:?})")));
+        self.waiting.is_for(speaks.then(|| format!("waiting for up to {longest:?}: {why}")));
     }
 
     fn is_kept(&self, round: u64) -> bool {

@@ -93,7 +93,10 @@ fn tell_last_lines(root: &Failure, f: &mut Formatter<'_>) -> fmt::Result {
     if (0..lines.len()).all(|index| is_told(&index) || blank(index)) {
         return Ok(());
     }
-    writeln!(f, "  its stderr, last {} lines:", lines.len())?;
+    match lines.len() {
+        1 => writeln!(f, "  the last line of its stderr:")?,
+        number => writeln!(f, "  the last {number} lines of its stderr:")?,
+    }
     for (index, line) in lines.iter().enumerate() {
         match is_told(&index) {
             false => writeln!(f, "    {line}")?,
@@ -111,7 +114,7 @@ fn tell_others(report: &FailureReport, f: &mut Formatter<'_>) -> fmt::Result {
         let fine = report.num_succeeded();
         writeln!(
             f,
-            "of the other {}: {failed} ended badly, {stopped} were stopped, {fine} ended well",
+            "of the other {} here: {failed} ended badly, {stopped} stopped by the launcher, {fine} ended well",
             report.num_ranks - 1
         )?;
     }

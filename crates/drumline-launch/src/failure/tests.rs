@@ -44,10 +44,10 @@ rank 1 on host a failed first: exit code 1 after 1.0 s
       File \"t.py\", line 3, in <module>
         f()
     ValueError: bad
-  its stderr, last 5 lines:
+  the last 5 lines of its stderr:
     loading
     … the error above, 4 lines …
-of the other 5: 1 ended badly, 3 were stopped, 1 ended well
+of the other 5 here: 1 ended badly, 3 stopped by the launcher, 1 ended well
   rank 2 on host a: stopped by the launcher after 1.0 s; said: ValueError: bad
   rank 5 on host a: exit code 1 after 1.0 s, as rank 1 was gone; said: Error: lost rank 1 of group `world` (a, pid 101): exited
   ranks 3-4 on host a: stopped by the launcher
