@@ -135,8 +135,6 @@ fn the_service_names_the_pods_of_the_job() {
     assert_eq!(service["spec"]["selector"]["job-name"], job["metadata"]["name"]);
     let master = format!("{}-0.{}", text(&job["metadata"]["name"]), text(&pod["subdomain"]));
     assert_eq!(pods_of_the_indexed_job()[0].variables["PET_MASTER_ADDR"], master);
-    let wait = text(&pod["initContainers"][0]["command"][2]);
-    assert!(wait.contains(&format!("getent hosts {master};")), "{wait}");
 }
 
 /// Writes a key as the cluster would, with `mode`, and reads it as an agent does.

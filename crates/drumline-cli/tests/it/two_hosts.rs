@@ -169,3 +169,21 @@ fn clocks_of_different_hosts_are_never_compared() {
     let (_, text) = second.end(LONG);
     assert!(text.contains("was stopped by SIGTERM") && !text.contains("round 2"), "{text}");
 }
+
+/// As the names of a cluster's fresh pods are.
+#[test]
+fn a_name_that_is_not_known_yet_is_waited_for() {
+    let Some(net) = Net::new(1) else { return };
+    let names = tempfile::NamedTempFile::new().unwrap();
+    fs::write(names.path(), "127.0.0.1 localhost\n").unwrap();
+    let mount = format!("mount --bind {} /etc/hosts && exec \"$@\"", names.path().display());
+    let late = ["unshare", "--mount", "sh", "-c", &mount, "sh"];
+    let words = |node| format!("--nnodes 2 --node-rank {node} --master-addr late-name --master-port {PORT}");
+    let mut jobs = [0, 1].map(|node| net.run_through(0, &late, &words(node), "echo rank $RANK"));
+    jobs[1].wait_for("waiting for the first node at late-name", 1);
+    fs::write(names.path(), "127.0.0.1 localhost\n10.77.0.1 late-name\n").unwrap();
+    for (node, job) in jobs.iter_mut().enumerate() {
+        let (code, text) = job.end(LONG);
+        assert!(code == 0 && text.contains(&format!("rank {node}")), "{text}");
+    }
+}
