@@ -95,3 +95,26 @@ fn an_agent_on_each_node_of_a_step_starts_its_ranks() {
     let output = srun(&slurm, &failing).env("DRUMLINE_JOB_KEY_FILE", key_file(&slurm)).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{:?}", told(&output));
 }
+
+#[test]
+fn a_leader_in_an_allocation_starts_its_agents_by_srun() {
+    let Some(slurm) = Slurm::new().unwrap() else { return };
+    let hosts = slurm.folder().join("hostfile");
+    std::fs::write(&hosts, "host1 slots=2\nhost2 slots=1\n").unwrap();
+    let lead = |script: &str| {
+        let mut command = slurm.command("timeout");
+        command.args(["60", "salloc", "-N2", BINARY, "run", "--launcher", "slurm", "--hostfile"]).arg(&hosts);
+        let output = command.args(["sh", "-c", script]).output().unwrap();
+        (output.status.code(), told(&output))
+    };
+    let (code, (stdout, stderr)) = lead("echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK");
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    for line in ["rank 0 of 3 on node 0", "rank 1 of 3 on node 0", "rank 2 of 3 on node 1"] {
+        assert!(stdout.contains(line), "no `{line}`:\n{stdout}{stderr}");
+    }
+    let (code, (stdout, stderr)) = lead("[ $RANK = 2 ] && exit 7; sleep 30");
+    assert!(
+        code == Some(1) && stderr.contains("rank 2") && stderr.contains("exit code 7"),
+        "{stdout}{stderr}"
+    );
+}
