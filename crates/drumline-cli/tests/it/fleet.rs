@@ -271,9 +271,13 @@ fn open_mpi_brings_agents_too() {
     let fleet = Fleet { starter: Starter::OpenMpi, starter_args, ..place.fleet(&[0, 1]) };
     let start = |does: &str| {
         let mut commands = place.commands(&fleet, does, vec!["a 'b' $c".into()]);
-        for HostCommand { args, .. } in &mut commands {
+        for (host, HostCommand { args, .. }) in commands.iter_mut().enumerate() {
+            // Two that begin at once on one machine fall over each other's folder for the user.
+            let own = place.folder.path().join(format!("mpirun{host}"));
+            fs::create_dir_all(&own).unwrap();
             let mpirun = args.iter().position(|word| word == "mpirun").unwrap();
-            args.splice(mpirun..mpirun, ["env".into(), ssh.clone().into()]);
+            let own = format!("TMPDIR={}", own.display());
+            args.splice(mpirun..mpirun, ["env".into(), ssh.clone().into(), own.into()]);
         }
         ending(Leader::start(&commands, &JobKey::random(), Duration::from_secs(1)).unwrap())
     };
