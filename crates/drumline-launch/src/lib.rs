@@ -1,9 +1,10 @@
 //! Starts this node's workers and keeps them alive.
 //!
 //! ```text
-//!   LocalJob ─▶ store + key ─▶ environment of each rank ─▶ supervisor thread ─▶ workers
-//!                                                          │  sees each end at once, stops the others
-//!                                                          └▶ JobReport: who failed first, how, and its last words
+//!   LaunchPlan ─▶ agent (meets the other nodes, decides by `membership`) ─▶ keeper, one process a round ─┐
+//!   LocalJob (N ranks of one program, inside a program) ───────────────────────────────────────────────┴▶ supervisor
+//!                                        supervisor ─▶ workers: sees each end at once, stops the others ─▶ JobReport
+//!   Fleet ─▶ leader: starts agents on other hosts, which are `led`
 //! ```
 //!
 //! Promises: the first failure stops the others within a bounded time; the death of the launcher, even by SIGKILL,

@@ -3,8 +3,8 @@
 //! ```text
 //!   leader: Order ─line()─▶ stdin of `drumline on-host` ─read()─▶ Order ─become_it()─▶ the agent itself, same process
 //! ```
-//! Arguments and variables travel here and not on a command line: a shell there would have its own view of them, every
-//! user of that host could read them, and their length would have a limit.
+//! Arguments and variables travel here and not on the starter's command line: a shell on the way would have its own view
+//! of them, and their length would have a limit. The agent then has its arguments on its own command line, as any program.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
