@@ -16,6 +16,7 @@ mod doorstep;
 pub mod error_file;
 pub mod events;
 pub mod frame;
+mod free_port;
 pub mod handshake;
 mod init;
 mod job_key;
@@ -32,6 +33,7 @@ mod store;
 pub mod worker_env;
 
 pub use doorstep::{Gate, Host};
+pub use free_port::free_port;
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};
 pub use init::{InitError, InitOptions, Member, from_env, init};
 pub use job_key::{JobKey, KeyError};

@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn whoever_claims_a_port_is_named_as_its_holder() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = crate::free_port().unwrap();
         assert_eq!(port_holder(port), None, "control: nobody has it");
         let claim = crate::PortClaim::take(port).unwrap();
         let own = format!("this very process (pid {}) has it", std::process::id());

@@ -2,9 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -161,14 +159,6 @@ fn read_into(text: &Arc<Mutex<String>>, pipe: impl Read + Send + 'static) -> Joi
     })
 }
 
-/// A port that is free now, below those that the system gives out by itself, and given to nobody else here.
 pub(super) fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let begin = 20_000 + (std::process::id() % 80) as u16 * 100;
-    loop {
-        let port = begin + NEXT.fetch_add(1, Ordering::Relaxed) % 2_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+    drumline_rendezvous::free_port().unwrap()
 }

@@ -149,7 +149,7 @@ fn command_lines_of_its_tests_are_taken_as_they_stand() {
 
 #[test]
 fn the_port_that_was_asked_for_is_the_masters() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = drumline_rendezvous::free_port().unwrap().to_string();
     let args = ["run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port", &port];
     let ended = Started::new(&[&args[..], &["sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"]].concat()).end();
     let expected = format!("127.0.0.1:{port}");

@@ -1,6 +1,5 @@
 //! PyTorch's gloo backend across the agents of a job: two on this host, and two hosts made of network namespaces.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -9,9 +8,8 @@ use rank_test::python_with_torch;
 
 use super::started::{BINARY, Started, script};
 
-/// A port that was free a moment ago.
 fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    drumline_rendezvous::free_port().unwrap().to_string()
 }
 
 /// Two agents with two ranks each; both must see all four ranks.

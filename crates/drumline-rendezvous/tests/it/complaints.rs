@@ -40,7 +40,7 @@ fn complaint(variables: &str) -> (String, Duration) {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    drumline_rendezvous::free_port().unwrap()
 }
 
 #[test]

@@ -4,7 +4,6 @@ use crate::after;
 use crate::liveness::start_at;
 use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, StoreError, init};
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 fn options(rank: usize, world_size: usize) -> InitOptions {
@@ -39,7 +38,7 @@ fn exchange(member: &Member) {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    drumline_rendezvous::free_port().unwrap()
 }
 
 #[test]

@@ -5,10 +5,10 @@ use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::handshake::{self, ClientHandshake, Prover};
 use drumline_rendezvous::{
     Cause, Gate, HandshakeError, Hello, Host, JobKey, Refusal, Role, ServerOptions, Store, StoreError,
-    TcpStore, TcpStoreServer,
+    TcpStore, TcpStoreServer, free_port,
 };
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -132,7 +132,7 @@ fn a_squatter_on_the_port_is_noticed_and_learns_nothing() {
 
 #[test]
 fn nobody_there() {
-    let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let addr = format!("127.0.0.1:{}", free_port().unwrap());
     let error = TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(200)).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }));
     let text = error.to_string();
@@ -158,7 +158,7 @@ fn a_server_that_takes_connections_and_says_nothing() {
 
 #[test]
 fn the_host_may_come_up_later() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = (Ipv4Addr::LOCALHOST, free_port().unwrap()).into();
     let key = JobKey::random();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| TcpStore::connect(&port.to_string(), &key, member(0, 1), after(10_000)));

@@ -7,12 +7,28 @@ use crate::workspace::{Dependency, Package};
 
 /// A crate and those of ours that it may use. A new crate gets a line here and a place in the picture.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("drumline", &["drumline-comm", "drumline-launch", "drumline-rendezvous"]),
+    (
+        "drumline",
+        &["drumline-comm", "drumline-launch", "drumline-parallel", "drumline-rendezvous", "drumline-torch"],
+    ),
     ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-rendezvous"]),
     ("drumline-comm", &["drumline-rendezvous"]),
-    ("drumline-examples", &["drumline", "drumline-comm", "drumline-launch", "drumline-rendezvous"]),
+    (
+        "drumline-examples",
+        &[
+            "drumline",
+            "drumline-comm",
+            "drumline-launch",
+            "drumline-rendezvous",
+            "drumline-torch",
+            "drumline-zoo",
+        ],
+    ),
     ("drumline-launch", &["drumline-rendezvous"]),
+    ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
     ("drumline-rendezvous", &[]),
+    ("drumline-torch", &["drumline-comm"]),
+    ("drumline-zoo", &["drumline", "drumline-torch"]),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),
     ("xtask", &[]),
 ];

@@ -1,0 +1,32 @@
+// Tensors over memory that somebody else owns; the owner is told when the last of them is gone.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <memory>
+
+#include "callback.h"
+
+using drumline::guarded;
+using drumline::Message;
+
+extern "C" {
+
+// `owner.call` is never called; `owner.drop` is, with the last tensor over the memory.
+Message drumline_tensor_over(void* data, const int64_t* sizes, size_t dims, int8_t kind, drumline::Closure owner, at::Tensor** out) {
+  return guarded([&] {
+    auto held = std::make_shared<drumline::Callback>(owner);
+    auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(kind));
+    *out = new at::Tensor(at::from_blob(data, at::IntArrayRef(sizes, dims), [held](void*) {}, options));
+  });
+}
+
+// A tensor with the strides of `like` on the bytes of `flat` from `offset` elements on; a leaf of its own, as a view is not.
+Message drumline_tensor_within(at::Tensor* flat, int64_t offset, at::Tensor* like, at::Tensor** out) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    *out = new at::Tensor(flat->as_strided(like->sizes(), like->strides(), flat->storage_offset() + offset).detach());
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,37 @@
+// How the shim answers: null is success, anything else a message that the caller owns and gives back to
+// `drumline_message_free`. No exception leaves the shim.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
+namespace drumline {
+
+using Message = char*;
+
+inline Message own(const char* text) noexcept {
+  Message copy = ::strdup(text);
+  // Out of memory for a message: a constant would be freed by the caller.
+  if (copy == nullptr) std::abort();
+  return copy;
+}
+
+// Runs `body`; what it throws becomes the message.
+template <class Body>
+Message guarded(Body&& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return own(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return own(error.what());
+  } catch (...) {
+    return own("an unknown C++ exception");
+  }
+}
+
+}  // namespace drumline

@@ -1,0 +1,36 @@
+//! What can go wrong on the libtorch side.
+
+use drumline_comm::CommError;
+
+/// An error of libtorch, or of what was asked of it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TorchError {
+    /// libtorch refused.
+    #[error("{doing}: {message}")]
+    Refused {
+        /// What was tried.
+        doing: &'static str,
+        /// In libtorch's words.
+        message: String,
+    },
+    /// A collective on a tensor failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A tensor that cannot be used for this.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+impl TorchError {
+    /// Whether a new group may do better: nobody made a mistake, a process was lost.
+    pub fn is_recoverable(&self) -> bool {
+        matches!(self, Self::Comm(error) if error.is_recoverable())
+    }
+}
+
+impl From<tch::TchError> for TorchError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Refused { doing: "a tensor operation failed", message: error.to_string() }
+    }
+}

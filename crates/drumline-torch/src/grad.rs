@@ -1,0 +1,55 @@
+//! The gradient of a leaf: read, set, taken away.
+//!
+//! tch's `Tensor::grad` gives an undefined tensor where there is none; here that is `None`.
+#![allow(unsafe_code)]
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::TorchError;
+use crate::status::{Message, check};
+
+unsafe extern "C" {
+    fn drumline_grad_set(leaf: *mut C_tensor, grad: *mut C_tensor) -> Message;
+    fn drumline_grad_take(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
+    fn drumline_grad_get(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
+}
+
+/// The leaf's gradient, if it has one; the same memory, not a copy.
+pub fn grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
+    let mut grad = std::ptr::null_mut();
+    // SAFETY: both pointers are good for the call; what comes back is a new handle, ours, or null.
+    unsafe {
+        check(drumline_grad_get(leaf.as_ptr().cast_mut(), &mut grad), "cannot read a gradient")?;
+        Ok((!grad.is_null()).then(|| Tensor::from_ptr(grad)))
+    }
+}
+
+/// Makes `to` the leaf's gradient, without a copy; `None` leaves it without one.
+///
+/// ```
+/// use drumline_torch::{set_grad, take_grad};
+/// use tch::{Kind, Tensor};
+///
+/// let weight = Tensor::ones([2], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+/// set_grad(&weight, Some(&Tensor::from_slice(&[3f32, 4.0])))?;
+/// assert_eq!(Vec::<f32>::try_from(weight.grad())?, [3.0, 4.0]);
+/// assert!(take_grad(&weight)?.is_some());
+/// assert!(!weight.grad().defined());
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub fn set_grad(leaf: &Tensor, to: Option<&Tensor>) -> Result<(), TorchError> {
+    let grad = to.map_or(std::ptr::null_mut(), |grad| grad.as_ptr().cast_mut());
+    // SAFETY: both handles are good for the call, which makes one of its own.
+    check(unsafe { drumline_grad_set(leaf.as_ptr().cast_mut(), grad) }, "cannot set a gradient")
+}
+
+/// Takes the leaf's gradient away and returns it.
+pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
+    let mut grad = std::ptr::null_mut();
+    // SAFETY: as in `grad`.
+    unsafe {
+        check(drumline_grad_take(leaf.as_ptr().cast_mut(), &mut grad), "cannot take a gradient")?;
+        Ok((!grad.is_null()).then(|| Tensor::from_ptr(grad)))
+    }
+}

@@ -1,0 +1,66 @@
+//! A hook that runs when a leaf's gradient has been accumulated.
+//!
+//! It fires once per leaf and backward, however often the leaf was used, and not at all for a leaf that was not. On a CPU it runs on the thread that
+//! called `backward`; for a GPU's gradients on a thread of libtorch, hence `Send`.
+#![allow(unsafe_code)]
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::TorchError;
+use crate::status::{Closure, Message, check};
+
+unsafe extern "C" {
+    fn drumline_hook_set(leaf: *mut C_tensor, closure: Closure) -> Message;
+    fn drumline_hook_clear(leaf: *mut C_tensor) -> Message;
+}
+
+/// A hook on a leaf; gone when this is dropped.
+///
+/// ```
+/// use drumline_torch::GradHook;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// use std::sync::Arc;
+/// use tch::{Kind, Tensor};
+///
+/// let weight = Tensor::ones([2], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+/// let fired = Arc::new(AtomicUsize::new(0));
+/// let counter = fired.clone();
+/// let hook = GradHook::new(&weight, move || {
+///     counter.fetch_add(1, Ordering::Relaxed);
+///     Ok(())
+/// })?;
+/// (&weight * &weight).sum(Kind::Float).backward();
+/// assert_eq!(fired.load(Ordering::Relaxed), 1);
+/// drop(hook);
+/// (&weight * 2).sum(Kind::Float).backward();
+/// assert_eq!(fired.load(Ordering::Relaxed), 1);
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+#[derive(Debug)]
+pub struct GradHook {
+    leaf: Tensor,
+}
+
+impl GradHook {
+    /// Calls `hook` after each accumulation into `leaf`'s gradient. Its error, and its panic, end the backward with that text.
+    /// A leaf has one hook: this one takes the place of the one before.
+    pub fn new(
+        leaf: &Tensor,
+        hook: impl FnMut() -> Result<(), String> + Send + 'static,
+    ) -> Result<Self, TorchError> {
+        // SAFETY: the leaf is good for the call; C++ owns the closure from here on, also when it refuses.
+        let message = unsafe { drumline_hook_set(leaf.as_ptr().cast_mut(), Closure::new(hook)) };
+        check(message, "cannot hook a gradient")?;
+        Ok(Self { leaf: leaf.shallow_clone() })
+    }
+}
+
+impl Drop for GradHook {
+    fn drop(&mut self) {
+        // SAFETY: the leaf is alive, as this holds it.
+        let message = unsafe { drumline_hook_clear(self.leaf.as_mut_ptr()) };
+        // Nothing was hooked that could refuse to go.
+        let _ = check(message, "cannot remove a hook");
+    }
+}

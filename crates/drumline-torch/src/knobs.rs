@@ -1,0 +1,53 @@
+//! Settings of the process: denormals, determinism, how memory is kept.
+#![allow(unsafe_code)]
+
+use crate::error::TorchError;
+use crate::status::{Message, check};
+
+unsafe extern "C" {
+    fn drumline_flush_denormal(on: bool, supported: *mut bool) -> Message;
+    fn drumline_deterministic(on: bool, warn_only: bool) -> Message;
+}
+
+/// Whether numbers too small to be normal count as zero on this thread, and on threads it starts from now on.
+///
+/// Such numbers are many times slower to compute with. Call it before the first tensor operation. Says whether the
+/// processor can do it.
+pub fn flush_denormals(on: bool) -> Result<bool, TorchError> {
+    let mut supported = false;
+    // SAFETY: writes one bool.
+    check(unsafe { drumline_flush_denormal(on, &mut supported) }, "cannot set how denormals are treated")?;
+    Ok(supported)
+}
+
+/// What happens when an operation has no deterministic algorithm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Determinism {
+    /// Any algorithm will do.
+    Off,
+    /// A warning is printed.
+    Warn,
+    /// It is an error.
+    Require,
+}
+
+/// Asks for algorithms that give the same bits every time.
+pub fn use_deterministic_algorithms(determinism: Determinism) -> Result<(), TorchError> {
+    let (on, warn_only) = (determinism != Determinism::Off, determinism == Determinism::Warn);
+    // SAFETY: takes plain values.
+    check(unsafe { drumline_deterministic(on, warn_only) }, "cannot set determinism")
+}
+
+/// Keeps freed memory in the process instead of giving it back to the system, up to `limit` bytes a block.
+///
+/// A training step frees and takes the same large tensors again and again. By default each of them is given back, and each page
+/// of it is faulted in anew. Call it once, early. glibc only; elsewhere nothing happens.
+pub fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes plain values and may be called at any time.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TOP_PAD, 64 << 20);
+    }
+}
