@@ -8,7 +8,7 @@ use drumline_rendezvous::{
     TcpStore, TcpStoreServer, free_port,
 };
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -158,7 +158,7 @@ fn a_server_that_takes_connections_and_says_nothing() {
 
 #[test]
 fn the_host_may_come_up_later() {
-    let port = (Ipv4Addr::LOCALHOST, free_port().unwrap()).into();
+    let port = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
     let key = JobKey::random();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| TcpStore::connect(&port.to_string(), &key, member(0, 1), after(10_000)));
