@@ -1,5 +1,6 @@
 // Gradients: hooks that run when one has been accumulated; set, taken, made undefined.
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -44,6 +45,17 @@ Message drumline_grad_take(at::Tensor* leaf, at::Tensor** grad) {
     auto& held = leaf->mutable_grad();
     *grad = held.defined() ? new at::Tensor(std::move(held)) : nullptr;
     held = at::Tensor();
+  });
+}
+
+Message drumline_grad_into(at::Tensor* leaf, at::Tensor* place, bool* had_one) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    auto& held = leaf->mutable_grad();
+    *had_one = held.defined();
+    if (!held.defined() || held.unsafeGetTensorImpl() == place->unsafeGetTensorImpl()) return;
+    place->copy_(held.is_sparse() ? held.to_dense() : held);
+    held = *place;
   });
 }
 

@@ -12,6 +12,7 @@ use crate::status::{Message, check};
 unsafe extern "C" {
     fn drumline_grad_set(leaf: *mut C_tensor, grad: *mut C_tensor) -> Message;
     fn drumline_grad_take(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
+    fn drumline_grad_into(leaf: *mut C_tensor, place: *mut C_tensor, had_one: *mut bool) -> Message;
     fn drumline_grad_get(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
 }
 
@@ -52,4 +53,14 @@ pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
         check(drumline_grad_take(leaf.as_ptr().cast_mut(), &mut grad), "cannot take a gradient")?;
         Ok((!grad.is_null()).then(|| Tensor::from_ptr(grad)))
     }
+}
+
+/// Moves the leaf's gradient to `place`, a tensor of the same sizes, and makes that its gradient; nothing is copied if it is there
+/// already. Says whether there was a gradient; if not, nothing changes.
+pub fn move_grad(leaf: &Tensor, place: &Tensor) -> Result<bool, TorchError> {
+    let mut had_one = false;
+    let (leaf, place) = (leaf.as_ptr().cast_mut(), place.as_ptr().cast_mut());
+    // SAFETY: both handles are good for the call, which writes one bool.
+    check(unsafe { drumline_grad_into(leaf, place, &mut had_one) }, "cannot move a gradient")?;
+    Ok(had_one)
 }

@@ -21,7 +21,7 @@ mod named;
 mod status;
 
 pub use error::TorchError;
-pub use grad::{grad, set_grad, take_grad};
+pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};

@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ops::Range;
 
-use drumline_comm::{Element, ProcessGroup};
-use tch::Tensor;
+use drumline_comm::{Element, ProcessGroup, ReduceOp, bf16, f16};
+use tch::{Kind, Tensor};
 use torch_sys::C_tensor;
 
 use crate::error::TorchError;
@@ -29,31 +30,98 @@ unsafe extern "C" {
 
 /// A tensor of one dimension in the symmetric heap: the ranks of a node reduce it without copies.
 ///
-/// The memory lives until the last tensor over it is gone, also after this.
+/// The memory lives until the last tensor over it is gone, also after this. As everywhere in libtorch, tensors over the same memory know
+/// nothing of each other: who starts a collective on a part of it must leave that part alone until it has ended.
 #[derive(Debug)]
 pub struct HeapTensor {
     tensor: Tensor,
+    kind: Kind,
+    data: usize,
+    len: usize,
 }
 
-// SAFETY: a handle of libtorch may be used on another thread; its count is atomic.
+// SAFETY: a handle of libtorch may be used by several threads, as its count is atomic; what is done to the elements is up to the users,
+// as with any two handles of one tensor.
 unsafe impl Sync for HeapTensor {}
+
+/// Does the same with the elements of each kind that collectives know.
+macro_rules! with_elements {
+    ($kind:expr, $T:ident => $body:expr) => {{
+        macro_rules! of {
+            ($element:ty) => {{
+                type $T = $element;
+                $body
+            }};
+        }
+        match $kind {
+            Kind::Float => of!(f32),
+            Kind::Double => of!(f64),
+            Kind::Half => of!(f16),
+            Kind::BFloat16 => of!(bf16),
+            Kind::Uint8 => of!(u8),
+            Kind::Int8 => of!(i8),
+            Kind::Int16 => of!(i16),
+            Kind::Int => of!(i32),
+            Kind::Int64 => of!(i64),
+            Kind::Bool => of!(bool),
+            other => Err(TorchError::Unfit(format!("no collective on elements of kind {other:?}"))),
+        }
+    }};
+}
 
 impl HeapTensor {
     /// Zeros, made by all ranks of the group together.
-    pub fn zeros<T: Element + tch::kind::Element>(
-        group: &ProcessGroup,
-        len: usize,
-    ) -> Result<Self, TorchError> {
-        let mut buffer = group.heap_alloc::<T>(len)?;
+    pub fn zeros(group: &ProcessGroup, kind: Kind, len: usize) -> Result<Self, TorchError> {
+        let mut buffer = group.heap_alloc::<u8>(len * kind.elt_size_in_bytes())?;
         let data = buffer.as_mut_ptr();
         // SAFETY: the memory has `len` elements and lives as long as the buffer, which the tensor keeps.
-        let tensor = unsafe { tensor_over(data, &[len as i64], Closure::keeping(buffer)) }?;
-        Ok(Self { tensor })
+        let tensor = unsafe { tensor_over(data.cast(), kind, &[len as i64], Closure::keeping(buffer)) }?;
+        Ok(Self { tensor, kind, data: data as usize, len })
     }
 
     /// The tensor.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
+    }
+
+    /// The kind of its elements.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether `tensor` lies in this memory.
+    pub fn holds(&self, tensor: &Tensor) -> bool {
+        let bytes = self.len * self.kind.elt_size_in_bytes();
+        (self.data..self.data + bytes).contains(&(tensor.data_ptr() as usize))
+    }
+
+    /// All-reduces the elements of `range`.
+    #[track_caller]
+    pub fn all_reduce(
+        &self,
+        group: &ProcessGroup,
+        range: Range<usize>,
+        op: ReduceOp,
+    ) -> Result<(), TorchError> {
+        with_elements!(self.kind, T => Ok(group.all_reduce(self.elements::<T>(range), op)?))
+    }
+
+    /// Broadcasts the elements of `range` from `root`.
+    #[track_caller]
+    pub fn broadcast(
+        &self,
+        group: &ProcessGroup,
+        range: Range<usize>,
+        root: usize,
+    ) -> Result<(), TorchError> {
+        with_elements!(self.kind, T => Ok(group.broadcast(self.elements::<T>(range), root)?))
+    }
+
+    #[expect(clippy::mut_from_ref, reason = "memory of libtorch, which is shared by nature")]
+    fn elements<T: Element>(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        // SAFETY: the range lies within the memory, which this keeps; `T` is of the tensor's kind, as `with_elements` chose it.
+        unsafe { std::slice::from_raw_parts_mut((self.data as *mut T).add(range.start), range.len()) }
     }
 }
 
@@ -77,20 +145,22 @@ pub fn tensor_from_vec<T: tch::kind::Element + Send + 'static>(
     }
     let data = elements.as_mut_ptr();
     // SAFETY: the vector has that many elements, stays where it is, and is kept by the tensor.
-    unsafe { tensor_over(data, sizes, Closure::keeping(elements)) }
+    unsafe { tensor_over(data.cast(), T::KIND, sizes, Closure::keeping(elements)) }
 }
 
 /// # Safety
-/// `data` holds the elements of `sizes`, and they live until `owner` is dropped.
-unsafe fn tensor_over<T: tch::kind::Element>(
-    data: *mut T,
+/// `data` holds the elements of `sizes`, of that kind, and they live until `owner` is dropped.
+unsafe fn tensor_over(
+    data: *mut c_void,
+    kind: Kind,
     sizes: &[i64],
     owner: Closure,
 ) -> Result<Tensor, TorchError> {
-    let (mut out, kind) = (std::ptr::null_mut(), T::KIND as i8);
+    // The kinds that have elements here are numbered as in libtorch.
+    let (mut out, kind) = (std::ptr::null_mut(), kind as i8);
     // SAFETY: passed on to the caller; what comes back is a new handle, ours.
     unsafe {
-        let message = drumline_tensor_over(data.cast(), sizes.as_ptr(), sizes.len(), kind, owner, &mut out);
+        let message = drumline_tensor_over(data, sizes.as_ptr(), sizes.len(), kind, owner, &mut out);
         check(message, "cannot make a tensor over memory")?;
         Ok(Tensor::from_ptr(out))
     }

@@ -1,0 +1,264 @@
+//! One process per replica: every replica starts equal, receives equal gradients and stays equal.
+//!
+//! ```text
+//!   forward (buffers of rank 0) ─▶ loss ─▶ backward ─┬─▶ gradient ready ─▶ its place in a bucket ─▶ bucket full
+//!                                                    │                                                 │ Lane: all-reduce, beside backward
+//!                                                    └─▶ end: all buckets reduced ◀────────────────────┘
+//! ```
+//! Read in this order: `layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`.
+
+mod agreement;
+mod lane;
+mod layout;
+mod progress;
+mod reducer;
+mod shared_buffers;
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use drumline_comm::ProcessGroup;
+use drumline_torch::{GradHook, Named, buffers, parameters};
+use tch::Tensor;
+use tch::nn::{ModuleT, VarStore};
+
+pub use lane::{AllReduce, CommHook, GradBucket};
+
+use crate::error::ParallelError;
+use reducer::Reducer;
+use shared_buffers::SharedBuffers;
+
+type Result<T = ()> = std::result::Result<T, ParallelError>;
+
+/// How [`Ddp`] does its work. The defaults are PyTorch's.
+pub struct DdpOptions {
+    /// Bytes after which a bucket is full.
+    pub bucket_cap: usize,
+    /// The same for the first bucket, which is small so that reduction begins early.
+    pub first_bucket: usize,
+    /// Whether a forward in training gives all ranks the buffers of rank 0 first.
+    pub broadcast_buffers: bool,
+    /// How a bucket is reduced.
+    pub hook: Box<dyn CommHook>,
+    /// Names of parameters and buffers that every rank keeps to itself.
+    pub ignored: Vec<String>,
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        Self {
+            bucket_cap: 25 << 20,
+            first_bucket: 1 << 20,
+            broadcast_buffers: true,
+            hook: Box::new(AllReduce),
+            ignored: Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for DdpOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { bucket_cap, first_bucket, broadcast_buffers, ignored, hook: _ } = self;
+        f.debug_struct("DdpOptions")
+            .field("bucket_cap", bucket_cap)
+            .field("first_bucket", first_bucket)
+            .field("broadcast_buffers", broadcast_buffers)
+            .field("ignored", ignored)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A replica of a model, one of as many as the group has ranks.
+///
+/// ```no_run
+/// use drumline_comm::ProcessGroup;
+/// use drumline_parallel::{Ddp, DdpOptions};
+/// use tch::{Device, Kind, Tensor, nn};
+///
+/// let group = ProcessGroup::from_env()?;
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 10, 1, Default::default());
+/// let model = Ddp::new(model, &vs, &group, DdpOptions::default())?;
+/// let loss = model.forward(&Tensor::rand([32, 10], (Kind::Float, Device::Cpu)))?.square().mean(Kind::Float);
+/// model.backward(&loss)?; // every rank now has the mean of all ranks' gradients
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub struct Ddp<M> {
+    module: M,
+    group: Arc<ProcessGroup>,
+    /// Dropped first: hooks hold the reducer.
+    hooks: Vec<GradHook>,
+    reducer: Arc<Mutex<Reducer>>,
+    buffers: Option<SharedBuffers>,
+    /// Whether backward reduces.
+    is_syncing: Cell<bool>,
+    /// Who gives its buffers; another than rank 0 when that has run out of data.
+    pub(crate) buffers_of: Cell<usize>,
+    /// What a loss is multiplied with before its backward.
+    pub(crate) loss_factor: Cell<f64>,
+}
+
+impl<M> std::fmt::Debug for Ddp<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ddp")
+            .field("group", &self.group.name())
+            .field("params", &self.hooks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> Ddp<M> {
+    /// Makes `module`, whose variables are in `store`, a replica; called by all ranks of the group.
+    ///
+    /// All must have built the same model, which is checked first. Then all get the parameters and buffers of rank 0.
+    pub fn new(module: M, store: &VarStore, group: &ProcessGroup, options: DdpOptions) -> Result<Self> {
+        let kept = |named: &Named| !options.ignored.contains(&named.name);
+        let mut params = parameters(store);
+        let mut shared = buffers(store);
+        params.retain(kept);
+        shared.retain(kept);
+        agreement::check(group, &[params.clone(), shared.clone()].concat())?;
+        let all: Vec<usize> = (0..group.size()).collect();
+        let own = group.new_group(&all)?.map(Arc::new);
+        let group = own.ok_or_else(|| ParallelError::Unfit("every rank is in its own group".into()))?;
+
+        let broadcast_buffers = options.broadcast_buffers;
+        let reducer = Reducer::new(group.clone(), params, options)?;
+        reducer.broadcast_parameters(0)?;
+        let buffers = SharedBuffers::new(group.clone(), shared)?;
+        buffers.broadcast(0)?;
+        let reducer = Arc::new(Mutex::new(reducer));
+        let hooks = if group.size() > 1 { hooks(&reducer)? } else { Vec::new() };
+        Ok(Self {
+            module,
+            group,
+            hooks,
+            reducer,
+            buffers: broadcast_buffers.then_some(buffers),
+            is_syncing: Cell::new(true),
+            buffers_of: Cell::new(0),
+            loss_factor: Cell::new(1.0),
+        })
+    }
+
+    /// The model itself.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    /// The group in which gradients are reduced: Ddp's own, with all ranks of the group it was made with.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Backward from the mean loss over this rank's batch; afterwards every rank has the mean of all ranks' gradients, which lie in the buckets'
+    /// memory. All ranks call it; parameters that some or all of them did not use are no problem.
+    pub fn backward(&self, loss: &Tensor) -> Result {
+        let factor = self.loss_factor.get();
+        let scaled = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
+        if !self.is_syncing.get() || self.hooks.is_empty() {
+            return Ok(scaled.f_backward()?);
+        }
+        self.reducer().begin()?;
+        if let Err(error) = scaled.f_backward() {
+            self.reducer().abandon();
+            return Err(error.into());
+        }
+        self.reducer().finish()
+    }
+
+    /// Takes part in a backward of the others with nothing: this rank's gradients count as zero.
+    pub fn backward_nothing(&self) -> Result {
+        if !self.is_syncing.get() || self.hooks.is_empty() {
+            return Ok(());
+        }
+        let mut reducer = self.reducer();
+        reducer.begin()?;
+        reducer.finish()
+    }
+
+    /// What is done in `body` reduces nothing: backwards add up gradients on this rank. The next backward outside reduces the sum.
+    ///
+    /// ```no_run
+    /// # use drumline_parallel::{Ddp, ParallelError};
+    /// # use tch::{Tensor, nn};
+    /// # fn step(model: &Ddp<nn::Linear>, micro_batches: &[Tensor]) -> Result<(), ParallelError> {
+    /// let (last, others) = micro_batches.split_last().expect("there is a batch");
+    /// let loss = |x: &Tensor| Ok::<_, ParallelError>(model.forward(x)?.mean(tch::Kind::Float) / micro_batches.len() as f64);
+    /// model.no_sync(|| others.iter().try_for_each(|x| model.backward(&loss(x)?)))?;
+    /// model.backward(&loss(last)?) // reduces once
+    /// # }
+    /// ```
+    pub fn no_sync<R>(&self, body: impl FnOnce() -> R) -> R {
+        let _before = Restore { cell: &self.is_syncing, to: self.is_syncing.replace(false) };
+        body()
+    }
+
+    /// Gives all ranks the buffers of rank 0, as a forward in training does; before an evaluation, in which ranks may see different numbers
+    /// of batches, call this.
+    pub fn sync_buffers(&self) -> Result {
+        match &self.buffers {
+            Some(buffers) if self.group.size() > 1 => buffers.broadcast(self.buffers_of.get()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of each bucket, in the order of their reduction.
+    pub fn bucket_bytes(&self) -> Vec<usize> {
+        self.reducer().bucket_bytes()
+    }
+
+    /// The parameters whose gradients are reduced.
+    pub fn parameters(&self) -> Vec<Named> {
+        self.reducer().params().to_vec()
+    }
+
+    fn reducer(&self) -> MutexGuard<'_, Reducer> {
+        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: ModuleT> Ddp<M> {
+    /// Forward in training. Gives all ranks the buffers of rank 0 first, unless inside [`no_sync`](Self::no_sync).
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        if self.is_syncing.get() {
+            self.sync_buffers()?;
+        }
+        Ok(self.module.forward_t(input, true))
+    }
+
+    /// Forward in evaluation: no gradients, nothing shared.
+    pub fn evaluate(&self, input: &Tensor) -> Tensor {
+        tch::no_grad(|| self.module.forward_t(input, false))
+    }
+}
+
+impl<M> Drop for Ddp<M> {
+    fn drop(&mut self) {
+        // Parameters own their hooks, hooks the reducer, and the reducer the parameters.
+        self.hooks.clear();
+    }
+}
+
+struct Restore<'a> {
+    cell: &'a Cell<bool>,
+    to: bool,
+}
+
+impl Drop for Restore<'_> {
+    fn drop(&mut self) {
+        self.cell.set(self.to);
+    }
+}
+
+fn hooks(reducer: &Arc<Mutex<Reducer>>) -> Result<Vec<GradHook>> {
+    let params = reducer.lock().unwrap_or_else(PoisonError::into_inner).params().to_vec();
+    let hook = |(index, named): (usize, &Named)| {
+        let reducer = reducer.clone();
+        GradHook::new(&named.tensor, move || {
+            let mut reducer = reducer.lock().unwrap_or_else(PoisonError::into_inner);
+            reducer.arrived(index).map_err(|error| error.to_string())
+        })
+    };
+    Ok(params.iter().enumerate().map(hook).collect::<std::result::Result<_, _>>()?)
+}

@@ -1,0 +1,152 @@
+//! The thread that reduces buckets while backward goes on.
+//!
+//! ```text
+//!   hooks ──jobs──▶ lane: one collective after the other, in the agreed order ──done──▶ end of backward
+//! ```
+//! It has a group of its own, so that calls that the program makes meanwhile cannot come between. After an error it only answers with that.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_torch::{HeapTensor, TorchError};
+use tch::Tensor;
+
+use crate::error::ParallelError;
+
+/// What a [`CommHook`] is given: gradients that are reduced together, one after the other in one piece of memory.
+#[derive(Debug)]
+pub struct GradBucket {
+    /// Its number, in the order of reduction, as long as the order stays.
+    pub index: usize,
+    /// How many buckets there are.
+    pub num_buckets: usize,
+    pub(super) flat: Arc<HeapTensor>,
+    pub(super) range: Range<usize>,
+    /// The gradients, each with its parameter's sizes.
+    pub gradients: Vec<Tensor>,
+}
+
+impl GradBucket {
+    /// All its gradients as one tensor of one dimension, with some zeros between; the same memory.
+    pub fn tensor(&self) -> Tensor {
+        self.flat.tensor().narrow(0, self.range.start as i64, self.range.len() as i64)
+    }
+
+    /// All-reduces it where it is.
+    #[track_caller]
+    pub fn all_reduce(&self, group: &ProcessGroup, op: ReduceOp) -> Result<(), TorchError> {
+        self.flat.all_reduce(group, self.range.clone(), op)
+    }
+}
+
+/// How a bucket is reduced. The default is [`AllReduce`]; compression is another.
+///
+/// Runs beside backward, on a thread of its own, for one bucket after the other, in the same order on all ranks. Afterwards the
+/// bucket must hold the same bits on all ranks: the mean, or what stands for it.
+pub trait CommHook: Send {
+    /// Reduces the bucket.
+    fn reduce(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError>;
+}
+
+/// The mean over all ranks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AllReduce;
+
+impl CommHook for AllReduce {
+    fn reduce(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError> {
+        bucket.all_reduce(group, ReduceOp::Avg)
+    }
+}
+
+pub(super) enum Job {
+    Reduce(GradBucket),
+    /// Which parameters have a gradient here; becomes: anywhere.
+    Flags(Vec<u8>),
+}
+
+/// What a job leaves: the flags, if it was those.
+pub(super) type Done = Result<Option<Vec<u8>>, ParallelError>;
+
+/// The thread and the way to it. Dropping it ends the thread.
+pub(super) struct Lane {
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    pending: usize,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lane {
+    pub(super) fn new(group: Arc<ProcessGroup>, hook: Box<dyn CommHook>) -> std::io::Result<Self> {
+        let ((jobs, work), (results, done)) = (channel(), channel());
+        let run = move || serve(&group, hook, &work, &results);
+        let thread = std::thread::Builder::new().name("ddp".into()).spawn(run)?;
+        Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
+    }
+
+    pub(super) fn send(&mut self, job: Job) {
+        // The thread lives until the sender is dropped.
+        if self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok()) {
+            self.pending += 1;
+        }
+    }
+
+    /// Waits for all that was sent; the flags, if they were sent.
+    pub(super) fn wait(&mut self) -> Done {
+        let mut outcome = Ok(None);
+        for _ in 0..std::mem::take(&mut self.pending) {
+            let gone = || Err(ParallelError::Unfit("the thread that reduces gradients is gone".into()));
+            match (&outcome, self.done.recv().unwrap_or_else(|_| gone())) {
+                (Err(_), _) => {}
+                (Ok(_), Ok(None)) => {}
+                (Ok(_), done) => outcome = done,
+            }
+        }
+        outcome
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // It has told its errors; a panic of a hook was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(group: &ProcessGroup, mut hook: Box<dyn CommHook>, jobs: &Receiver<Job>, results: &Sender<Done>) {
+    // Gradients are no business of autograd here.
+    let _no_grad = tch::no_grad_guard();
+    let mut failure: Option<String> = None;
+    for job in jobs {
+        let done = match &failure {
+            None => carry_out(group, &mut *hook, job),
+            Some(cause) => {
+                Err(ParallelError::Unfit(format!("gradients are not reduced any more, since: {cause}")))
+            }
+        };
+        if let (None, Err(error)) = (&failure, &done) {
+            failure = Some(error.to_string());
+        }
+        if results.send(done).is_err() {
+            return;
+        }
+    }
+}
+
+fn carry_out(group: &ProcessGroup, hook: &mut dyn CommHook, job: Job) -> Done {
+    match job {
+        Job::Reduce(bucket) => {
+            hook.reduce(&bucket, group)?;
+            Ok(None)
+        }
+        Job::Flags(mut flags) => {
+            group.all_reduce(&mut flags, ReduceOp::Max)?;
+            Ok(Some(flags))
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Where each gradient lies, and which are reduced together. A pure function of what all ranks know.
+//!
+//! ```text
+//!   flat, one for each kind of element   | g7 g6 | g5 g4 g3 | g2 g1 g0 |       gradients in the order in which they become ready
+//!   buckets                                  0        1          2             the first is small, so that reduction begins early
+//! ```
+
+use std::ops::Range;
+
+use tch::Kind;
+
+/// Gradients begin at multiples of this many bytes: a cache line.
+const LINE: usize = 64;
+
+/// What the layout needs to know of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Item {
+    pub(super) len: usize,
+    pub(super) kind: Kind,
+}
+
+/// How many bytes a bucket may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caps {
+    pub(super) first: usize,
+    pub(super) others: usize,
+}
+
+/// Gradients that are reduced together.
+#[derive(Debug, PartialEq)]
+pub(super) struct Bucket {
+    /// Which flat it lies in.
+    pub(super) flat: usize,
+    /// Its elements there.
+    pub(super) range: Range<usize>,
+    /// Its parameters.
+    pub(super) params: Vec<usize>,
+}
+
+/// A kind of elements and how many of them its flat has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Flat {
+    pub(super) kind: Kind,
+    pub(super) len: usize,
+}
+
+/// A place of every gradient.
+#[derive(Debug, PartialEq)]
+pub(super) struct Layout {
+    pub(super) flats: Vec<Flat>,
+    /// In the order in which they are reduced.
+    pub(super) buckets: Vec<Bucket>,
+    /// For each parameter its bucket.
+    pub(super) bucket_of: Vec<usize>,
+    /// For each parameter the offset of its gradient in the flat.
+    pub(super) offset: Vec<usize>,
+}
+
+impl Layout {
+    /// Lays the gradients out in `order`, in which every parameter is once.
+    pub(super) fn new(items: &[Item], order: &[usize], caps: Caps) -> Self {
+        let mut layout = Self {
+            flats: Vec::new(),
+            buckets: Vec::new(),
+            bucket_of: vec![0; items.len()],
+            offset: vec![0; items.len()],
+        };
+        // For each flat the bucket that takes its next gradients.
+        let mut open: Vec<Option<usize>> = Vec::new();
+        for &param in order {
+            let item = items[param];
+            let flat = layout.flat_of(item.kind);
+            open.resize(layout.flats.len(), None);
+            let bucket = *open[flat].get_or_insert_with(|| layout.new_bucket(flat));
+            layout.put(param, item, bucket);
+            let cap = if bucket == 0 { caps.first } else { caps.others };
+            if layout.buckets[bucket].range.len() * item.kind.elt_size_in_bytes() >= cap {
+                open[flat] = None;
+            }
+        }
+        layout
+    }
+
+    fn flat_of(&mut self, kind: Kind) -> usize {
+        self.flats.iter().position(|flat| flat.kind == kind).unwrap_or_else(|| {
+            self.flats.push(Flat { kind, len: 0 });
+            self.flats.len() - 1
+        })
+    }
+
+    fn new_bucket(&mut self, flat: usize) -> usize {
+        let start = self.flats[flat].len;
+        self.buckets.push(Bucket { flat, range: start..start, params: Vec::new() });
+        self.buckets.len() - 1
+    }
+
+    fn put(&mut self, param: usize, item: Item, bucket: usize) {
+        let place = &mut self.buckets[bucket];
+        let flat = &mut self.flats[place.flat];
+        (self.bucket_of[param], self.offset[param]) = (bucket, flat.len);
+        flat.len += item.len.next_multiple_of(LINE / item.kind.elt_size_in_bytes());
+        place.range.end = flat.len;
+        place.params.push(param);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPS: Caps = Caps { first: 256, others: 1024 };
+
+    fn floats(lens: &[usize]) -> Vec<Item> {
+        lens.iter().map(|&len| Item { len, kind: Kind::Float }).collect()
+    }
+
+    #[test]
+    fn the_first_bucket_is_small_and_gradients_begin_at_cache_lines() {
+        let items = floats(&[1, 64, 100, 200, 300]);
+        let layout = Layout::new(&items, &[4, 3, 2, 1, 0], CAPS);
+        let buckets: Vec<_> = layout.buckets.iter().map(|b| b.params.clone()).collect();
+        assert_eq!(buckets, [vec![4], vec![3, 2], vec![1, 0]]);
+        assert_eq!(layout.offset, [304 + 208 + 112 + 64, 304 + 208 + 112, 304 + 208, 304, 0]);
+        assert_eq!(layout.flats, [Flat { kind: Kind::Float, len: 304 + 208 + 112 + 64 + 16 }]);
+        assert_eq!(layout.buckets[1].range, 304..304 + 208 + 112);
+    }
+
+    #[test]
+    fn kinds_do_not_share_a_bucket() {
+        let items = [
+            Item { len: 4, kind: Kind::Float },
+            Item { len: 4, kind: Kind::Half },
+            Item { len: 4, kind: Kind::Float },
+        ];
+        let layout = Layout::new(&items, &[2, 1, 0], CAPS);
+        let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.flat, b.params.clone())).collect();
+        assert_eq!(buckets, [(0, vec![2, 0]), (1, vec![1])]);
+        assert_eq!(layout.flats.len(), 2);
+    }
+
+    #[test]
+    fn nothing_and_parameters_without_elements() {
+        assert_eq!(Layout::new(&[], &[], CAPS).buckets, []);
+        let layout = Layout::new(&floats(&[0, 0]), &[1, 0], CAPS);
+        assert_eq!(layout.buckets.len(), 1);
+        assert_eq!(layout.flats[0].len, 0);
+    }
+}

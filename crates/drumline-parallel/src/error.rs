@@ -1,0 +1,46 @@
+//! What can go wrong in data parallelism.
+
+use drumline_comm::CommError;
+use drumline_torch::TorchError;
+
+/// An error of a data parallel model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParallelError {
+    /// libtorch, or a collective on tensors.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    /// A collective.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The ranks built different models.
+    #[error(
+        "rank {rank} has another model than rank 0: {difference}; try building it from the same configuration on all ranks"
+    )]
+    OtherModel {
+        /// Who has another one.
+        rank: usize,
+        /// The first differences.
+        difference: String,
+    },
+    /// Something was asked that cannot be done.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+impl ParallelError {
+    /// Whether a new group may do better: nobody made a mistake, a process was lost.
+    pub fn is_recoverable(&self) -> bool {
+        match self {
+            Self::Torch(error) => error.is_recoverable(),
+            Self::Comm(error) => error.is_recoverable(),
+            _ => false,
+        }
+    }
+}
+
+impl From<tch::TchError> for ParallelError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error.into())
+    }
+}

@@ -1,0 +1,11 @@
+//! Data parallelism as real processes, against the same training in one process.
+#![allow(clippy::unwrap_used)]
+
+#[path = "it/ddp.rs"]
+mod ddp;
+#[path = "it/ddp_faults.rs"]
+mod ddp_faults;
+#[path = "it/net.rs"]
+mod net;
+#[path = "it/uneven.rs"]
+mod uneven;

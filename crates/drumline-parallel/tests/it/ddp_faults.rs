@@ -1,0 +1,81 @@
+//! What goes wrong is told on every rank, and nothing hangs.
+
+use std::time::{Duration, Instant};
+
+use drumline_comm::ProcessGroup;
+use drumline_parallel::{Ddp, DdpOptions, ParallelError};
+use rank_test::{Exit, ranks_test};
+use tch::nn::{self, Module, VarStore};
+use tch::{Device, Kind, Tensor};
+
+use super::net::{loss, replica, samples};
+
+ranks_test!(another_model_on_one_rank_is_told_on_all, 3, {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let classes = if group.rank() == 2 { 100 } else { 10 };
+    let model = nn::linear(vs.root() / "fc", 4, classes, Default::default());
+    let error = Ddp::new(model, &vs, &group, DdpOptions::default()).unwrap_err().to_string();
+    assert!(error.starts_with("rank 2 has another model than rank 0: its `fc."), "{error}");
+    assert!(error.contains("[100, 4]") && error.contains("on rank 0 Float of [10, 4]"), "{error}");
+    group.barrier()?; // the group itself is as good as before
+});
+
+ranks_test!(
+    a_rank_that_dies_in_mid_training_is_an_error_on_the_other,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let vs = VarStore::new(Device::Cpu);
+        let ddp = replica(&group, &vs)?;
+        let (x, y) = samples(0..8);
+        for step in 0.. {
+            if step == 3 && group.rank() == 1 && std::env::var_os("DIES").is_some() {
+                println!("dies");
+                std::process::abort();
+            }
+            let began = Instant::now();
+            match ddp.backward(&loss(&ddp.forward(&x)?, &y)) {
+                Ok(()) if step == 20 => break,
+                Ok(()) => {}
+                Err(error) => {
+                    assert!(began.elapsed() < Duration::from_secs(5));
+                    assert!(error.is_recoverable());
+                    let again = ddp.backward(&loss(&ddp.module().forward(&x), &y)).unwrap_err().to_string();
+                    println!("told: {error}; again: {again}");
+                    return Ok(());
+                }
+            }
+        }
+        println!("trained");
+    },
+    |ranks| {
+        let report = ranks.clone().env([("DIES", "1")]).start()?.wait_all(Duration::from_secs(60))?;
+        assert_eq!(report.ranks[0].exit, Exit::Code(0));
+        let told = String::from_utf8_lossy(&report.ranks[0].stdout);
+        assert!(told.contains("told: ") && told.contains("rank 1"), "{report:?}");
+        let control = ranks.pass()?;
+        assert!(
+            String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"),
+            "control: without the fault it trains"
+        );
+    }
+);
+
+ranks_test!(an_error_in_one_ranks_backward_ends_the_others_step, 2, {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let ddp = replica(&group, &vs)?;
+    let (x, y) = samples(0..8);
+    if group.rank() == 1 {
+        // Backward of something that was computed without gradients.
+        let error = ddp.backward(&Tensor::ones([], (Kind::Float, Device::Cpu))).unwrap_err();
+        assert!(matches!(error, ParallelError::Torch(_)), "{error}");
+        drop(ddp);
+        return Ok(());
+    }
+    let began = Instant::now();
+    let error = (0..2).try_for_each(|_| ddp.backward(&loss(&ddp.forward(&x)?, &y))).unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(error.to_string().contains("rank 1"), "{error}");
+});

@@ -1,0 +1,78 @@
+//! Ranks with different numbers of batches.
+
+use anyhow::Result;
+use drumline_comm::ProcessGroup;
+use drumline_parallel::{Share, Turn};
+use drumline_torch::parameters;
+use rank_test::ranks_test;
+use tch::nn::{Module, VarStore};
+use tch::{Device, Tensor};
+
+use super::net::{Net, assert_close, descend, loss, replica, samples, values};
+
+/// Rank r has r + 1 batches of 4 samples.
+fn batches(rank: usize) -> Vec<(Tensor, Tensor)> {
+    let start = |index: i64| rank as i64 * 100 + index * 4;
+    (0..=rank as i64).map(|index| samples(start(index)..start(index) + 4)).collect()
+}
+
+/// The same in one process: the gradients of those who have a batch, added and divided by `divisor(how many)`.
+fn alone(world: usize, divisor: impl Fn(usize) -> usize) -> Result<Vec<Tensor>> {
+    let vs = VarStore::new(Device::Cpu);
+    let net = Net::new(&vs, 0);
+    for turn in 0..world {
+        let present: Vec<_> = (0..world).filter_map(|rank| batches(rank).into_iter().nth(turn)).collect();
+        for (x, y) in &present {
+            (loss(&net.forward(x), y) / divisor(present.len()) as f64).backward();
+        }
+        descend(&parameters(&vs))?;
+    }
+    Ok(values(&parameters(&vs)))
+}
+
+fn train(share: Share, reference: impl Fn(usize) -> Result<Vec<Tensor>>) -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let ddp = replica(&group, &vs)?;
+    let mut turns = 0;
+    for turn in ddp.uneven(batches(group.rank()), share) {
+        match turn? {
+            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            Turn::Empty => ddp.backward_nothing()?,
+        }
+        descend(&parameters(&vs))?;
+        turns += 1;
+    }
+    assert_eq!(turns, group.size());
+    assert_close(&values(&parameters(&vs)), &reference(group.size())?, 1e-6);
+    // An even epoch afterwards is as always.
+    let (x, y) = samples(0..4);
+    Ok(ddp.backward(&loss(&ddp.forward(&x)?, &y))?)
+}
+
+ranks_test!(divided_among_all_ranks_as_pytorch_does, 3, {
+    train(Share::AllRanks, |world| alone(world, |_| world))?
+});
+
+ranks_test!(divided_among_those_that_have_data, 3, {
+    train(Share::RanksWithData, |world| alone(world, |present| present))?
+});
+
+ranks_test!(a_rank_without_any_batch_takes_part, 2, {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let ddp = replica(&group, &vs)?;
+    let mine = if group.rank() == 0 { Vec::new() } else { batches(1) };
+    for turn in ddp.uneven(mine, Share::AllRanks) {
+        match turn? {
+            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            Turn::Empty => ddp.backward_nothing()?,
+        }
+        descend(&parameters(&vs))?;
+    }
+    let sums: Vec<f64> =
+        values(&parameters(&vs)).iter().map(|t| t.sum(tch::Kind::Double).double_value(&[])).collect();
+    let mut all = vec![0f64; sums.len() * 2];
+    group.all_gather(&sums, &mut all)?;
+    assert_eq!(all[..sums.len()], all[sums.len()..]);
+});
