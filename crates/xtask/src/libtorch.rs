@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const VERSION: &str = "2.11.0";
 
 /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Debug, Default)]
 pub(crate) struct LibtorchArgs {
     /// With the CUDA libraries, even when this machine has no GPU
     #[arg(long)]
@@ -56,6 +56,11 @@ impl Kind {
             Self::Cuda => 7_500_000_000,
         }
     }
+}
+
+/// What every command that builds needs first.
+pub(crate) fn ensure() -> anyhow::Result<()> {
+    run(&LibtorchArgs::default())
 }
 
 /// Make `.libtorch/` ready, or say why nothing is to be done.

@@ -37,7 +37,7 @@ enum Xtask {
     Test,
     /// Compare with the peers, interleaved in one run (most of an hour; `--quick` for a try)
     Bench(bench::BenchArgs),
-    /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; nothing needs it yet
+    /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; the others do that by themselves
     Libtorch(libtorch::LibtorchArgs),
     /// Make a Python with the pinned PyTorch in a cache folder, for tests and benchmarks beside it, and print its path
     Python,
@@ -51,6 +51,9 @@ fn main() -> ExitCode {
 }
 
 fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
+    if matches!(xtask, Xtask::Demo | Xtask::Check | Xtask::Test | Xtask::Bench(_)) {
+        libtorch::ensure()?;
+    }
     match xtask {
         Xtask::Demo => demo::run()?,
         Xtask::Check => return Ok(check::run(&Workspace::load()?)),

@@ -10,6 +10,7 @@ mod checks;
 mod child;
 mod collectives;
 mod contender;
+mod ddp;
 mod goals;
 mod launch;
 mod machine;
@@ -37,6 +38,8 @@ enum Subject {
     Collectives(collectives::CollectivesArgs),
     /// What fingerprints, deadlines and death checks cost a call
     Checks(checks::ChecksArgs),
+    /// Training steps of ResNet-18 with two CPU ranks against PyTorch DDP
+    Ddp(ddp::DdpArgs),
     /// The launcher against torchrun: first line, restart, 500 ranks, memory
     Launch(launch::LaunchArgs),
     /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
@@ -48,6 +51,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.subject {
         Subject::Collectives(args) => collectives::run(&args),
         Subject::Checks(args) => checks::run(&args),
+        Subject::Ddp(args) => ddp::run(&args),
         Subject::Launch(args) => launch::run(&args),
         Subject::Rendezvous => rendezvous(),
     }

@@ -88,11 +88,16 @@ fn output_folder() -> anyhow::Result<PathBuf> {
 
 /// The command `drumline`, as it is released.
 pub(crate) fn build_ours() -> anyhow::Result<PathBuf> {
-    eprintln!("building drumline (release) ...");
+    build_package("drumline-cli", "drumline")
+}
+
+/// A binary of one of our crates, as it is released.
+pub(crate) fn build_package(package: &str, binary: &str) -> anyhow::Result<PathBuf> {
+    eprintln!("building {binary} (release) ...");
     let mut command = workspace::cargo();
-    command.args(["build", "--release", "--package", "drumline-cli", "--bin", "drumline"]);
-    finish(command).context("cannot build drumline")?;
-    let program = workspace::Workspace::load()?.target_dir.join("release/drumline");
+    command.args(["build", "--release", "--package", package, "--bin", binary]);
+    finish(command).with_context(|| format!("cannot build {binary}"))?;
+    let program = workspace::Workspace::load()?.target_dir.join("release").join(binary);
     if !program.is_file() {
         bail!("cargo built no {}", program.display());
     }
