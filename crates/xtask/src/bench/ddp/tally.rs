@@ -194,7 +194,8 @@ fn difference(ours: &Figures, reference: &Figures) -> Option<String> {
     if ours.losses.len() != reference.losses.len() {
         return Some(format!("{} losses, others have {}", ours.losses.len(), reference.losses.len()));
     }
-    let differs = |(a, b): (&f64, &f64)| !((a - b).abs() <= SAME_LOSS * a.abs().max(b.abs()));
+    let differs =
+        |(a, b): (&f64, &f64)| a.is_nan() || b.is_nan() || (a - b).abs() > SAME_LOSS * a.abs().max(b.abs());
     let step = pairs.clone().position(differs)?;
     Some(format!("loss of step {step} is {}, of others {}", ours.losses[step], reference.losses[step]))
 }
