@@ -1,6 +1,7 @@
 //! The ways of data parallelism.
 //!
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
+//! - [`DataParallel`]: one process, a thread for each device
 //! - [`Uneven`]: ranks whose data ends earlier take part with nothing until all are done
 //!
 //! # Who divides the loss by what
@@ -8,10 +9,12 @@
 //! is the gradient of the mean over all samples of all ranks: 1 rank with 64 samples, 2 with 32 and 4 with 16 make the same step.
 #![forbid(unsafe_code)]
 
+mod data_parallel;
 mod ddp;
 mod error;
 mod uneven;
 
+pub use data_parallel::{DataParallel, Traffic};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
 pub use error::ParallelError;
 pub use uneven::{Share, Turn, Uneven};
