@@ -8,21 +8,39 @@
 //! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
 //! - `memory`: tensors over memory of others, such as the symmetric heap
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
+//! - `fused`, `foreach`: one pass, or one call, where separate operations make many
+//! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
 //! - `knobs`: denormals, determinism, how memory is kept between steps
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
+mod clip;
 mod error;
+mod foreach;
+mod fused;
 mod grad;
 mod hook;
 mod knobs;
+mod list;
 mod memory;
 mod named;
+mod optim;
 mod status;
 
+pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
 pub use error::TorchError;
 pub use grad::{grad, move_grad, set_grad, take_grad};
+pub use foreach::{
+    foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar,
+    foreach_norm, foreach_zero,
+};
+pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
+pub use grad::{grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
 pub use named::{Named, buffers, parameters};
+pub use optim::{
+    Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
+    SgdOptions, no_decay_on_norms,
+};

@@ -1,0 +1,135 @@
+// The fused optimizers: one pass over a parameter, its gradient and its state.
+//
+// The kernels take every tensor for a plain array and look at no strides: a gradient that lies differently in memory than its
+// parameter would be applied to the wrong elements without a word. So all lists are held against the parameters first.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+
+#include "list.h"
+#include "status.h"
+
+using drumline::guarded;
+using drumline::List;
+using drumline::Message;
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Whether element i of one array is element i of the other. The stride of a dim of size 1 is never used.
+bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
+  if (!tensor.is_non_overlapping_and_dense()) return false;
+  for (int64_t dim = 0; dim < param.dim(); ++dim) {
+    if (param.size(dim) != 1 && tensor.stride(dim) != param.stride(dim)) return false;
+  }
+  return true;
+}
+
+void check_like(const at::Tensor& tensor, const at::Tensor& param, const char* what) {
+  TORCH_CHECK(tensor.defined(), what, " is undefined");
+  TORCH_CHECK(tensor.layout() == at::kStrided, what, " is not dense");
+  TORCH_CHECK(tensor.sizes() == param.sizes(), what, " has shape ", tensor.sizes(), ", its parameter ", param.sizes());
+  TORCH_CHECK(tensor.scalar_type() == param.scalar_type(), what, " is of type ", tensor.scalar_type(), ", its parameter of ",
+              param.scalar_type());
+  TORCH_CHECK(tensor.device() == param.device(), what, " is on ", tensor.device(), ", its parameter on ", param.device());
+}
+
+void check_list(const Tensors& list, const Tensors& params, const char* what) {
+  TORCH_CHECK(list.size() == params.size(), "there are ", params.size(), " parameters, but of ", what, " ", list.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    check_like(list[i], params[i], what);
+    TORCH_CHECK(lies_as(list[i], params[i]), what, " has strides ", list[i].strides(), ", its parameter ", params[i].strides());
+  }
+}
+
+void check_steps(const Tensors& steps, const Tensors& params) {
+  TORCH_CHECK(steps.size() == params.size(), "there are ", params.size(), " parameters, but ", steps.size(), " steps");
+  for (const auto& step : steps) {
+    TORCH_CHECK(step.defined() && step.numel() == 1 && step.scalar_type() == at::kFloat, "a step is one number of type Float");
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+struct SgdArguments {
+  double lr, momentum, dampening, weight_decay;
+  bool nesterov, maximize, is_first_step;
+};
+
+// `lr_tensor` may be null; otherwise it takes the place of `lr`. Without momentum the list of buffers is empty.
+Message drumline_fused_sgd(List params, List grads, List momentum_buffers, at::Tensor* lr_tensor, const SgdArguments* with) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    auto p = params.tensors(), g = grads.tensors(), m = momentum_buffers.tensors();
+    check_list(p, p, "a parameter");
+    check_list(g, p, "a gradient");
+    if (with->momentum != 0) check_list(m, p, "a momentum buffer");
+    TORCH_CHECK(with->momentum != 0 || m.empty(), "there are momentum buffers, but no momentum");
+    if (p.empty()) return;
+    auto run = [&](const auto& lr) {
+      at::_fused_sgd_(p, g, m, with->weight_decay, with->momentum, lr, with->dampening, with->nesterov, with->maximize,
+                      with->is_first_step);
+    };
+    lr_tensor == nullptr ? run(with->lr) : run(*lr_tensor);
+  });
+}
+
+struct AdamArguments {
+  double lr, beta1, beta2, weight_decay, eps;
+  bool amsgrad, maximize, decoupled;
+};
+
+struct AdamLists {
+  List params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps;
+};
+
+// As above. The kernels do not advance `steps`: the caller has counted this step already.
+Message drumline_fused_adam(const AdamLists* lists, at::Tensor* lr_tensor, const AdamArguments* with) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    auto p = lists->params.tensors(), g = lists->grads.tensors(), steps = lists->steps.tensors();
+    auto avg = lists->exp_avgs.tensors(), sq = lists->exp_avg_sqs.tensors(), max = lists->max_exp_avg_sqs.tensors();
+    check_list(p, p, "a parameter");
+    check_list(g, p, "a gradient");
+    check_list(avg, p, "an exp_avg");
+    check_list(sq, p, "an exp_avg_sq");
+    if (with->amsgrad) check_list(max, p, "a max_exp_avg_sq");
+    check_steps(steps, p);
+    if (p.empty()) return;
+    auto run = [&](const auto& lr) {
+      if (with->decoupled) {
+        at::_fused_adamw_(p, g, avg, sq, max, steps, lr, with->beta1, with->beta2, with->weight_decay, with->eps, with->amsgrad,
+                          with->maximize);
+      } else {
+        at::_fused_adam_(p, g, avg, sq, max, steps, lr, with->beta1, with->beta2, with->weight_decay, with->eps, with->amsgrad,
+                         with->maximize);
+      }
+    };
+    lr_tensor == nullptr ? run(with->lr) : run(*lr_tensor);
+  });
+}
+
+// The gradient of `leaf` as the kernels need it: itself if it lies in memory as the leaf does, a copy that does otherwise, null if
+// there is none.
+Message drumline_grad_fitting(at::Tensor* leaf, at::Tensor** fitting) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    const auto& grad = leaf->mutable_grad();
+    *fitting = nullptr;
+    if (!grad.defined()) return;
+    check_like(grad, *leaf, "a gradient");
+    *fitting = new at::Tensor(lies_as(grad, *leaf) ? grad : at::empty_like(*leaf).copy_(grad));
+  });
+}
+
+Message drumline_is_dense(at::Tensor* tensor, bool* dense) {
+  return guarded([&] { *dense = tensor->layout() == at::kStrided && tensor->is_non_overlapping_and_dense(); });
+}
+
+}  // extern "C"

@@ -1,0 +1,205 @@
+//! Gradients held within bounds: by the norm of all of them together, or each element by itself; as PyTorch's `clip_grad_*`.
+//!
+//! Under data parallelism call this after the gradients were reduced: then all ranks see the same norm and do the same.
+
+use tch::{Kind, Tensor};
+
+use crate::error::TorchError;
+use crate::foreach::{foreach_clamp, foreach_mul_scalar, foreach_norm};
+use crate::grad::grad;
+use crate::named::Named;
+
+/// Which norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormType {
+    /// The root of the sum of squares.
+    L2,
+    /// The greatest absolute value.
+    Inf,
+}
+
+/// The norm of all gradients together; parameters without one do not count. It may be infinite or NaN.
+pub fn grad_norm(parameters: &[Named], norm: NormType) -> Result<f64, TorchError> {
+    let grads = Grads::of(parameters)?;
+    Ok(total(&grads.norms(norm)?, norm))
+}
+
+/// Scales the gradients down so that their norm (the root of the sum of squares) is at most `max_norm`; returns the norm before that.
+///
+/// An infinite or NaN norm is an error that names the parameter; the gradients are left as they are.
+///
+/// ```
+/// use drumline_torch::{Named, clip_grad_norm, set_grad};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let tensor = Tensor::zeros([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// set_grad(&tensor, Some(&Tensor::from_slice(&[3f32, 4.0])))?;
+/// let weight = Named { name: "weight".into(), tensor };
+/// assert_eq!(clip_grad_norm(std::slice::from_ref(&weight), 1.0)?, 5.0);
+/// assert!((weight.tensor.grad().double_value(&[1]) - 0.8).abs() < 1e-6);
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+pub fn clip_grad_norm(parameters: &[Named], max_norm: f64) -> Result<f64, TorchError> {
+    clip_grad_norm_of(parameters, max_norm, NormType::L2)
+}
+
+/// As [`clip_grad_norm`], by a norm of choice.
+pub fn clip_grad_norm_of(parameters: &[Named], max_norm: f64, norm: NormType) -> Result<f64, TorchError> {
+    check_bound("the greatest norm of gradients", max_norm)?;
+    let grads = Grads::of(parameters)?;
+    let norms = grads.norms(norm)?;
+    let total = total(&norms, norm);
+    if !total.is_finite() {
+        return Err(grads.not_finite(&norms, total));
+    }
+    // PyTorch's small number, which keeps a norm of zero from dividing.
+    let factor = max_norm / (total + 1e-6);
+    if factor < 1.0 {
+        foreach_mul_scalar(&grads.borrowed(), factor)?;
+    }
+    Ok(total)
+}
+
+/// Puts each element of the gradients into the range from `-max_value` to `max_value`. NaN stays.
+pub fn clip_grad_value(parameters: &[Named], max_value: f64) -> Result<(), TorchError> {
+    check_bound("the greatest value of gradients", max_value)?;
+    foreach_clamp(&Grads::of(parameters)?.borrowed(), -max_value, max_value)
+}
+
+/// The gradients that there are, with the names of their parameters.
+struct Grads<'a>(Vec<(&'a str, Tensor)>);
+
+impl<'a> Grads<'a> {
+    fn of(parameters: &'a [Named]) -> Result<Self, TorchError> {
+        let mut grads = Vec::with_capacity(parameters.len());
+        for Named { name, tensor } in parameters {
+            grads.extend(grad(tensor)?.map(|grad| (name.as_str(), grad)));
+        }
+        Ok(Self(grads))
+    }
+
+    fn borrowed(&self) -> Vec<&Tensor> {
+        self.0.iter().map(|(_, grad)| grad).collect()
+    }
+
+    /// The norm of each; read from the device in one go.
+    fn norms(&self, norm: NormType) -> Result<Vec<f64>, TorchError> {
+        let Some((_, first)) = self.0.first() else { return Ok(Vec::new()) };
+        let ord = match norm {
+            NormType::L2 => 2.0,
+            NormType::Inf => f64::INFINITY,
+        };
+        let norms = foreach_norm(&self.borrowed(), ord)?;
+        let alike: Result<Vec<_>, _> =
+            norms.iter().map(|norm| norm.f_to_device(first.device())?.f_to_kind(Kind::Double)).collect();
+        Ok(Vec::try_from(Tensor::f_stack(&alike?, 0)?)?)
+    }
+
+    fn not_finite(&self, norms: &[f64], total: f64) -> TorchError {
+        let culprit = self.0.iter().zip(norms).find(|(_, norm)| !norm.is_finite());
+        let whose =
+            culprit.map_or(String::new(), |((name, _), norm)| format!(" (that of `{name}` is {norm})"));
+        TorchError::Unfit(format!(
+            "the norm of the gradients is {total}{whose}, so they cannot be clipped; try a smaller learning rate"
+        ))
+    }
+}
+
+fn total(norms: &[f64], norm: NormType) -> f64 {
+    match norm {
+        NormType::L2 => norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt(),
+        // `f64::max` would lose a NaN.
+        NormType::Inf => norms.iter().copied().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a }),
+    }
+}
+
+fn check_bound(what: &str, value: f64) -> Result<(), TorchError> {
+    if value >= 0.0 {
+        return Ok(());
+    }
+    Err(TorchError::Unfit(format!("{what} is {value}; expected a number that is not negative")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::path::Path;
+
+    use super::*;
+    use crate::grad::set_grad;
+
+    fn golden() -> HashMap<String, Tensor> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/oracle/golden/clip.safetensors");
+        Tensor::read_safetensors(path).unwrap().into_iter().collect()
+    }
+
+    /// Parameters with the golden gradients, and one that has none.
+    fn parameters(golden: &HashMap<String, Tensor>) -> Vec<Named> {
+        let with_grad = |name: &str| {
+            let grad = golden[&format!("grad.{name}")].copy();
+            let tensor = grad.zeros_like().set_requires_grad(true);
+            set_grad(&tensor, Some(&grad)).unwrap();
+            Named { name: name.into(), tensor }
+        };
+        let mut parameters: Vec<_> = ["w", "b", "conv"].map(with_grad).into();
+        let without = Tensor::from_slice(&[1f32]).set_requires_grad(true);
+        parameters.push(Named { name: "unused".into(), tensor: without });
+        parameters
+    }
+
+    fn assert_grads(parameters: &[Named], golden: &HashMap<String, Tensor>, case: &str) {
+        for Named { name, tensor } in &parameters[..3] {
+            let expected = &golden[&format!("{case}.{name}")];
+            assert!(tensor.grad().allclose(expected, 1e-6, 1e-9, false), "{case} {name}");
+        }
+    }
+
+    #[test]
+    fn norms_are_clipped_as_by_pytorch() {
+        let golden = golden();
+        for (norm, norm_name) in [(NormType::L2, "l2"), (NormType::Inf, "inf")] {
+            for max_norm in [0.5, 1e3] {
+                let case = format!("{norm_name}.{max_norm}");
+                let parameters = parameters(&golden);
+                let found = clip_grad_norm_of(&parameters, max_norm, norm).unwrap();
+                let expected = golden[&format!("{case}.norm")].double_value(&[]);
+                assert!((found - expected).abs() <= 1e-6 * expected, "{case}: {found} {expected}");
+                assert_grads(&parameters, &golden, &case);
+                assert!(grad_norm(&parameters, norm).unwrap() <= max_norm.min(found) * (1.0 + 1e-6));
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_clipped_as_by_pytorch() {
+        let golden = golden();
+        let parameters = parameters(&golden);
+        clip_grad_value(&parameters, 0.25).unwrap();
+        assert_grads(&parameters, &golden, "value");
+    }
+
+    #[test]
+    fn a_norm_that_is_not_finite_names_its_parameter_and_changes_nothing() {
+        let golden = golden();
+        for bad in [f32::NAN, f32::INFINITY] {
+            for norm in [NormType::L2, NormType::Inf] {
+                let parameters = parameters(&golden);
+                let _ = parameters[1].tensor.grad().get(0).fill_(f64::from(bad));
+                assert!(!grad_norm(&parameters, norm).unwrap().is_finite());
+                let error = clip_grad_norm_of(&parameters, 0.5, norm).unwrap_err().to_string();
+                assert!(error.contains("that of `b` is"), "{error}");
+                assert!(parameters[0].tensor.grad().equal(&golden["grad.w"]));
+            }
+        }
+    }
+
+    #[test]
+    fn no_gradients_have_no_norm_and_bounds_are_checked() {
+        let unused = &parameters(&golden())[3..];
+        assert_eq!(clip_grad_norm(unused, 1.0).unwrap(), 0.0);
+        assert_eq!(clip_grad_norm(&[], 1.0).unwrap(), 0.0);
+        clip_grad_value(unused, 1.0).unwrap();
+        assert!(clip_grad_norm(unused, -1.0).is_err());
+        assert!(clip_grad_value(unused, f64::NAN).is_err());
+    }
+}

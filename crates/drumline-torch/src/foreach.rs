@@ -1,0 +1,145 @@
+//! One operation on each tensor of a list, in one call: libtorch's `_foreach_*`, in place and without autograd.
+//!
+//! On a GPU a list takes a few kernels instead of one or more a tensor. On a CPU it is a loop.
+#![allow(unsafe_code)]
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::TorchError;
+use crate::list::{Handles, List};
+use crate::status::{Message, check};
+
+unsafe extern "C" {
+    fn drumline_foreach_add_scalar(list: List, scalar: f64) -> Message;
+    fn drumline_foreach_add(list: List, other: List, alpha: f64) -> Message;
+    fn drumline_foreach_mul_scalar(list: List, scalar: f64) -> Message;
+    fn drumline_foreach_clamp(list: List, min: f64, max: f64) -> Message;
+    fn drumline_foreach_copy(list: List, source: List) -> Message;
+    fn drumline_foreach_lerp(list: List, end: List, weight: f64) -> Message;
+    fn drumline_foreach_zero(list: List) -> Message;
+    fn drumline_foreach_norm(list: List, ord: f64, norms: *mut *mut C_tensor) -> Message;
+}
+
+/// Adds `scalar` to each.
+pub fn foreach_add_scalar(list: &[&Tensor], scalar: f64) -> Result<(), TorchError> {
+    let list = Handles::of(list);
+    // SAFETY: the handles are good for the call.
+    check(unsafe { drumline_foreach_add_scalar(list.list(), scalar) }, "cannot add a number to tensors")
+}
+
+/// Adds `alpha` times the tensor of `other` in the same place to each.
+///
+/// ```
+/// use drumline_torch::foreach_add;
+/// use tch::Tensor;
+///
+/// let (a, b) = (Tensor::from_slice(&[1f32, 2.0]), Tensor::from_slice(&[3f32]));
+/// foreach_add(&[&a, &b], &[&Tensor::from_slice(&[10f32, 20.0]), &Tensor::from_slice(&[30f32])], 0.5)?;
+/// assert_eq!(Vec::<f32>::try_from(&a)?, [6.0, 12.0]);
+/// assert_eq!(Vec::<f32>::try_from(&b)?, [18.0]);
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub fn foreach_add(list: &[&Tensor], other: &[&Tensor], alpha: f64) -> Result<(), TorchError> {
+    let (list, other) = (Handles::of(list), Handles::of(other));
+    // SAFETY: the handles are good for the call; libtorch compares the lengths.
+    check(unsafe { drumline_foreach_add(list.list(), other.list(), alpha) }, "cannot add tensors to tensors")
+}
+
+/// Multiplies each by `scalar`.
+pub fn foreach_mul_scalar(list: &[&Tensor], scalar: f64) -> Result<(), TorchError> {
+    let list = Handles::of(list);
+    // SAFETY: the handles are good for the call.
+    check(unsafe { drumline_foreach_mul_scalar(list.list(), scalar) }, "cannot multiply tensors by a number")
+}
+
+/// Puts the elements of each into the range from `min` to `max`.
+pub fn foreach_clamp(list: &[&Tensor], min: f64, max: f64) -> Result<(), TorchError> {
+    let list = Handles::of(list);
+    // SAFETY: the handles are good for the call.
+    check(unsafe { drumline_foreach_clamp(list.list(), min, max) }, "cannot clamp tensors")
+}
+
+/// Copies the tensor of `source` in the same place over each, whatever its strides, kind and device.
+pub fn foreach_copy(list: &[&Tensor], source: &[&Tensor]) -> Result<(), TorchError> {
+    let (list, source) = (Handles::of(list), Handles::of(source));
+    // SAFETY: the handles are good for the call; libtorch compares the lengths.
+    check(unsafe { drumline_foreach_copy(list.list(), source.list()) }, "cannot copy tensors over tensors")
+}
+
+/// Moves each towards the tensor of `end` in the same place, by `weight` of the way: a running average.
+pub fn foreach_lerp(list: &[&Tensor], end: &[&Tensor], weight: f64) -> Result<(), TorchError> {
+    let (list, end) = (Handles::of(list), Handles::of(end));
+    // SAFETY: the handles are good for the call; libtorch compares the lengths.
+    check(unsafe { drumline_foreach_lerp(list.list(), end.list(), weight) }, "cannot interpolate tensors")
+}
+
+/// Fills each with zeros.
+pub fn foreach_zero(list: &[&Tensor]) -> Result<(), TorchError> {
+    let list = Handles::of(list);
+    // SAFETY: the handles are good for the call.
+    check(unsafe { drumline_foreach_zero(list.list()) }, "cannot fill tensors with zeros")
+}
+
+/// The norm of each, as tensors of no dimension; `ord` is 2 or infinity as a rule.
+pub fn foreach_norm(list: &[&Tensor], ord: f64) -> Result<Vec<Tensor>, TorchError> {
+    let mut norms = vec![std::ptr::null_mut(); list.len()];
+    let list = Handles::of(list);
+    // SAFETY: the handles are good for the call, and there is room for a handle for each.
+    check(unsafe { drumline_foreach_norm(list.list(), ord, norms.as_mut_ptr()) }, "cannot take norms")?;
+    // SAFETY: each is a new handle, ours.
+    Ok(norms.into_iter().map(|norm| unsafe { Tensor::from_ptr(norm) }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> [Tensor; 2] {
+        [Tensor::from_slice(&[3f32, -4.0]), Tensor::from_slice(&[0f32, 5.0, 12.0]).view([3, 1])]
+    }
+
+    fn values(list: [&Tensor; 2]) -> Vec<f32> {
+        list.iter().flat_map(|tensor| Vec::<f32>::try_from(tensor.flatten(0, -1)).unwrap()).collect()
+    }
+
+    #[test]
+    fn each_operation_reaches_each_tensor() {
+        let [a, b] = &pair();
+        let list = [a, b];
+        let norms = |ord| -> Vec<f64> {
+            foreach_norm(&list, ord).unwrap().iter().map(|norm| norm.double_value(&[])).collect()
+        };
+        assert_eq!(norms(2.0), [5.0, 13.0]);
+        assert_eq!(norms(f64::INFINITY), [4.0, 12.0]);
+        foreach_clamp(&list, -1.0, 6.0).unwrap();
+        assert_eq!(values(list), [3.0, -1.0, 0.0, 5.0, 6.0]);
+        foreach_mul_scalar(&list, 2.0).unwrap();
+        foreach_add_scalar(&list, 1.0).unwrap();
+        assert_eq!(values(list), [7.0, -1.0, 1.0, 11.0, 13.0]);
+        let [c, d] = &pair();
+        foreach_lerp(&list, &[c, d], 0.5).unwrap();
+        assert_eq!(values(list), [5.0, -2.5, 0.5, 8.0, 12.5]);
+        foreach_copy(&list, &[c, d]).unwrap();
+        assert_eq!(values(list), [3.0, -4.0, 0.0, 5.0, 12.0]);
+        foreach_zero(&list).unwrap();
+        assert_eq!(values(list), [0.0; 5]);
+    }
+
+    #[test]
+    fn empty_lists_are_fine_and_unequal_ones_are_not() {
+        assert!(foreach_norm(&[], 2.0).unwrap().is_empty());
+        foreach_mul_scalar(&[], 2.0).unwrap();
+        let [a, b] = &pair();
+        let error = foreach_add(&[a, b], &[a], 1.0).unwrap_err().to_string();
+        assert!(error.starts_with("cannot add tensors to tensors: "), "{error}");
+    }
+
+    #[test]
+    fn leaves_that_require_gradients_are_changed_without_a_trace() {
+        let [a, b] = pair().map(|tensor| tensor.set_requires_grad(true));
+        foreach_mul_scalar(&[&a, &b], 2.0).unwrap();
+        assert!(a.is_leaf() && a.requires_grad());
+        assert_eq!(values([&a, &b]), [6.0, -8.0, 0.0, 10.0, 24.0]);
+    }
+}

@@ -1,0 +1,115 @@
+//! The bare kernels: learning rates as tensors, and lists that do not fit.
+
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor.flatten(0, -1)).unwrap()
+}
+
+fn sgd<'a>(params: &'a [&'a Tensor], grads: &'a [&'a Tensor], lr: Lr<'a>) -> FusedSgd<'a> {
+    FusedSgd {
+        params,
+        grads,
+        momentum_buffers: &[],
+        lr,
+        momentum: 0.0,
+        dampening: 0.0,
+        weight_decay: 0.0,
+        nesterov: false,
+        maximize: false,
+        is_first_step: false,
+    }
+}
+
+fn adam<'a>(tensors: &'a [[&'a Tensor; 1]; 5], lr: Lr<'a>, decay: WeightDecay) -> FusedAdam<'a> {
+    let [params, grads, exp_avgs, exp_avg_sqs, steps] = tensors;
+    FusedAdam {
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs: None,
+        steps,
+        lr,
+        betas: (0.9, 0.999),
+        eps: 1e-8,
+        weight_decay: 0.1,
+        decay,
+        maximize: false,
+    }
+}
+
+fn adam_result(lr: Lr<'_>, decay: WeightDecay) -> Vec<f32> {
+    let (param, grad) = (Tensor::from_slice(&[1f32, -2.0]), Tensor::from_slice(&[0.5f32, 0.25]));
+    let (avg, sq) = (Tensor::zeros([2], FLOAT), Tensor::zeros([2], FLOAT));
+    let step = Tensor::ones([], FLOAT);
+    adam(&[[&param], [&grad], [&avg], [&sq], [&step]], lr, decay).run().unwrap();
+    assert_eq!(step.double_value(&[]), 1.0);
+    values(&param)
+}
+
+#[test]
+fn a_tensor_may_be_the_learning_rate() {
+    let lr = Tensor::from_slice(&[0.5f32]).squeeze();
+    let step = |lr| {
+        let (param, grad) = (Tensor::from_slice(&[1f32, 2.0]), Tensor::from_slice(&[4f32, -8.0]));
+        sgd(&[&param], &[&grad], lr).run().unwrap();
+        values(&param)
+    };
+    assert_eq!(step(Lr::Tensor(&lr)), [-1.0, 6.0]);
+    assert_eq!(step(Lr::Value(0.5)), [-1.0, 6.0]);
+    for decay in [WeightDecay::L2, WeightDecay::Decoupled] {
+        assert_eq!(adam_result(Lr::Tensor(&lr), decay), adam_result(Lr::Value(0.5), decay));
+    }
+    assert_ne!(
+        adam_result(Lr::Value(0.5), WeightDecay::L2),
+        adam_result(Lr::Value(0.5), WeightDecay::Decoupled)
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let refused = |grad: &Tensor, word: &str| {
+        let param = Tensor::zeros([2, 3], FLOAT);
+        let error = sgd(&[&param], &[grad], Lr::Value(1.0)).run().unwrap_err().to_string();
+        assert!(
+            error.starts_with("cannot make a step of SGD: a gradient ") && error.contains(word),
+            "{error}"
+        );
+        assert_eq!(values(&param), [0.0; 6]);
+    };
+    refused(&Tensor::ones([3, 2], FLOAT).tr(), "strides [1, 2]");
+    refused(&Tensor::ones([6], FLOAT), "shape [6]");
+    refused(&Tensor::ones([2, 3], (Kind::Double, Device::Cpu)), "Double");
+    refused(&Tensor::ones([2, 6], FLOAT).slice(1, 0, 6, 2), "strides [6, 2]");
+    refused(&Tensor::new(), "undefined");
+    let param = Tensor::zeros([2], FLOAT);
+    assert!(sgd(&[&param], &[], Lr::Value(1.0)).run().is_err());
+    sgd(&[], &[], Lr::Value(1.0)).run().unwrap();
+}
+
+#[test]
+fn the_stride_of_a_single_element_does_not_count() {
+    let param = Tensor::zeros([2, 3, 1, 1], FLOAT);
+    let grad = Tensor::ones([2, 3, 1, 1], FLOAT).as_strided([2, 3, 1, 1], [3, 1, 3, 3], 0);
+    sgd(&[&param], &[&grad], Lr::Value(1.0)).run().unwrap();
+    assert_eq!(values(&param), [-1.0; 6]);
+}
+
+#[test]
+fn a_gradient_is_copied_only_if_it_lies_differently() {
+    let leaf = Tensor::zeros([2, 3], FLOAT).set_requires_grad(true);
+    assert!(fitting_grad(&leaf).unwrap().is_none());
+    let across = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).view([3, 2]).tr();
+    crate::set_grad(&leaf, Some(&across)).unwrap();
+    let fitting = fitting_grad(&leaf).unwrap().unwrap();
+    assert_eq!(fitting.stride(), [3, 1]);
+    assert_eq!(values(&fitting), [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
+    let along = across.contiguous();
+    crate::set_grad(&leaf, Some(&along)).unwrap();
+    assert_eq!(fitting_grad(&leaf).unwrap().unwrap().data_ptr(), along.data_ptr());
+}

@@ -1,0 +1,31 @@
+//! A list of tensors on its way to C++: laid out as `drumline::List` of `shim/list.h`.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+/// The handles of some tensors, which stay with their owners.
+pub(crate) struct Handles<'a> {
+    pointers: Vec<*mut C_tensor>,
+    tensors: PhantomData<&'a Tensor>,
+}
+
+/// What C++ sees. Good as long as the [`Handles`] that it came from.
+#[repr(C)]
+pub(crate) struct List {
+    items: *const *mut C_tensor,
+    len: usize,
+}
+
+impl<'a> Handles<'a> {
+    pub(crate) fn of(tensors: &[&'a Tensor]) -> Self {
+        let pointers = tensors.iter().map(|tensor| tensor.as_ptr().cast_mut()).collect();
+        Self { pointers, tensors: PhantomData }
+    }
+
+    pub(crate) fn list(&self) -> List {
+        List { items: self.pointers.as_ptr(), len: self.pointers.len() }
+    }
+}

@@ -1,0 +1,159 @@
+//! Adam and AdamW, with AMSGrad if wanted, as `torch.optim.Adam` and `torch.optim.AdamW`.
+//!
+//! They differ in one thing: Adam adds the weight decay to the gradient, AdamW takes it off the parameter.
+
+use super::Optimizer;
+use super::groups::ParameterGroups;
+use super::state::{Layout, OptimizerState, STEP, empty_slot};
+use super::trained::{Ready, Trained, grads, not_negative};
+use crate::error::TorchError;
+use crate::foreach::foreach_add_scalar;
+use crate::fused::{FusedAdam, Lr, WeightDecay};
+use crate::named::Named;
+
+/// Adam: the weight decay is added to the gradient.
+pub type Adam = AdamFamily<false>;
+
+/// AdamW: the weight decay is taken off the parameter.
+pub type AdamW = AdamFamily<true>;
+
+/// Settings of [`Adam`] and [`AdamW`]; the defaults are PyTorch's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdamOptions {
+    /// Learning rate.
+    pub lr: f64,
+    /// How much of the running means of gradient and squared gradient is kept from step to step.
+    pub betas: (f64, f64),
+    /// Added to the divisor.
+    pub eps: f64,
+    /// How much of a parameter decays; `None` is PyTorch's default: 0 for Adam, 0.01 for AdamW.
+    pub weight_decay: Option<f64>,
+    /// Whether the greatest mean of squared gradients so far divides, instead of the present one.
+    pub amsgrad: bool,
+    /// Whether steps go up instead of down.
+    pub maximize: bool,
+}
+
+impl Default for AdamOptions {
+    fn default() -> Self {
+        Self { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: None, amsgrad: false, maximize: false }
+    }
+}
+
+impl AdamOptions {
+    fn check(&self) -> Result<(), TorchError> {
+        not_negative("eps", self.eps)?;
+        for beta in [self.betas.0, self.betas.1] {
+            if !(0.0..1.0).contains(&beta) {
+                return Err(TorchError::Unfit(format!(
+                    "a beta is {beta}; expected at least 0 and less than 1"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adam (`DECOUPLED` is false) or AdamW (true) on the fused kernels; see [`Adam`] and [`AdamW`].
+#[derive(Debug)]
+pub struct AdamFamily<const DECOUPLED: bool> {
+    trained: Trained,
+    options: AdamOptions,
+}
+
+impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
+    const KIND: &str = if DECOUPLED { "adamw" } else { "adam" };
+    const DECAY: WeightDecay = if DECOUPLED { WeightDecay::Decoupled } else { WeightDecay::L2 };
+    const DEFAULT_WEIGHT_DECAY: f64 = if DECOUPLED { 1e-2 } else { 0.0 };
+
+    /// Trains some parameters, or groups of them.
+    pub fn new(parameters: impl Into<ParameterGroups>, options: AdamOptions) -> Result<Self, TorchError> {
+        options.check()?;
+        let weight_decay = options.weight_decay.unwrap_or(Self::DEFAULT_WEIGHT_DECAY);
+        let trained = Trained::new(parameters.into(), options.lr, weight_decay)?;
+        Ok(Self { trained, options })
+    }
+
+    fn layout(&self) -> Layout {
+        const SLOTS: &[&str] = &[STEP, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+        let slots = if self.options.amsgrad { SLOTS } else { &SLOTS[..3] };
+        Layout { kind: Self::KIND, slots }
+    }
+
+    /// Makes what is kept for parameters that make their first step.
+    fn make_slots(&mut self, batch: usize, ready: &[Ready]) {
+        let slots = self.layout().slots;
+        for Ready { place, .. } in ready {
+            let parameter = &mut self.trained.batches[batch].parameters[*place];
+            if parameter.kept.is_empty() {
+                parameter.kept = slots.iter().map(|slot| empty_slot(&parameter.named.tensor, slot)).collect();
+            }
+        }
+    }
+
+    fn run(&self, batch: usize, ready: &[Ready]) -> Result<(), TorchError> {
+        let batch = &self.trained.batches[batch];
+        let steps = batch.kept(ready, 0);
+        foreach_add_scalar(&steps, 1.0)?;
+        let max_exp_avg_sqs = self.options.amsgrad.then(|| batch.kept(ready, 3));
+        FusedAdam {
+            params: &batch.tensors(ready),
+            grads: &grads(ready),
+            exp_avgs: &batch.kept(ready, 1),
+            exp_avg_sqs: &batch.kept(ready, 2),
+            max_exp_avg_sqs: max_exp_avg_sqs.as_deref(),
+            steps: &steps,
+            lr: Lr::Value(self.trained.lr * batch.lr_factor),
+            betas: self.options.betas,
+            eps: self.options.eps,
+            weight_decay: batch.weight_decay,
+            decay: Self::DECAY,
+            maximize: self.options.maximize,
+        }
+        .run()
+    }
+}
+
+impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
+    fn step(&mut self) -> Result<(), TorchError> {
+        for batch in 0..self.trained.batches.len() {
+            let ready = self.trained.batches[batch].ready()?;
+            self.make_slots(batch, &ready);
+            self.run(batch, &ready)?;
+        }
+        Ok(())
+    }
+
+    fn zero_grad(&mut self) -> Result<(), TorchError> {
+        self.trained.zero_grad()
+    }
+
+    fn lr(&self) -> f64 {
+        self.trained.lr
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.trained.lr = lr;
+    }
+
+    fn parameters(&self) -> Vec<Named> {
+        self.trained.named()
+    }
+
+    fn state(&self) -> OptimizerState {
+        let AdamOptions { betas, eps, weight_decay, amsgrad, maximize, .. } = self.options;
+        let scalars = [
+            ("beta1", betas.0),
+            ("beta2", betas.1),
+            ("eps", eps),
+            ("weight_decay", weight_decay.unwrap_or(Self::DEFAULT_WEIGHT_DECAY)),
+            ("amsgrad", f64::from(u8::from(amsgrad))),
+            ("maximize", f64::from(u8::from(maximize))),
+        ];
+        self.layout().save(&self.trained, &scalars)
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
+        self.layout().load(&mut self.trained, state)
+    }
+}

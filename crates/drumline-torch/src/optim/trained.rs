@@ -1,0 +1,161 @@
+//! The parameters of an optimizer, in batches that one fused call can take, and the tensors kept for each.
+
+use std::collections::HashSet;
+
+use tch::{Kind, Tensor};
+
+use super::groups::{ParameterGroup, ParameterGroups};
+use crate::error::TorchError;
+use crate::fused::{fitting_grad, is_dense};
+use crate::grad::set_grad;
+use crate::named::Named;
+
+/// Everything an optimizer trains, and its learning rate.
+#[derive(Debug)]
+pub(super) struct Trained {
+    pub(super) lr: f64,
+    pub(super) batches: Vec<Batch>,
+}
+
+/// Parameters of one learning rate, weight decay, device and kind.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) lr_factor: f64,
+    pub(super) weight_decay: f64,
+    pub(super) parameters: Vec<Parameter>,
+}
+
+/// A parameter and what is kept for it.
+#[derive(Debug)]
+pub(super) struct Parameter {
+    pub(super) named: Named,
+    /// One tensor for each of the optimizer's slots; empty until the parameter's first step.
+    pub(super) kept: Vec<Tensor>,
+}
+
+/// A parameter that has a gradient in this step: its place in the batch, and the gradient, made to fit.
+pub(super) struct Ready {
+    pub(super) place: usize,
+    pub(super) grad: Tensor,
+}
+
+impl Trained {
+    pub(super) fn new(groups: ParameterGroups, lr: f64, weight_decay: f64) -> Result<Self, TorchError> {
+        not_negative("the learning rate", lr)?;
+        let mut trained = Self { lr, batches: Vec::new() };
+        for group in groups.0 {
+            let weight_decay = group.weight_decay.unwrap_or(weight_decay);
+            not_negative("the weight decay", weight_decay)?;
+            not_negative("the factor of the learning rate", group.lr_factor)?;
+            trained.add(group, weight_decay)?;
+        }
+        trained.check_distinct()?;
+        Ok(trained)
+    }
+
+    fn add(&mut self, group: ParameterGroup, weight_decay: f64) -> Result<(), TorchError> {
+        let first = self.batches.len();
+        for named in group.parameters {
+            check_trainable(&named)?;
+            let parameter = Parameter { named, kept: Vec::new() };
+            match self.batches[first..].iter_mut().find(|batch| batch.takes(&parameter)) {
+                Some(batch) => batch.parameters.push(parameter),
+                None => self.batches.push(Batch {
+                    lr_factor: group.lr_factor,
+                    weight_decay,
+                    parameters: vec![parameter],
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// A parameter that is listed twice would make two steps in one.
+    fn check_distinct(&self) -> Result<(), TorchError> {
+        let (mut names, mut places) = (HashSet::new(), HashSet::new());
+        for Named { name, tensor } in self.parameters().map(|parameter| &parameter.named) {
+            let is_new_place = tensor.numel() == 0 || places.insert(tensor.data_ptr());
+            if !names.insert(name) || !is_new_place {
+                return Err(TorchError::Unfit(format!("parameter `{name}` is given to the optimizer twice")));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.batches.iter().flat_map(|batch| &batch.parameters)
+    }
+
+    pub(super) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        self.batches.iter_mut().flat_map(|batch| &mut batch.parameters)
+    }
+
+    pub(super) fn named(&self) -> Vec<Named> {
+        self.parameters().map(|parameter| parameter.named.clone()).collect()
+    }
+
+    pub(super) fn zero_grad(&self) -> Result<(), TorchError> {
+        self.parameters().try_for_each(|parameter| set_grad(&parameter.named.tensor, None))
+    }
+}
+
+impl Batch {
+    fn takes(&self, new: &Parameter) -> bool {
+        let place = |parameter: &Parameter| (parameter.named.tensor.device(), parameter.named.tensor.kind());
+        self.parameters.first().is_some_and(|first| place(first) == place(new))
+    }
+
+    /// The parameters that have a gradient.
+    pub(super) fn ready(&self) -> Result<Vec<Ready>, TorchError> {
+        let mut ready = Vec::with_capacity(self.parameters.len());
+        for (place, parameter) in self.parameters.iter().enumerate() {
+            let grad = fitting_grad(&parameter.named.tensor).map_err(|error| parameter.blame(&error))?;
+            ready.extend(grad.map(|grad| Ready { place, grad }));
+        }
+        Ok(ready)
+    }
+
+    /// The parameters themselves that are ready.
+    pub(super) fn tensors(&self, ready: &[Ready]) -> Vec<&Tensor> {
+        ready.iter().map(|ready| &self.parameters[ready.place].named.tensor).collect()
+    }
+
+    /// The tensors kept in `slot` for those that are ready.
+    pub(super) fn kept(&self, ready: &[Ready], slot: usize) -> Vec<&Tensor> {
+        ready.iter().map(|ready| &self.parameters[ready.place].kept[slot]).collect()
+    }
+}
+
+impl Parameter {
+    fn blame(&self, error: &TorchError) -> TorchError {
+        TorchError::Unfit(format!("parameter `{}`: {error}", self.named.name))
+    }
+}
+
+pub(super) fn grads(ready: &[Ready]) -> Vec<&Tensor> {
+    ready.iter().map(|ready| &ready.grad).collect()
+}
+
+fn check_trainable(Named { name, tensor }: &Named) -> Result<(), TorchError> {
+    let kind = tensor.kind();
+    if !matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16) {
+        return Err(TorchError::Unfit(format!(
+            "parameter `{name}` is of kind {kind:?}; expected Float, Double, Half or BFloat16"
+        )));
+    }
+    if !is_dense(tensor)? {
+        return Err(TorchError::Unfit(format!(
+            "parameter `{name}` has gaps or overlaps in memory (shape {:?}, strides {:?}); try a contiguous copy",
+            tensor.size(),
+            tensor.stride()
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn not_negative(what: &str, value: f64) -> Result<(), TorchError> {
+    if value.is_finite() && value >= 0.0 {
+        return Ok(());
+    }
+    Err(TorchError::Unfit(format!("{what} is {value}; expected a number that is not negative")))
+}
