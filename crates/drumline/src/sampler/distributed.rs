@@ -41,7 +41,7 @@ impl Default for SamplerOptions {
 ///
 /// let options = SamplerOptions { num_samples: 7, num_replicas: 2, rank: 1, ..Default::default() };
 /// let mut sampler = DistributedSampler::new(options)?;
-/// assert_eq!(sampler.indices(0), [0, 6, 5, 2]); // as torch.utils.data.DistributedSampler(range(7), 2, 1)
+/// assert_eq!(sampler.indices(0), [0, 3, 6, 4]); // as torch.utils.data.DistributedSampler(range(7), 2, 1)
 /// sampler.set_epoch(1);
 /// assert!(sampler.iter().eq(sampler.indices(1)));
 /// # Ok::<(), drumline::SamplerError>(())
@@ -102,7 +102,7 @@ impl DistributedSampler {
     }
 }
 
-impl<'a> IntoIterator for &'a DistributedSampler {
+impl IntoIterator for &DistributedSampler {
     type Item = usize;
     type IntoIter = std::vec::IntoIter<usize>;
 

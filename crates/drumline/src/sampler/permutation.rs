@@ -30,7 +30,7 @@ fn inside_out(len: usize, twister: &mut Mt) -> Vec<usize> {
     let mut order = Vec::with_capacity(len);
     for number in 0..len {
         let upper = u64::from(twister.next_u32());
-        let draw = upper << 32 | u64::from(twister.next_u32());
+        let draw = (upper << 32) | u64::from(twister.next_u32());
         let place = (draw % (number as u64 + 1)) as usize;
         order.push(number);
         order.swap(place, number);
