@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod loader;
+mod metrics;
 mod sampler;
 mod spawn;
 mod stop_request;
@@ -49,6 +50,7 @@ pub use loader::{
     Cause, Dataset, Epoch, ImageBatch, Loader, LoaderError, LoaderOptions, MapDataset, Sample, SampleError,
     SampleRng,
 };
+pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
 pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;
