@@ -25,6 +25,7 @@
 
 mod loader;
 mod metrics;
+mod predictions;
 mod sampler;
 mod spawn;
 mod stop_request;
@@ -51,6 +52,9 @@ pub use loader::{
     SampleRng,
 };
 pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+pub use predictions::{
+    Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
+};
 pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;
