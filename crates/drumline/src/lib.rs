@@ -23,6 +23,10 @@
 //! Not here: the command `drumline` (`drumline-cli`).
 #![forbid(unsafe_code)]
 
+mod loader;
+mod metrics;
+mod predictions;
+mod sampler;
 mod spawn;
 mod stop_request;
 
@@ -42,5 +46,15 @@ pub use drumline_comm::{
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
+pub use drumline_torch::TorchError;
+pub use loader::{
+    Cause, Dataset, Epoch, ImageBatch, Loader, LoaderError, LoaderOptions, MapDataset, Sample, SampleError,
+    SampleRng,
+};
+pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+pub use predictions::{
+    Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
+};
+pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;

@@ -1,7 +1,9 @@
-//! Programs that spawn their ranks and are asked to stop, as real processes.
+//! Loading and predicting; programs that spawn their ranks and are asked to stop, as real processes.
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod loading;
+    mod predicting;
     mod program;
     mod spawn_life;
     mod spawning;

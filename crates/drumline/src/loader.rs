@@ -1,0 +1,157 @@
+//! Loading: batches made by threads, ahead of their use, in order.
+//!
+//! ```text
+//!   Sampler ─▶ indices ─▶ batch 0 │ batch 1 │ batch 2 │ …          (Plan)
+//!                            ▼         ▼        ▼
+//!                        worker 0   worker 1  worker 0 …            (Crew: threads, each makes whole batches)
+//!                            └────▶ in order, at most `workers × prefetch` ahead ────▶ Epoch: Iterator
+//! ```
+//!
+//! A sample is made from its index and a seed of (run's seed, epoch, index), so that neither the number of workers nor that
+//! of ranks changes what is random in it. Not here: what the samples are (`Dataset` is yours, or one of `drumline-zoo`'s).
+
+mod attempt;
+mod crew;
+mod dataset;
+mod epoch;
+mod error;
+mod image_batch;
+mod map_dataset;
+mod plan;
+mod sample;
+
+use std::sync::Arc;
+
+use crate::sampler::{Sampler, SamplerPosition};
+use plan::Plan;
+
+pub use dataset::Dataset;
+pub use epoch::Epoch;
+pub use error::{LoaderError, SampleError};
+pub use image_batch::ImageBatch;
+pub use map_dataset::{Cause, MapDataset};
+pub use sample::{Sample, SampleRng};
+
+/// How batches are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Samples in a batch of this rank.
+    pub batch_size: usize,
+    /// Threads that make batches; 0: the caller's own, when it asks for one.
+    pub workers: usize,
+    /// Batches that each worker may be ahead of the caller.
+    pub prefetch: usize,
+    /// Leave out a last batch that is not full.
+    pub drop_last: bool,
+    /// Put batches in memory from which a GPU copies fast; without a GPU this does nothing.
+    pub pin_memory: bool,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        Self { batch_size: 32, workers: 2, prefetch: 2, drop_last: false, pin_memory: false }
+    }
+}
+
+/// Gives the batches of a rank, epoch by epoch.
+///
+/// ```
+/// use drumline::{Cause, DistributedSampler, Loader, LoaderOptions, MapDataset, SamplerOptions};
+///
+/// let squares = MapDataset::new(10, |sample| Ok(sample.index * sample.index), Ok::<_, Cause>);
+/// let sampler = DistributedSampler::new(SamplerOptions { num_samples: 10, shuffle: false, ..Default::default() })?;
+/// let loader = Loader::new(squares, sampler, LoaderOptions { batch_size: 4, ..Default::default() })?;
+/// for epoch in 0..2 {
+///     let batches = loader.epoch(epoch).collect::<Result<Vec<_>, _>>()?;
+///     assert_eq!(batches, [vec![0, 1, 4, 9], vec![16, 25, 36, 49], vec![64, 81]]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Loader<D: Dataset> {
+    dataset: Arc<D>,
+    sampler: Box<dyn Sampler>,
+    options: LoaderOptions,
+}
+
+impl<D: Dataset + 'static> Loader<D> {
+    /// Batches of `dataset` in the order of `sampler`.
+    pub fn new(
+        dataset: D,
+        sampler: impl Sampler + 'static,
+        options: LoaderOptions,
+    ) -> Result<Self, LoaderError> {
+        Self::shared(Arc::new(dataset), sampler, options)
+    }
+
+    /// Batches of a data set that others use, too.
+    pub fn shared(
+        dataset: Arc<D>,
+        sampler: impl Sampler + 'static,
+        options: LoaderOptions,
+    ) -> Result<Self, LoaderError> {
+        let sampler = Box::new(sampler);
+        if options.batch_size == 0 {
+            return Err(LoaderError::EmptyBatches);
+        }
+        if options.workers > 0 && options.prefetch == 0 {
+            return Err(LoaderError::NoPrefetch { workers: options.workers });
+        }
+        if sampler.num_samples() != dataset.len() {
+            return Err(LoaderError::OtherLength { sampler: sampler.num_samples(), dataset: dataset.len() });
+        }
+        let pin_memory = options.pin_memory && tch::Cuda::is_available();
+        Ok(Self { dataset, sampler, options: LoaderOptions { pin_memory, ..options } })
+    }
+
+    /// The batches of an epoch. The threads that make them end with the iterator, wherever that is dropped.
+    pub fn epoch(&self, epoch: u64) -> Epoch<D> {
+        self.resume(self.sampler.start(epoch)).unwrap_or_else(Epoch::failed)
+    }
+
+    /// The batches that are left of an epoch, from a position that [`Epoch::sampler_position`] gave, here or on other ranks.
+    pub fn resume(&self, position: SamplerPosition) -> Result<Epoch<D>, LoaderError> {
+        let plan = Plan {
+            dataset: Arc::clone(&self.dataset),
+            indices: self.sampler.indices_from(&position)?,
+            start: position,
+            num_replicas: self.sampler.num_replicas(),
+            options: self.options,
+        };
+        Epoch::begin(Arc::new(plan))
+    }
+
+    /// How many batches this rank gets in a whole epoch.
+    pub fn num_batches(&self) -> usize {
+        self.options.num_batches(self.sampler.count_from(&self.sampler.start(0)))
+    }
+
+    /// What the batches are made of.
+    pub fn dataset(&self) -> &D {
+        &self.dataset
+    }
+
+    /// The order they come in.
+    pub fn sampler(&self) -> &dyn Sampler {
+        &*self.sampler
+    }
+
+    /// The options; `pin_memory` says whether it is really done.
+    pub fn options(&self) -> &LoaderOptions {
+        &self.options
+    }
+}
+
+impl LoaderOptions {
+    fn num_batches(&self, num_samples: usize) -> usize {
+        match self.drop_last {
+            true => num_samples / self.batch_size,
+            false => num_samples.div_ceil(self.batch_size),
+        }
+    }
+}
+
+impl<D: Dataset> std::fmt::Debug for Loader<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader").field("options", &self.options).finish_non_exhaustive()
+    }
+}

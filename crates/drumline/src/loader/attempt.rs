@@ -1,0 +1,34 @@
+//! Making a batch with a net below: a panic in the data set becomes an error that names the sample.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{Dataset, LoaderError, Sample};
+
+/// The batch, or why there is none.
+pub(super) fn batch<D: Dataset>(dataset: &D, samples: &[Sample]) -> Result<D::Batch, LoaderError> {
+    // A data set is shared by threads: one that a panic leaves broken says so itself, as a poisoned lock does.
+    match catch_unwind(AssertUnwindSafe(|| dataset.batch(samples))) {
+        Ok(made) => Ok(made?),
+        Err(panic) => Err(blame(dataset, samples, &words(&*panic))),
+    }
+}
+
+/// Which sample it was: the first that panics by itself. Samples are made from their seeds alone, so it does so again.
+fn blame<D: Dataset>(dataset: &D, samples: &[Sample], message: &str) -> LoaderError {
+    for sample in samples {
+        let alone = catch_unwind(AssertUnwindSafe(|| dataset.batch(std::slice::from_ref(sample)).is_ok()));
+        if let Err(panic) = alone {
+            let name = catch_unwind(AssertUnwindSafe(|| dataset.name(sample.index)));
+            let name = name.unwrap_or_else(|_| "its name cannot be told".to_owned());
+            return LoaderError::Panicked { index: sample.index, name, message: words(&*panic) };
+        }
+    }
+    let first = samples.first().map_or(0, |sample| sample.index);
+    LoaderError::BatchPanicked { count: samples.len(), first, message: message.to_owned() }
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}

@@ -1,0 +1,37 @@
+//! What a data set must be able to do.
+
+use drumline_torch::TorchError;
+
+use super::{Sample, SampleError};
+
+/// Samples by index, made into batches. [`MapDataset`](super::MapDataset) makes one from two functions.
+///
+/// Workers make whole batches, so that a data set can write its samples straight into the batch's memory.
+pub trait Dataset: Send + Sync {
+    /// What a batch is, such as an [`ImageBatch`](super::ImageBatch).
+    type Batch: Send;
+
+    /// How many samples there are.
+    fn len(&self) -> usize;
+
+    /// Makes a batch of these samples, in this order. What is random must come from each sample's seed alone.
+    ///
+    /// After a panic the samples are tried one by one, to find the one that is to blame.
+    fn batch(&self, samples: &[Sample]) -> Result<Self::Batch, SampleError>;
+
+    /// What people know a sample by, such as the path of its file.
+    fn name(&self, index: usize) -> String {
+        format!("#{index}")
+    }
+
+    /// Copies a batch to pinned memory. Only asked with [`pin_memory`](super::LoaderOptions::pin_memory) and a GPU; without
+    /// an implementation batches stay as they are.
+    fn pin_memory(&self, batch: Self::Batch) -> Result<Self::Batch, TorchError> {
+        Ok(batch)
+    }
+
+    /// Whether there are no samples.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

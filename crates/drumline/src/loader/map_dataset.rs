@@ -1,0 +1,95 @@
+//! A data set of two functions: one that makes a sample, one that makes a batch of samples.
+
+use super::{Dataset, Sample, SampleError};
+
+/// Why a function of a [`MapDataset`] failed.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+type Naming = Box<dyn Fn(usize) -> String + Send + Sync>;
+
+/// A data set of a function for each sample and one that collates samples to a batch.
+///
+/// ```
+/// use drumline::{Cause, Dataset, MapDataset, Sample};
+///
+/// // Words, upper case, joined to a batch.
+/// let words = vec!["one", "two", "three"];
+/// let upper = |word: &&str, _: Sample| Ok(word.to_uppercase());
+/// let dataset = MapDataset::of_vec(words, upper, |batch| Ok::<_, Cause>(batch.join(" ")));
+/// let samples = [Sample::new(0, 0, 2), Sample::new(0, 0, 0)];
+/// assert_eq!(dataset.batch(&samples)?, "THREE ONE");
+/// # Ok::<(), drumline::SampleError>(())
+/// ```
+pub struct MapDataset<F, C> {
+    len: usize,
+    load: F,
+    collate: C,
+    naming: Option<Naming>,
+}
+
+impl<T, B, F, C> MapDataset<F, C>
+where
+    F: Fn(Sample) -> Result<T, Cause> + Send + Sync,
+    C: Fn(Vec<T>) -> Result<B, Cause> + Send + Sync,
+{
+    /// `len` samples: `load` makes each, `collate` a batch of them.
+    pub fn new(len: usize, load: F, collate: C) -> Self {
+        Self { len, load, collate, naming: None }
+    }
+
+    /// What people know the samples by.
+    #[must_use]
+    pub fn with_names(self, name: impl Fn(usize) -> String + Send + Sync + 'static) -> Self {
+        Self { naming: Some(Box::new(name)), ..self }
+    }
+}
+
+impl<C> MapDataset<(), C> {
+    /// A sample for each item: `load` makes it of the item, `collate` a batch of them.
+    pub fn of_vec<I, T, B>(
+        items: Vec<I>,
+        load: impl Fn(&I, Sample) -> Result<T, Cause> + Send + Sync,
+        collate: C,
+    ) -> MapDataset<impl Fn(Sample) -> Result<T, Cause> + Send + Sync, C>
+    where
+        I: Send + Sync,
+        C: Fn(Vec<T>) -> Result<B, Cause> + Send + Sync,
+    {
+        MapDataset::new(items.len(), move |sample: Sample| load(&items[sample.index], sample), collate)
+    }
+}
+
+impl<T, B, F, C> Dataset for MapDataset<F, C>
+where
+    B: Send,
+    F: Fn(Sample) -> Result<T, Cause> + Send + Sync,
+    C: Fn(Vec<T>) -> Result<B, Cause> + Send + Sync,
+{
+    type Batch = B;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn batch(&self, samples: &[Sample]) -> Result<B, SampleError> {
+        let load = |sample: &Sample| {
+            (self.load)(*sample)
+                .map_err(|cause| SampleError::new(sample.index, self.name(sample.index), cause))
+        };
+        let items = samples.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        (self.collate)(items).map_err(|cause| {
+            let (first, count) = (samples.first().map_or(0, |sample| sample.index), samples.len());
+            SampleError::new(first, format!("first of a batch of {count} that cannot be collated"), cause)
+        })
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.naming.as_ref().map_or_else(|| format!("#{index}"), |name| name(index))
+    }
+}
+
+impl<F, C> std::fmt::Debug for MapDataset<F, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MapDataset").field("len", &self.len).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,39 @@
+//! What an epoch's batches are made of.
+
+use std::sync::Arc;
+
+use super::{Dataset, LoaderError, LoaderOptions, Sample, attempt};
+use crate::sampler::SamplerPosition;
+
+pub(super) struct Plan<D> {
+    pub(super) dataset: Arc<D>,
+    pub(super) indices: Vec<usize>,
+    pub(super) start: SamplerPosition,
+    pub(super) num_replicas: usize,
+    pub(super) options: LoaderOptions,
+}
+
+impl<D: Dataset> Plan<D> {
+    pub(super) fn num_batches(&self) -> usize {
+        self.options.num_batches(self.indices.len())
+    }
+
+    /// Makes one batch.
+    pub(super) fn load(&self, number: usize) -> Result<D::Batch, LoaderError> {
+        let first = number * self.options.batch_size;
+        let indices = &self.indices[first..self.indices.len().min(first + self.options.batch_size)];
+        let SamplerPosition { seed, epoch, .. } = self.start;
+        let samples: Vec<_> = indices.iter().map(|index| Sample::new(seed, epoch, *index)).collect();
+        let batch = attempt::batch(&*self.dataset, &samples)?;
+        match self.options.pin_memory {
+            true => self.dataset.pin_memory(batch).map_err(LoaderError::Pin),
+            false => Ok(batch),
+        }
+    }
+
+    /// The position once so many batches have been used, on all ranks.
+    pub(super) fn position_after(&self, batches: usize) -> SamplerPosition {
+        let taken = self.indices.len().min(batches * self.options.batch_size);
+        self.start.after(taken, self.num_replicas)
+    }
+}

@@ -1,0 +1,112 @@
+//! Metrics over all ranks: sums and counts are added up, never averages of averages.
+//!
+//! ```text
+//!   rank 0: batches ─▶ update ─▶ sums ─┐
+//!   rank 1: batches ─▶ update ─▶ sums ─┼─ all-reduce in f64 ─▶ value_of ─▶ the same value on all ranks
+//!   rank 2: no batch ─────────▶ zeros ─┘
+//! ```
+//! A value is exact however the samples are spread over ranks and batches. It is NaN where there was no sample at all.
+
+mod mean_loss;
+mod top_k;
+
+use drumline_comm::{CommError, ProcessGroup, ReduceOp};
+use drumline_torch::TorchError;
+use tch::Tensor;
+
+pub use mean_loss::MeanLoss;
+pub use top_k::TopK;
+
+/// A figure that is made of sums over samples.
+///
+/// ```
+/// use drumline::{LocalGroup, Metric, TorchError};
+/// use tch::Tensor;
+///
+/// /// How far the outputs are from the targets, at the root of the mean square.
+/// #[derive(Default)]
+/// struct Distance([f64; 2]);
+///
+/// impl Metric for Distance {
+///     fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
+///         self.0[0] += (output - target).square().sum(tch::Kind::Double).double_value(&[]);
+///         self.0[1] += target.numel() as f64;
+///         Ok(())
+///     }
+///     fn sums(&self) -> Vec<f64> {
+///         self.0.to_vec()
+///     }
+///     fn value_of(&self, sums: &[f64]) -> f64 {
+///         (sums[0] / sums[1]).sqrt()
+///     }
+///     fn reset(&mut self) {
+///         *self = Self::default();
+///     }
+/// }
+///
+/// let distances = LocalGroup::run(2, |group| {
+///     let mut distance = Distance::default();
+///     if group.rank() == 0 {
+///         let (output, target) = (Tensor::from_slice(&[1f32, 2.]), Tensor::from_slice(&[4f32, 6.]));
+///         distance.update(&output, &target).expect("equal sizes");
+///     }
+///     distance.reduce(&group)
+/// })?;
+/// assert_eq!(distances, [12.5f64.sqrt(); 2]);
+/// # Ok::<(), drumline::CommError>(())
+/// ```
+pub trait Metric {
+    /// Adds a batch of this rank.
+    fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError>;
+
+    /// This rank's sums and counts; always as many. Zeros before the first batch.
+    fn sums(&self) -> Vec<f64>;
+
+    /// The value that belongs to such sums.
+    fn value_of(&self, sums: &[f64]) -> f64;
+
+    /// Forgets all batches.
+    fn reset(&mut self);
+
+    /// The value over this rank's samples alone.
+    fn value(&self) -> f64 {
+        self.value_of(&self.sums())
+    }
+
+    /// The value over all ranks' samples. Every rank must call it, also one that had no batch.
+    #[track_caller]
+    fn reduce(&self, group: &ProcessGroup) -> Result<f64, CommError> {
+        let mut sums = self.sums();
+        group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        Ok(self.value_of(&sums))
+    }
+}
+
+/// The values of several metrics over all ranks' samples, in one call to the group.
+///
+/// ```
+/// use drumline::{LocalGroup, MeanLoss, Metric, TopK, reduce_metrics};
+///
+/// LocalGroup::run(2, |group| {
+///     let (mut loss, acc1) = (MeanLoss::default(), TopK::new(1));
+///     loss.add(2.0 + group.rank() as f64, 10);
+///     let values = reduce_metrics(&[&loss, &acc1], &group)?;
+///     assert_eq!(values[0], 2.5);
+///     assert!(values[1].is_nan(), "no sample yet");
+///     Ok(())
+/// })?;
+/// # Ok::<(), drumline::CommError>(())
+/// ```
+#[track_caller]
+pub fn reduce_metrics(metrics: &[&dyn Metric], group: &ProcessGroup) -> Result<Vec<f64>, CommError> {
+    let sums: Vec<_> = metrics.iter().map(|metric| metric.sums()).collect();
+    let mut all = sums.concat();
+    group.all_reduce(&mut all, ReduceOp::Sum)?;
+    let mut rest = &all[..];
+    let value = |(metric, own): (&&dyn Metric, &Vec<f64>)| {
+        let (these, others) = rest.split_at(own.len());
+        rest = others;
+        metric.value_of(these)
+    };
+    Ok(metrics.iter().zip(&sums).map(value).collect())
+}

@@ -1,0 +1,244 @@
+//! Distributed inference: what all ranks predicted, written once, in the data set's order.
+//!
+//! ```text
+//!   rank 0: rows 0 3 6 ─┐
+//!   rank 1: rows 1 4 7 ─┼─ gather ─▶ rank 0: Merge puts them in order ─▶ name.part ── all there ──▶ name
+//!   rank 2: rows 2 5   ─┘                    (a row waits until all before it are written)
+//! ```
+//!
+//! Rank 0 writes as rows come, so that memory is bounded: with [`EvalSampler`](crate::EvalSampler) no more than one batch of
+//! each rank waits. The file appears under its name when every row is there, once; else not at all.
+
+mod cell;
+mod merge;
+mod sink;
+
+use std::path::Path;
+
+use drumline_comm::{CommError, ProcessGroup};
+use serde::{Deserialize, Serialize};
+
+use sink::Sink;
+
+pub use cell::Cell;
+
+/// How rows are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum PredictionFormat {
+    /// A heading, then a line for each row.
+    Csv,
+    /// A JSON object for each row.
+    JsonLines,
+}
+
+/// What is to be written; the same on all ranks.
+#[derive(Debug, Clone)]
+pub struct PredictionOptions {
+    /// How.
+    pub format: PredictionFormat,
+    /// The names of a row's cells; `index` comes before them by itself.
+    pub columns: Vec<String>,
+    /// The length of the data set: one row for each sample.
+    pub num_samples: usize,
+    /// Bytes of rows that may wait for those before them.
+    pub max_waiting: usize,
+}
+
+impl PredictionOptions {
+    /// A CSV file of these columns, with up to 256 MiB waiting.
+    pub fn csv(num_samples: usize, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(|column| (*column).to_owned()).collect();
+        Self { format: PredictionFormat::Csv, columns, num_samples, max_waiting: 256 << 20 }
+    }
+
+    /// The same, a JSON object a line.
+    pub fn json_lines(num_samples: usize, columns: &[&str]) -> Self {
+        Self { format: PredictionFormat::JsonLines, ..Self::csv(num_samples, columns) }
+    }
+}
+
+/// What was predicted for one sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Its place in the data set.
+    pub index: usize,
+    /// One for each column.
+    pub cells: Vec<Cell>,
+}
+
+/// What is wrong with the predictions; the same on all ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum PredictionFault {
+    /// Two rows for one sample.
+    #[error("rank {rank} gave a second prediction for sample {index}; try EvalSampler, which repeats none")]
+    Duplicate {
+        /// The sample.
+        index: usize,
+        /// Who gave the later one.
+        rank: usize,
+    },
+    /// No such sample.
+    #[error("rank {rank} gave a prediction for sample {index} of a data set of {num_samples}")]
+    Outside {
+        /// The sample.
+        index: usize,
+        /// Who gave it.
+        rank: usize,
+        /// How many there are.
+        num_samples: usize,
+    },
+    /// Samples without a row.
+    #[error("{count} of {num_samples} samples have no prediction: {first:?}{}", if first.len() < *count { ", …" } else { "" })]
+    Missing {
+        /// How many.
+        count: usize,
+        /// Of so many.
+        num_samples: usize,
+        /// The first of them.
+        first: Vec<usize>,
+    },
+    /// Rows come in another order than samples lie in.
+    #[error(
+        "{waiting} predictions wait for that of sample {index}, which is more than {max_waiting} bytes; \
+         try samples in order (EvalSampler), or a larger max_waiting"
+    )]
+    TooFarAhead {
+        /// What they wait for.
+        index: usize,
+        /// How many.
+        waiting: usize,
+        /// The bound.
+        max_waiting: usize,
+    },
+    /// A row that does not fit the columns.
+    #[error("rank {rank} gave {got} cells for sample {index}, expected {expected}, one a column")]
+    Cells {
+        /// The sample.
+        index: usize,
+        /// Who gave it.
+        rank: usize,
+        /// How many columns.
+        expected: usize,
+        /// How many cells.
+        got: usize,
+    },
+    /// The file cannot be written.
+    #[error("rank 0 cannot write {path}: {cause}")]
+    File {
+        /// Where.
+        path: String,
+        /// In the system's words.
+        cause: String,
+    },
+}
+
+/// Predictions cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PredictionError {
+    /// They are wrong, or the file is.
+    #[error(transparent)]
+    Fault(#[from] PredictionFault),
+    /// The group failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+/// Writes the predictions of all ranks to one file.
+///
+/// All ranks make it together, then each calls [`write`](Self::write) as often as it has batches and
+/// [`finish`](Self::finish) at the end; those with fewer batches wait there for the others. In between, no other
+/// call may be made to the same group, as ranks need not make as many of them.
+///
+/// ```
+/// use drumline::{EvalSampler, LocalGroup, Prediction, PredictionOptions, PredictionWriter};
+///
+/// let folder = tempfile::tempdir().expect("a folder");
+/// let path = folder.path().join("predictions.csv");
+/// LocalGroup::run(2, |group| {
+///     let mut writer = PredictionWriter::create(&path, PredictionOptions::csv(3, &["label"]), &group)?;
+///     for index in EvalSampler::new(3, group.size(), group.rank()).expect("a rank").indices() {
+///         writer.write(&[Prediction { index, cells: vec![(index as i64 * 10).into()] }]).expect("a row");
+///     }
+///     Ok(writer.finish().expect("all rows"))
+/// })?;
+/// assert_eq!(std::fs::read_to_string(&path).expect("the file"), "index,label\n0,0\n1,10\n2,20\n");
+/// # Ok::<(), drumline::CommError>(())
+/// ```
+#[derive(Debug)]
+pub struct PredictionWriter<'a> {
+    group: &'a ProcessGroup,
+    format: PredictionFormat,
+    columns: Vec<String>,
+    /// On rank 0.
+    sink: Option<Sink>,
+}
+
+/// What a rank brings to a round.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Share {
+    rows: Vec<(usize, String)>,
+    fault: Option<PredictionFault>,
+    is_last: bool,
+}
+
+/// What rank 0 makes of a round.
+#[derive(Debug, Serialize, Deserialize)]
+struct Verdict {
+    fault: Option<PredictionFault>,
+    is_complete: bool,
+}
+
+impl<'a> PredictionWriter<'a> {
+    /// Begins a file; all ranks together. Rank 0 writes it, so that only it needs to reach `path`.
+    pub fn create(
+        path: &Path,
+        options: PredictionOptions,
+        group: &'a ProcessGroup,
+    ) -> Result<Self, CommError> {
+        let PredictionOptions { format, columns, .. } = options.clone();
+        let sink = (group.rank() == 0).then(|| Sink::new(path, &options));
+        Ok(Self { group, format, columns, sink })
+    }
+
+    /// Adds predictions of this rank; waits for the other ranks' next ones.
+    #[track_caller]
+    pub fn write(&mut self, rows: &[Prediction]) -> Result<(), PredictionError> {
+        let rows = rows.iter().map(|row| self.line(row)).collect::<Result<Vec<_>, _>>();
+        let (rows, fault) = match rows {
+            Ok(rows) => (rows, None),
+            Err(fault) => (Vec::new(), Some(fault)),
+        };
+        self.round(&Share { rows, fault, is_last: false }).map(drop)
+    }
+
+    /// Waits until all ranks are done, checks that every sample has its row, and puts the file in its place.
+    #[track_caller]
+    pub fn finish(mut self) -> Result<(), PredictionError> {
+        while !self.round(&Share { rows: Vec::new(), fault: None, is_last: true })? {}
+        Ok(())
+    }
+
+    /// Whether the file is complete.
+    #[track_caller]
+    fn round(&mut self, share: &Share) -> Result<bool, PredictionError> {
+        let shares = self.group.gather_object(share, 0)?;
+        let verdict = self.sink.as_mut().zip(shares).map(|(sink, shares)| match sink.take(shares) {
+            Ok(is_complete) => Verdict { fault: None, is_complete },
+            Err(fault) => Verdict { fault: Some(fault), is_complete: false },
+        });
+        let verdict = self.group.broadcast_object(verdict.as_ref(), 0)?;
+        verdict.fault.map_or(Ok(verdict.is_complete), |fault| Err(fault.into()))
+    }
+
+    fn line(&self, row: &Prediction) -> Result<(usize, String), PredictionFault> {
+        let (expected, got) = (self.columns.len(), row.cells.len());
+        if expected != got {
+            let (index, rank) = (row.index, self.group.rank());
+            return Err(PredictionFault::Cells { index, rank, expected, got });
+        }
+        Ok((row.index, cell::line(self.format, &self.columns, row)))
+    }
+}

@@ -1,0 +1,51 @@
+//! Which samples a rank takes, and in which order.
+//!
+//! ```text
+//!   epoch's order (the same on all ranks):  o0 o1 o2 o3 o4 o5 o6 …
+//!   rank r of w takes                       o[r], o[r+w], o[r+2w], …
+//!   samples_seen = 4, then w becomes 3:     seen seen seen seen │ o4→0 o5→1 o6→2 …
+//! ```
+//!
+//! - `DistributedSampler`: for training; PyTorch's indices, bit for bit (`permutation`), padded or cut to equal shares
+//! - `EvalSampler`: for evaluation; each sample once, never padded
+//! - `SamplerPosition`: where an epoch stands, over all ranks, so that it goes on with any number of them
+//!
+//! No generator of the process is touched.
+
+mod distributed;
+mod error;
+mod eval;
+#[cfg(test)]
+mod golden;
+mod permutation;
+mod position;
+
+pub use distributed::{DistributedSampler, SamplerOptions};
+pub use error::SamplerError;
+pub use eval::EvalSampler;
+pub use position::SamplerPosition;
+
+/// What a [`Loader`](crate::Loader) asks for the order of its samples. Yours can take the place of ours.
+pub trait Sampler: Send + Sync {
+    /// The length of the data set that it was made for.
+    fn num_samples(&self) -> usize;
+
+    /// The ranks that share the data set; one position of the epoch's order goes to each in turn.
+    fn num_replicas(&self) -> usize;
+
+    /// How many samples this rank takes from `position` to the end of the epoch.
+    fn count_from(&self, position: &SamplerPosition) -> usize;
+
+    /// What this rank takes from `position` to the end of the epoch, in order.
+    fn indices_from(&self, position: &SamplerPosition) -> Result<Vec<usize>, SamplerError>;
+
+    /// Seeds the order, and what is random in loading a sample; the same on all ranks.
+    fn seed(&self) -> u64 {
+        0
+    }
+
+    /// The beginning of an epoch.
+    fn start(&self, epoch: u64) -> SamplerPosition {
+        SamplerPosition { epoch, samples_seen: 0, seed: self.seed() }
+    }
+}

@@ -1,0 +1,38 @@
+//! What is wrong with a sampler's arguments.
+
+/// A sampler cannot be made, or cannot go on from a position.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplerError {
+    /// Nobody would take a sample.
+    #[error("a sampler needs at least one replica, got 0; try the size of the process group")]
+    NoReplicas,
+    /// A rank outside of its world.
+    #[error("rank {rank} of {num_replicas} replicas: expected a rank from 0 to {}; try the rank of the process group", num_replicas - 1)]
+    RankOutside {
+        /// The rank asked for.
+        rank: usize,
+        /// How many there are.
+        num_replicas: usize,
+    },
+    /// The position belongs to another order of samples.
+    #[error(
+        "the position is of an order with seed {position}, but the sampler has seed {sampler}: \
+         samples would be seen twice or never; try the seed of the saved run"
+    )]
+    OtherSeed {
+        /// The seed saved with the position.
+        position: u64,
+        /// The sampler's.
+        sampler: u64,
+    },
+}
+
+/// Checks who takes part.
+pub(super) fn check_rank(rank: usize, num_replicas: usize) -> Result<(), SamplerError> {
+    match num_replicas {
+        0 => Err(SamplerError::NoReplicas),
+        _ if rank >= num_replicas => Err(SamplerError::RankOutside { rank, num_replicas }),
+        _ => Ok(()),
+    }
+}

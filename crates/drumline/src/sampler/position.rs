@@ -1,0 +1,47 @@
+//! Where an epoch stands.
+
+use serde::{Deserialize, Serialize};
+
+use super::SamplerError;
+
+/// How far all ranks together have come in an epoch. It holds no rank and no world size: what is left of the epoch can be
+/// shared among any number of ranks.
+///
+/// ```
+/// use drumline::{DistributedSampler, Sampler, SamplerOptions, SamplerPosition};
+///
+/// let sampler = |num_replicas, rank| {
+///     DistributedSampler::new(SamplerOptions { num_samples: 10, num_replicas, rank, ..Default::default() })
+/// };
+/// // Two ranks have taken two samples each; one goes on alone.
+/// let position = SamplerPosition { epoch: 3, samples_seen: 4, seed: 0 };
+/// let mut all = [&sampler(2, 0)?.indices(3)[..2], &sampler(2, 1)?.indices(3)[..2]].concat();
+/// all.extend(sampler(1, 0)?.indices_from(&position)?);
+/// all.sort();
+/// assert!(all.into_iter().eq(0..10));
+/// # Ok::<(), drumline::SamplerError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SamplerPosition {
+    /// The epoch, from 0 on.
+    pub epoch: u64,
+    /// Positions of the epoch's order that are done, over all ranks.
+    pub samples_seen: usize,
+    /// The seed of the order.
+    pub seed: u64,
+}
+
+impl SamplerPosition {
+    /// The position after each of `num_replicas` ranks has taken `taken` more samples.
+    pub fn after(self, taken: usize, num_replicas: usize) -> Self {
+        Self { samples_seen: self.samples_seen + taken * num_replicas, ..self }
+    }
+
+    /// An error if the position is of another seed.
+    pub fn check_seed(&self, seed: u64) -> Result<(), SamplerError> {
+        match self.seed == seed {
+            true => Ok(()),
+            false => Err(SamplerError::OtherSeed { position: self.seed, sampler: seed }),
+        }
+    }
+}
