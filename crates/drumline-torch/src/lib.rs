@@ -7,11 +7,13 @@
 //!
 //! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
 //! - `memory`: tensors over memory of others, such as the symmetric heap
+//! - `collectives`: all-reduce and its kin on tensors of any strides
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `knobs`: denormals, determinism, how memory is kept between steps
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
+mod collectives;
 mod error;
 mod grad;
 mod hook;
@@ -20,6 +22,7 @@ mod memory;
 mod named;
 mod status;
 
+pub use collectives::TensorCollectives;
 pub use error::TorchError;
 pub use grad::{grad, set_grad, take_grad};
 pub use hook::GradHook;
