@@ -7,6 +7,7 @@
 //!
 //! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
 //! - `memory`: tensors over memory of others, such as the symmetric heap
+//! - `collectives`: all-reduce and its kin on tensors of any strides
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
@@ -15,6 +16,7 @@
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
 mod clip;
+mod collectives;
 mod error;
 mod foreach;
 mod fused;
@@ -28,6 +30,7 @@ mod optim;
 mod status;
 
 pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
+pub use collectives::TensorCollectives;
 pub use error::TorchError;
 pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use foreach::{

@@ -1,0 +1,39 @@
+//! Lists of tensors in few calls: neighbours of one type travel together, up to a limit, since they are copied for it.
+
+use drumline_comm::DType;
+use tch::Tensor;
+
+use super::host::{Host, overlap};
+use crate::error::TorchError;
+
+/// More than this in one call gains nothing.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Tensors that travel in one call.
+pub(super) type Batch = Vec<Host>;
+
+/// The tensors of a list, taken for writing, in batches of one type; the same on all ranks that give the same list.
+pub(super) fn batches(tensors: &[Tensor]) -> Result<Vec<Batch>, TorchError> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for tensor in tensors {
+        let mut host = Host::write(tensor)?;
+        let batch = batches.iter().rposition(|batch| dtype_of(batch) == host.carried.dtype);
+        let bytes = |batch: &Batch| batch.iter().map(|host| host.span().len()).sum::<usize>();
+        match batch.map(|at| &mut batches[at]) {
+            Some(batch) if bytes(batch) + host.span().len() <= MOST_BYTES => {
+                if batch.iter().any(|other| overlap(&other.span(), &host.span())) {
+                    host.stage()?;
+                }
+                batch.push(host);
+            }
+            _ => batches.push(vec![host]),
+        }
+    }
+    Ok(batches)
+}
+
+/// The type of what travels in a batch.
+pub(super) fn dtype_of(batch: &Batch) -> DType {
+    // No batch is made without a tensor.
+    batch[0].carried.dtype
+}

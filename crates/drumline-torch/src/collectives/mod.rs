@@ -1,0 +1,330 @@
+//! Collectives on tensors, as methods of a process group.
+//!
+//! ```text
+//!   tensor ─▶ Host (its own memory, or a contiguous copy) ─▶ the group's collective on a slice ─▶ copied back if it was a copy
+//! ```
+//! All ranks give tensors of the same type and size. Elements go in the order of their indices, whatever the strides, so ranks
+//! may differ in those. Tensors of other devices go through the host's memory.
+//!
+//! Types: all that `drumline-comm` has. For `bool` a sum is "any" and a product "all". Complex numbers are pairs of reals: sums and
+//! averages have a meaning, other reductions are refused. `float8` can be moved but not reduced. Sparse tensors are refused.
+//!
+//! Gradients do not flow through a collective: results have no history, a leaf that requires a gradient may be written, and writing
+//! a tensor within a graph is refused. Autograd is told of each write.
+
+mod carried;
+mod coalesced;
+mod host;
+#[cfg(test)]
+mod tests;
+
+use drumline_comm::{Element, ProcessGroup, ReduceOp, Source};
+use tch::Tensor;
+
+use crate::error::TorchError;
+use carried::with_elements;
+use coalesced::{batches, dtype_of};
+use host::{Host, overlap};
+
+type Result<T = ()> = std::result::Result<T, TorchError>;
+
+/// Collectives on tensors; see [`ProcessGroup`] for what they promise.
+///
+/// ```
+/// use drumline_comm::{LocalGroup, ReduceOp};
+/// use drumline_torch::TensorCollectives;
+/// use tch::Tensor;
+///
+/// LocalGroup::run(2, |group| {
+///     let mut x = Tensor::from_slice(&[1f32, 2.0]) * (group.rank() as f64 + 1.0);
+///     group.all_reduce_tensor(&mut x, ReduceOp::Avg).expect("both ranks call");
+///     assert_eq!(x, Tensor::from_slice(&[1.5f32, 3.0]));
+///     let all = group.all_gather_tensor(&Tensor::from(group.rank() as i64)).expect("both ranks call");
+///     assert_eq!(all[1].int64_value(&[]), 1);
+///     Ok(())
+/// })?;
+/// # Ok::<(), drumline_comm::CommError>(())
+/// ```
+pub trait TensorCollectives {
+    /// `tensor` becomes the reduction of all ranks' tensors, the same bits on all ranks.
+    #[track_caller]
+    fn all_reduce_tensor(&self, tensor: &mut Tensor, op: ReduceOp) -> Result;
+
+    /// As [`all_reduce_tensor`](Self::all_reduce_tensor) of each, of any types, in few calls.
+    #[track_caller]
+    fn all_reduce_tensors(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result;
+
+    /// The root's `tensor` is copied to all ranks.
+    #[track_caller]
+    fn broadcast_tensor(&self, tensor: &mut Tensor, root: usize) -> Result;
+
+    /// As [`broadcast_tensor`](Self::broadcast_tensor) of each, of any types, in few calls.
+    #[track_caller]
+    fn broadcast_tensors(&self, tensors: &mut [Tensor], root: usize) -> Result;
+
+    /// On the root, `tensor` becomes the reduction of all ranks' tensors; elsewhere it stays as it is.
+    #[track_caller]
+    fn reduce_tensor(&self, tensor: &mut Tensor, root: usize, op: ReduceOp) -> Result;
+
+    /// Every rank's tensor, in rank order.
+    #[track_caller]
+    fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
+
+    /// Every rank's tensor, in rank order, which may differ in the length of the first dimension.
+    #[track_caller]
+    fn all_gather_uneven_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
+
+    /// The elements of all ranks' `input`, laid end to end in rank order, become `output`.
+    #[track_caller]
+    fn all_gather_into_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result;
+
+    /// Every rank's tensor, in rank order, on the root; `None` elsewhere.
+    #[track_caller]
+    fn gather_tensor(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>>;
+
+    /// The `i`-th of the root's tensors, which only the root gives, becomes rank `i`'s `output`.
+    #[track_caller]
+    fn scatter_tensor(&self, output: &mut Tensor, inputs: Option<&[Tensor]>, root: usize) -> Result;
+
+    /// `input` has the elements of as many `output`s as there are ranks; the `i`-th part of the reduction of all ranks' inputs
+    /// becomes rank `i`'s `output`.
+    #[track_caller]
+    fn reduce_scatter_tensor(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result;
+
+    /// `inputs[i]` goes to rank `i`; `outputs[i]` comes from rank `i`. They may differ in size.
+    #[track_caller]
+    fn all_to_all_tensors(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result;
+
+    /// The `i`-th part of `input` goes to rank `i`; the `i`-th part of `output` comes from rank `i`. All parts are equally long.
+    #[track_caller]
+    fn all_to_all_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result;
+
+    /// Sends a tensor's elements to rank `to`.
+    #[track_caller]
+    fn send_tensor(&self, tensor: &Tensor, to: usize, tag: u64) -> Result;
+
+    /// Receives the elements of a tensor of this type and size, and says from which rank.
+    #[track_caller]
+    fn recv_tensor(&self, tensor: &mut Tensor, from: Source, tag: u64) -> Result<usize>;
+}
+
+impl TensorCollectives for ProcessGroup {
+    #[track_caller]
+    fn all_reduce_tensor(&self, tensor: &mut Tensor, op: ReduceOp) -> Result {
+        let mut data = Host::write(tensor)?;
+        data.carried.check(op)?;
+        with_elements!(data.carried.dtype, T => self.all_reduce::<T>(data.elements_mut(), op)?);
+        data.finish()
+    }
+
+    #[track_caller]
+    fn all_reduce_tensors(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result {
+        let batches = batches(tensors)?;
+        batches.iter().flatten().try_for_each(|data| data.carried.check(op))?;
+        for mut batch in batches {
+            with_elements!(dtype_of(&batch), T => match &mut batch[..] {
+                [one] => self.all_reduce::<T>(one.elements_mut(), op)?,
+                all => {
+                    let mut all: Vec<&mut [T]> = all.iter_mut().map(Host::elements_mut).collect();
+                    self.all_reduce_coalesced(&mut all, op)?;
+                }
+            });
+            batch.into_iter().try_for_each(Host::finish)?;
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn broadcast_tensor(&self, tensor: &mut Tensor, root: usize) -> Result {
+        let mut data = Host::write(tensor)?;
+        with_elements!(data.carried.dtype, T => self.broadcast::<T>(data.elements_mut(), root)?);
+        data.finish()
+    }
+
+    #[track_caller]
+    fn broadcast_tensors(&self, tensors: &mut [Tensor], root: usize) -> Result {
+        for mut batch in batches(tensors)? {
+            with_elements!(dtype_of(&batch), T => match &mut batch[..] {
+                [one] => self.broadcast::<T>(one.elements_mut(), root)?,
+                all => {
+                    let mut all: Vec<&mut [T]> = all.iter_mut().map(Host::elements_mut).collect();
+                    self.broadcast_coalesced(&mut all, root)?;
+                }
+            });
+            batch.into_iter().try_for_each(Host::finish)?;
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn reduce_tensor(&self, tensor: &mut Tensor, root: usize, op: ReduceOp) -> Result {
+        let mut data = Host::write(tensor)?;
+        data.carried.check(op)?;
+        with_elements!(data.carried.dtype, T => self.reduce::<T>(data.elements_mut(), root, op)?);
+        if self.rank() == root { data.finish() } else { Ok(()) }
+    }
+
+    #[track_caller]
+    fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let input = Host::read(tensor)?;
+        let mut room = Host::room(tensor, &stacked(tensor, self.size()))?;
+        with_elements!(input.carried.dtype, T => {
+            self.all_gather::<T>(input.elements(), room.elements_mut())?;
+        });
+        unstacked(room, tensor)
+    }
+
+    #[track_caller]
+    fn all_gather_uneven_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let Some(&rows) = tensor.size().first() else {
+            return Err(TorchError::Unfit(
+                "a tensor without dimensions has no length that could differ; try all_gather_tensor".into(),
+            ));
+        };
+        let input = Host::read(tensor)?;
+        let lanes = input.carried.lanes();
+        let mut all_rows = vec![0; self.size()];
+        self.all_gather(&[rows], &mut all_rows)?;
+        let mut sizes = tensor.size();
+        let row: i64 = sizes[1..].iter().product();
+        let counts: Vec<usize> = all_rows.iter().map(|rows| (rows * row) as usize * lanes).collect();
+        sizes[0] = all_rows.iter().sum();
+        let mut room = Host::room(tensor, &sizes)?;
+        with_elements!(input.carried.dtype, T => {
+            self.all_gather_uneven::<T>(input.elements(), room.elements_mut(), &counts)?;
+        });
+        Ok(room.into_tensor(tensor.device())?.f_split_with_sizes(&all_rows, 0)?)
+    }
+
+    #[track_caller]
+    fn all_gather_into_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
+        let (mut output, input) = pair(output, input)?;
+        with_elements!(input.carried.dtype, T => {
+            self.all_gather::<T>(input.elements(), output.elements_mut())?;
+        });
+        output.finish()
+    }
+
+    #[track_caller]
+    fn gather_tensor(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>> {
+        let input = Host::read(tensor)?;
+        let mut room =
+            (self.rank() == root).then(|| Host::room(tensor, &stacked(tensor, self.size()))).transpose()?;
+        with_elements!(input.carried.dtype, T => {
+            self.gather::<T>(input.elements(), room.as_mut().map(Host::elements_mut), root)?;
+        });
+        room.map(|room| unstacked(room, tensor)).transpose()
+    }
+
+    #[track_caller]
+    fn scatter_tensor(&self, output: &mut Tensor, inputs: Option<&[Tensor]>, root: usize) -> Result {
+        let mut data = Host::write(output)?;
+        let inputs = inputs.filter(|_| self.rank() == root).map(|inputs| all(inputs, &data)).transpose()?;
+        with_elements!(data.carried.dtype, T => {
+            let inputs = inputs.as_ref().map(|inputs| end_to_end::<T>(inputs));
+            self.scatter::<T>(inputs.as_deref(), data.elements_mut(), root)?;
+        });
+        data.finish()
+    }
+
+    #[track_caller]
+    fn reduce_scatter_tensor(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result {
+        let (mut output, input) = pair(output, input)?;
+        output.carried.check(op)?;
+        with_elements!(input.carried.dtype, T => {
+            self.reduce_scatter::<T>(input.elements(), output.elements_mut(), op)?;
+        });
+        output.finish()
+    }
+
+    #[track_caller]
+    fn all_to_all_tensors(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result {
+        let outputs = outputs.iter().map(Host::write).collect::<Result<Vec<_>>>()?;
+        let Some(first) = outputs.first() else {
+            let what = format!("no outputs, expected one for each of {} ranks", self.size());
+            return Err(TorchError::Unfit(what));
+        };
+        let inputs = all(inputs, first)?;
+        outputs.iter().try_for_each(|output| same_type(output, first))?;
+        with_elements!(first.carried.dtype, T => {
+            let (sends, receives) = (lens(&inputs), lens(&outputs));
+            let mut received = vec![T::default(); receives.iter().sum()];
+            self.all_to_all_uneven::<T>(&end_to_end(&inputs), &sends, &mut received, &receives)?;
+            let mut rest = &received[..];
+            for mut output in outputs {
+                let (part, after) = rest.split_at(output.len());
+                output.elements_mut().copy_from_slice(part);
+                output.finish()?;
+                rest = after;
+            }
+        });
+        Ok(())
+    }
+
+    #[track_caller]
+    fn all_to_all_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
+        let (mut output, input) = pair(output, input)?;
+        with_elements!(input.carried.dtype, T => {
+            self.all_to_all::<T>(input.elements(), output.elements_mut())?;
+        });
+        output.finish()
+    }
+
+    #[track_caller]
+    fn send_tensor(&self, tensor: &Tensor, to: usize, tag: u64) -> Result {
+        let data = Host::read(tensor)?;
+        with_elements!(data.carried.dtype, T => Ok(self.send::<T>(data.elements(), to, tag)?))
+    }
+
+    #[track_caller]
+    fn recv_tensor(&self, tensor: &mut Tensor, from: Source, tag: u64) -> Result<usize> {
+        let mut data = Host::write(tensor)?;
+        let rank = with_elements!(data.carried.dtype, T => self.recv::<T>(data.elements_mut(), from, tag)?);
+        data.finish()?;
+        Ok(rank)
+    }
+}
+
+/// An output and an input of the same type, whose memory is apart.
+fn pair(output: &Tensor, input: &Tensor) -> Result<(Host, Host)> {
+    let (output, mut input) = (Host::write(output)?, Host::read(input)?);
+    same_type(&input, &output)?;
+    if overlap(&output.span(), &input.span()) {
+        input.stage()?;
+    }
+    Ok((output, input))
+}
+
+/// All of the tensors, which must be of the type of `like`.
+fn all(tensors: &[Tensor], like: &Host) -> Result<Vec<Host>> {
+    let tensors = tensors.iter().map(Host::read).collect::<Result<Vec<_>>>()?;
+    tensors.iter().try_for_each(|tensor| same_type(tensor, like))?;
+    Ok(tensors)
+}
+
+fn same_type(input: &Host, output: &Host) -> Result {
+    if input.carried == output.carried {
+        return Ok(());
+    }
+    let (input, output) = (input.carried, output.carried);
+    Err(TorchError::Unfit(format!("an input is {input}, an output is {output}; try to_kind(..)")))
+}
+
+fn lens(tensors: &[Host]) -> Vec<usize> {
+    tensors.iter().map(Host::len).collect()
+}
+
+fn end_to_end<T: Element>(tensors: &[Host]) -> Vec<T> {
+    tensors.iter().flat_map(|tensor| tensor.elements::<T>()).copied().collect()
+}
+
+/// The size of as many tensors as there are ranks, in a new first dimension.
+fn stacked(tensor: &Tensor, ranks: usize) -> Vec<i64> {
+    [&[ranks as i64], &tensor.size()[..]].concat()
+}
+
+/// Each rank's tensor of what was gathered, on the device of `like`.
+fn unstacked(room: Host, like: &Tensor) -> Result<Vec<Tensor>> {
+    let all = room.into_tensor(like.device())?;
+    (0..all.size()[0]).map(|part| Ok(all.f_select(0, part)?)).collect()
+}
