@@ -1,0 +1,7 @@
+//! Models, weights and data sets, held against torchvision and PIL.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod golden;
+    mod resnet;
+}
