@@ -13,5 +13,6 @@
 
 mod error;
 pub mod models;
+pub mod weights;
 
-pub use error::ZooError;
+pub use error::{Mismatch, WrongShape, ZooError};

@@ -3,5 +3,6 @@
 
 mod it {
     mod golden;
+    mod python_weights;
     mod resnet;
 }
