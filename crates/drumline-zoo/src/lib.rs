@@ -1,1 +1,18 @@
-//! Zoo.
+//! Models, data sets and the ready programs.
+//!
+//! ```text
+//!   models::build("resnet50", …) ─▶ a model with torchvision's names ◀─ weights::load / save (safetensors)
+//!   data: CIFAR, image folders, dummy ─▶ transforms: u8 pixels → crop, flip, normalise → the batch's f32 memory
+//! ```
+//!
+//! - `models`: the ResNet family, and two small models for tests
+//! - `weights`: a model's tensors from and to a file that Python reads as well
+//!
+//! Not here: batches over ranks and threads (`drumline`).
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod models;
+pub mod weights;
+
+pub use error::{Mismatch, WrongShape, ZooError};

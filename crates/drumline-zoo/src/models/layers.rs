@@ -1,0 +1,114 @@
+//! Convolutions and linear layers with PyTorch's first weights, drawn in PyTorch's order.
+//!
+//! torchvision draws a convolution twice: once uniformly when the layer is made, and again from a normal distribution when the whole
+//! model is there. Both draws are made here as well, as the generator's state after them decides what comes next.
+
+use std::cell::RefCell;
+
+use tch::nn::{Init, ModuleT, Path};
+use tch::{Tensor, no_grad};
+
+use super::norm::Norm;
+
+/// A convolution without bias, as all of ResNet's are.
+#[derive(Debug)]
+pub(super) struct Conv {
+    weight: Tensor,
+    shape: ConvShape,
+}
+
+/// What a convolution looks like.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConvShape {
+    pub(super) inputs: i64,
+    pub(super) outputs: i64,
+    pub(super) kernel: i64,
+    pub(super) stride: i64,
+    pub(super) groups: i64,
+}
+
+impl ConvShape {
+    pub(super) fn new(inputs: i64, outputs: i64, kernel: i64) -> Self {
+        Self { inputs, outputs, kernel, stride: 1, groups: 1 }
+    }
+
+    pub(super) fn stride(self, stride: i64) -> Self {
+        Self { stride, ..self }
+    }
+
+    pub(super) fn groups(self, groups: i64) -> Self {
+        Self { groups, ..self }
+    }
+}
+
+impl Conv {
+    pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
+        let ConvShape { kernel, stride, groups, .. } = self.shape;
+        let padding = (kernel - 1) / 2;
+        xs.conv2d(&self.weight, None::<Tensor>, [stride, stride], [padding, padding], [1, 1], groups)
+    }
+}
+
+/// A linear layer.
+#[derive(Debug)]
+pub(super) struct Linear {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Linear {
+    pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
+        xs.linear(&self.weight, Some(&self.bias))
+    }
+}
+
+/// Makes layers, and remembers the convolutions until their second draw.
+#[derive(Debug)]
+pub(super) struct Builder<'a> {
+    norm: &'a Norm,
+    convs: RefCell<Vec<Tensor>>,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(norm: &'a Norm) -> Self {
+        Self { norm, convs: RefCell::default() }
+    }
+
+    pub(super) fn conv(&self, path: Path<'_>, shape: ConvShape) -> Conv {
+        let ConvShape { inputs, outputs, kernel, groups, .. } = shape;
+        let inputs = inputs / groups;
+        let size = [outputs, inputs, kernel, kernel];
+        let weight = path.var("weight", &size, first_draw(inputs * kernel * kernel));
+        self.convs.borrow_mut().push(weight.shallow_clone());
+        Conv { weight, shape }
+    }
+
+    pub(super) fn linear(&self, path: Path<'_>, inputs: i64, outputs: i64) -> Linear {
+        let weight = path.var("weight", &[outputs, inputs], first_draw(inputs));
+        let bound = 1.0 / (inputs as f64).sqrt();
+        let bias = path.var("bias", &[outputs], Init::Uniform { lo: -bound, up: bound });
+        Linear { weight, bias }
+    }
+
+    pub(super) fn norm(&self, path: Path<'_>, channels: i64) -> Box<dyn ModuleT> {
+        self.norm.build(path, channels)
+    }
+
+    /// Draw the convolutions made so far again: normal, by the number of outputs, for ReLU (Kaiming).
+    pub(super) fn draw_convs(&self) {
+        for mut weight in self.convs.take() {
+            let size = weight.size();
+            let fan_out = size[0] * size[2] * size[3];
+            let std = 2f64.sqrt() / (fan_out as f64).sqrt();
+            let _ = no_grad(|| weight.normal_(0.0, std));
+        }
+    }
+}
+
+/// PyTorch's own for linear layers and convolutions: Kaiming uniform with a slope of √5.
+fn first_draw(fan_in: i64) -> Init {
+    let slope = 5f64.sqrt();
+    let std = (2.0 / (1.0 + slope * slope)).sqrt() / (fan_in as f64).sqrt();
+    let bound = 3f64.sqrt() * std;
+    Init::Uniform { lo: -bound, up: bound }
+}

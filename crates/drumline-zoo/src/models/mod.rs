@@ -1,0 +1,94 @@
+//! Models by name.
+//!
+//! Names, shapes and order of the tensors are torchvision's, and so are the first weights: after `tch::manual_seed(s)` a model holds
+//! the numbers that torchvision's has after `torch.manual_seed(s)`.
+//!
+//! ```
+//! use drumline_zoo::models::{ModelOptions, build};
+//! use tch::{Device, Kind, Tensor, nn};
+//!
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let model = build("resnet18", &vs.root(), &ModelOptions { num_classes: 10, ..Default::default() })?;
+//! let images = Tensor::zeros([2, 3, 32, 32], (Kind::Float, Device::Cpu));
+//! assert_eq!(model.forward_t(&images, false).size(), [2, 10]);
+//! assert!(vs.variables().contains_key("layer1.0.conv1.weight"));
+//! # Ok::<(), drumline_zoo::ZooError>(())
+//! ```
+
+mod layers;
+mod norm;
+mod resnet;
+mod small;
+
+use tch::nn::{ModuleT, Path};
+
+pub use norm::{Norm, NormBuilder};
+
+use crate::error::ZooError;
+use layers::Builder;
+
+/// What a model is built with.
+#[derive(Debug, Clone)]
+pub struct ModelOptions {
+    /// Classes to tell apart: outputs of the last layer.
+    pub num_classes: i64,
+    /// Which normalisation goes between the convolutions.
+    pub norm: Norm,
+}
+
+impl Default for ModelOptions {
+    /// ImageNet's 1000 classes and plain batch normalisation.
+    fn default() -> Self {
+        Self { num_classes: 1000, norm: Norm::Batch }
+    }
+}
+
+/// The names that [`build`] knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    resnet::ARCHES.iter().map(|(name, _)| *name).chain(["mlp", "convnet"])
+}
+
+/// Build a model under `path`; its input is f32, N × 3 × height × width.
+pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Box<dyn ModuleT>, ZooError> {
+    let builder = Builder::new(&options.norm);
+    let num_classes = options.num_classes;
+    match arch {
+        "mlp" => Ok(Box::new(small::mlp(&builder, path, num_classes))),
+        "convnet" => Ok(Box::new(small::conv_net(&builder, path, num_classes))),
+        _ => match resnet::ARCHES.iter().find(|(name, _)| *name == arch) {
+            Some((_, shape)) => Ok(Box::new(resnet::resnet(&builder, path, shape, num_classes))),
+            None => Err(ZooError::UnknownArch { arch: arch.to_owned() }),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind, Tensor, nn::VarStore};
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_nearest() {
+        let store = VarStore::new(Device::Cpu);
+        let refused =
+            |arch: &str| build(arch, &store.root(), &ModelOptions::default()).unwrap_err().to_string();
+        assert_eq!(refused("resnet81").split("; try ").next(), Some("there is no model `resnet81`"));
+        assert!(refused("ResNet-50").contains("resnet50"), "{}", refused("ResNet-50"));
+        assert!(refused("wide_resnet50").contains("wide_resnet50_2"), "{}", refused("wide_resnet50"));
+        assert!(refused("vgg").contains("one of resnet18, resnet34"), "{}", refused("vgg"));
+        assert!(store.is_empty());
+    }
+
+    #[test]
+    fn the_small_models_take_any_image_size() {
+        for arch in ["mlp", "convnet"] {
+            let store = VarStore::new(Device::Cpu);
+            let options = ModelOptions { num_classes: 7, ..Default::default() };
+            let model = build(arch, &store.root(), &options).unwrap();
+            for side in [32, 40] {
+                let images = Tensor::ones([3, 3, side, side], (Kind::Float, Device::Cpu));
+                assert_eq!(model.forward_t(&images, true).size(), [3, 7]);
+            }
+        }
+    }
+}

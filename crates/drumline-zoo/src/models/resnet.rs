@@ -1,0 +1,178 @@
+//! ResNet, ResNeXt and Wide-ResNet.
+//!
+//! ```text
+//!   image ─ conv 7×7 /2 ─ norm ─ max-pool /2 ─ layer1 ─ layer2 /2 ─ layer3 /2 ─ layer4 /2 ─ mean over pixels ─ fc
+//!
+//!   a block:   ┌─ conv ─ norm ─ relu ─ conv ─ norm ( ─ relu ─ conv ─ norm ) ─┐
+//!            ──┤                                                             + ── relu ──
+//!              └─ as it is, or a 1×1 conv with norm where the shape changes ─┘
+//! ```
+//! Blocks of two 3×3 convolutions are `Basic`; those of 1×1, 3×3, 1×1 are `Bottleneck`, and the stride sits on the 3×3.
+
+use tch::Tensor;
+use tch::nn::{ModuleT, Path};
+
+use super::layers::{Builder, Conv, ConvShape, Linear};
+
+/// What tells one member of the family from another.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    block: BlockKind,
+    blocks: [i64; 4],
+    groups: i64,
+    /// Channels of a group in `layer1`.
+    width: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum BlockKind {
+    Basic,
+    Bottleneck,
+}
+
+use BlockKind::{Basic, Bottleneck};
+
+const fn plain(block: BlockKind, blocks: [i64; 4]) -> Shape {
+    Shape { block, blocks, groups: 1, width: 64 }
+}
+
+const fn grouped(blocks: [i64; 4], groups: i64, width: i64) -> Shape {
+    Shape { block: Bottleneck, blocks, groups, width }
+}
+
+/// torchvision's names.
+pub(super) const ARCHES: [(&str, Shape); 10] = [
+    ("resnet18", plain(Basic, [2, 2, 2, 2])),
+    ("resnet34", plain(Basic, [3, 4, 6, 3])),
+    ("resnet50", plain(Bottleneck, [3, 4, 6, 3])),
+    ("resnet101", plain(Bottleneck, [3, 4, 23, 3])),
+    ("resnet152", plain(Bottleneck, [3, 8, 36, 3])),
+    ("resnext50_32x4d", grouped([3, 4, 6, 3], 32, 4)),
+    ("resnext101_32x8d", grouped([3, 4, 23, 3], 32, 8)),
+    ("resnext101_64x4d", grouped([3, 4, 23, 3], 64, 4)),
+    ("wide_resnet50_2", grouped([3, 4, 6, 3], 1, 128)),
+    ("wide_resnet101_2", grouped([3, 4, 23, 3], 1, 128)),
+];
+
+/// A convolution and the norm after it.
+#[derive(Debug)]
+struct ConvNorm {
+    conv: Conv,
+    norm: Box<dyn ModuleT>,
+}
+
+impl ConvNorm {
+    fn new(builder: &Builder<'_>, path: &Path<'_>, names: [&str; 2], shape: ConvShape) -> Self {
+        let conv = builder.conv(path / names[0], shape);
+        Self { conv, norm: builder.norm(path / names[1], shape.outputs) }
+    }
+
+    fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
+        self.norm.forward_t(&self.conv.forward(xs), train)
+    }
+}
+
+#[derive(Debug)]
+struct Block {
+    convs: Vec<ConvNorm>,
+    downsample: Option<ConvNorm>,
+}
+
+impl Block {
+    fn new(builder: &Builder<'_>, path: &Path<'_>, shape: BlockShape) -> Self {
+        let names = [["conv1", "bn1"], ["conv2", "bn2"], ["conv3", "bn3"]];
+        let convs = shape.convs().into_iter().zip(names);
+        let convs = convs.map(|(conv, names)| ConvNorm::new(builder, path, names, conv)).collect();
+        let downsample = (shape.stride != 1 || shape.inputs != shape.outputs).then(|| {
+            let conv = ConvShape::new(shape.inputs, shape.outputs, 1).stride(shape.stride);
+            ConvNorm::new(builder, &(path / "downsample"), ["0", "1"], conv)
+        });
+        Self { convs, downsample }
+    }
+
+    fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
+        let mut out = self.convs[0].forward(xs, train);
+        for conv in &self.convs[1..] {
+            out = conv.forward(&out.relu_(), train);
+        }
+        let mut out = match &self.downsample {
+            Some(downsample) => out.g_add_(&downsample.forward(xs, train)),
+            None => out.g_add_(xs),
+        };
+        out.relu_()
+    }
+}
+
+/// Channels into a block, between its convolutions, and out of it.
+#[derive(Debug, Clone, Copy)]
+struct BlockShape {
+    kind: BlockKind,
+    inputs: i64,
+    inner: i64,
+    outputs: i64,
+    stride: i64,
+    groups: i64,
+}
+
+impl BlockShape {
+    fn convs(self) -> Vec<ConvShape> {
+        let Self { inputs, inner, outputs, stride, groups, .. } = self;
+        match self.kind {
+            Basic => vec![ConvShape::new(inputs, inner, 3).stride(stride), ConvShape::new(inner, outputs, 3)],
+            Bottleneck => vec![
+                ConvShape::new(inputs, inner, 1),
+                ConvShape::new(inner, inner, 3).stride(stride).groups(groups),
+                ConvShape::new(inner, outputs, 1),
+            ],
+        }
+    }
+}
+
+/// A member of the family.
+#[derive(Debug)]
+pub(super) struct ResNet {
+    stem: ConvNorm,
+    blocks: Vec<Block>,
+    fc: Linear,
+}
+
+/// Build it under `path`.
+pub(super) fn resnet(builder: &Builder<'_>, path: &Path<'_>, shape: &Shape, num_classes: i64) -> ResNet {
+    let stem = ConvNorm::new(builder, path, ["conv1", "bn1"], ConvShape::new(3, 64, 7).stride(2));
+    let mut inputs = 64;
+    let mut blocks = Vec::new();
+    for (layer, count) in (0u32..).zip(shape.blocks) {
+        for place in 0..count {
+            let block = shape.block(layer, place, inputs);
+            inputs = block.outputs;
+            blocks.push(Block::new(builder, &(path / format!("layer{}", layer + 1) / place), block));
+        }
+    }
+    let fc = builder.linear(path / "fc", inputs, num_classes);
+    builder.draw_convs();
+    ResNet { stem, blocks, fc }
+}
+
+impl Shape {
+    /// The block at a place in a layer, counted from 0.
+    fn block(&self, layer: u32, place: i64, inputs: i64) -> BlockShape {
+        let planes = 64 << layer;
+        let stride = if layer > 0 && place == 0 { 2 } else { 1 };
+        let (inner, outputs) = match self.block {
+            Basic => (planes, planes),
+            Bottleneck => (planes * self.width / 64 * self.groups, planes * 4),
+        };
+        BlockShape { kind: self.block, inputs, inner, outputs, stride, groups: self.groups }
+    }
+}
+
+impl ModuleT for ResNet {
+    fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
+        let mut out = self.stem.forward(xs, train);
+        out = out.relu_().max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);
+        for block in &self.blocks {
+            out = block.forward(&out, train);
+        }
+        self.fc.forward(&out.adaptive_avg_pool2d([1, 1]).flatten(1, -1))
+    }
+}
