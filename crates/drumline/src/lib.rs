@@ -23,6 +23,7 @@
 //! Not here: the command `drumline` (`drumline-cli`).
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod spawn;
 mod stop_request;
 
