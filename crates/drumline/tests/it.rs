@@ -1,7 +1,8 @@
-//! Programs that spawn their ranks and are asked to stop, as real processes.
+//! Checkpoints under fire, and programs that spawn their ranks and are asked to stop, as real processes.
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod checkpoint;
     mod program;
     mod spawn_life;
     mod spawning;
