@@ -17,6 +17,13 @@
 
 mod clip;
 mod collectives;
+//! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
+//! - `named`: parameters and buffers of a model, in an order that all ranks share
+//! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
+//!
+//! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
+
+mod bytes;
 mod error;
 mod foreach;
 mod fused;
@@ -31,6 +38,10 @@ mod status;
 
 pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
 pub use collectives::TensorCollectives;
+mod rng;
+mod status;
+
+pub use bytes::{bytes, bytes_mut};
 pub use error::TorchError;
 pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use foreach::{
@@ -47,3 +58,4 @@ pub use optim::{
     Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
     SgdOptions, no_decay_on_norms,
 };
+pub use rng::RngState;

@@ -27,6 +27,7 @@ mod loader;
 mod metrics;
 mod predictions;
 mod sampler;
+pub mod checkpoint;
 mod spawn;
 mod stop_request;
 

@@ -4,6 +4,11 @@
 mod it {
     mod loading;
     mod predicting;
+//! Checkpoints under fire, and programs that spawn their ranks and are asked to stop, as real processes.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod checkpoint;
     mod program;
     mod spawn_life;
     mod spawning;

@@ -1,0 +1,164 @@
+//! What can go wrong with a checkpoint. A failed save leaves the checkpoints before it, and the group, as they were.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use drumline_comm::CommError;
+use drumline_torch::TorchError;
+
+use super::load::Refused;
+
+/// Why a checkpoint could not be saved, loaded or put into a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The system refused to write.
+    #[error("cannot save a checkpoint: {}: {source}{}", path.display(), advice(source))]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The folder of checkpoints cannot be looked through.
+    #[error("cannot look for checkpoints in {}: {source}", path.display())]
+    Search {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Rank 0, which does it for all, could not; this is another rank.
+    #[error("on rank 0: {cause}")]
+    OnRankZero {
+        /// Its error.
+        cause: String,
+    },
+    /// Ranks would save different states.
+    #[error("ranks disagree on what to save:{}; try saving at the same step on all ranks", list(differences))]
+    Disagreement {
+        /// What differs, and how.
+        differences: Vec<String>,
+    },
+    /// A tensor that cannot be saved.
+    #[error("cannot save tensor `{name}`: {cause}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// Why not.
+        cause: String,
+    },
+    /// There are checkpoints, but none is whole.
+    #[error(
+        "no checkpoint in {} can be used:{}; try another folder, or an empty one to start anew",
+        dir.display(),
+        list(refused)
+    )]
+    NoneUsable {
+        /// The folder.
+        dir: PathBuf,
+        /// Each with the reason.
+        refused: Vec<Refused>,
+    },
+    /// The one checkpoint that was asked for is not whole.
+    #[error(transparent)]
+    Unusable(#[from] Refused),
+    /// The checkpoint's tensors are not the model's.
+    #[error("the checkpoint does not fit:{}", list(differences))]
+    Mismatch {
+        /// What is missing, not expected, or of another shape.
+        differences: Vec<String>,
+    },
+    /// The checkpoint is of another optimizer.
+    #[error(
+        "the checkpoint's optimizer is `{saved}`, this run's is `{wanted}`; try the same optimizer, or load the weights alone"
+    )]
+    OtherOptimizer {
+        /// The checkpoint's.
+        saved: String,
+        /// This run's.
+        wanted: String,
+    },
+    /// libtorch refused.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    /// Ranks could not talk.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+impl CheckpointError {
+    /// Makes the system's error one of writing `path`.
+    pub(super) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Write { path, source }
+    }
+
+    /// Whether a new group may do better: nobody made a mistake, a process was lost.
+    pub fn is_recoverable(&self) -> bool {
+        match self {
+            Self::Comm(error) => error.is_recoverable(),
+            Self::Torch(error) => error.is_recoverable(),
+            _ => false,
+        }
+    }
+}
+
+/// Why one checkpoint is not used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    /// A file is not there or cannot be read.
+    #[error("{file} cannot be read: {source}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It was written by a newer or unknown program.
+    #[error("it has format version {found}, this program reads version {}", super::manifest::VERSION)]
+    Version {
+        /// The version it has.
+        found: String,
+    },
+    /// A file is not what was written.
+    #[error("{file} is damaged: {what}")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// How it shows.
+        what: String,
+    },
+}
+
+impl Refusal {
+    pub(super) fn unreadable(file: &str) -> impl FnOnce(io::Error) -> Self {
+        let file = file.to_owned();
+        move |source| Self::Unreadable { file, source }
+    }
+
+    pub(super) fn damaged(file: &str, what: impl ToString) -> Self {
+        Self::Damaged { file: file.to_owned(), what: what.to_string() }
+    }
+}
+
+/// What the user can do about it.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; try freeing space there, keeping fewer checkpoints, or another folder"
+        }
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            "; try a folder that can be written to"
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => "; try a folder that is not a file",
+        _ => "",
+    }
+}
+
+fn list(lines: &[impl ToString]) -> String {
+    lines.iter().map(|line| format!("\n  {}", line.to_string())).collect()
+}

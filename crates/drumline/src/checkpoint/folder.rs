@@ -1,0 +1,136 @@
+//! Files and folders that are on disk when the call returns, and the names of checkpoints.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What is being made or thrown away starts with this; nobody reads it.
+pub(super) const UNFINISHED: &str = ".tmp-";
+
+/// The link to the latest checkpoint.
+pub(super) const LATEST: &str = "latest";
+
+/// The link to the best checkpoint.
+pub(super) const BEST: &str = "best";
+
+/// A checkpoint's name: `step-00000120`, or `step-00000120-2` for the second of that step. In the order of their making.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) step: u64,
+    /// 1 for the first of a step.
+    pub(super) turn: u64,
+}
+
+impl Name {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let number = |text: &str| text.bytes().all(|c| c.is_ascii_digit()).then(|| text.parse().ok())?;
+        let rest = text.strip_prefix("step-")?;
+        let (step, turn) = match rest.split_once('-') {
+            Some((step, turn)) => (number(step)?, number(turn)?),
+            None => (number(rest)?, 1),
+        };
+        let name = Self { step, turn };
+        (name.to_string() == text).then_some(name)
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "step-{:08}", self.step)?;
+        if self.turn > 1 { write!(f, "-{}", self.turn) } else { Ok(()) }
+    }
+}
+
+/// The checkpoints in `dir`, oldest first; none if there is no such folder.
+pub(super) fn checkpoints(dir: &Path) -> io::Result<Vec<Name>> {
+    let mut names: Vec<_> = entries(dir)?.iter().filter_map(|name| Name::parse(name)).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The names of all that is in `dir`.
+pub(super) fn entries(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// The checkpoint that a link names.
+pub(super) fn linked(dir: &Path, link: &str) -> Option<Name> {
+    Name::parse(fs::read_link(dir.join(link)).ok()?.to_str()?)
+}
+
+/// Makes `link` name the checkpoint; it names the old one or the new one at every moment.
+pub(super) fn point(dir: &Path, link: &str, name: Name) -> io::Result<()> {
+    let beside = dir.join(format!("{UNFINISHED}{link}"));
+    // A crash may have left one.
+    let _ = fs::remove_file(&beside);
+    std::os::unix::fs::symlink(name.to_string(), &beside)?;
+    fs::rename(&beside, dir.join(link))?;
+    sync_folder(dir)
+}
+
+/// Makes a new file and what `write` puts in it lasting.
+pub(super) fn create_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    let written = write(&mut file)?;
+    file.sync_all()?;
+    Ok(written)
+}
+
+/// Makes lasting which names are in a folder.
+pub(super) fn sync_folder(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Makes a folder, and those above it, and their names lasting.
+pub(super) fn create_folder(dir: &Path) -> io::Result<()> {
+    let mut missing: Vec<PathBuf> =
+        dir.ancestors().take_while(|dir| !dir.exists()).map(Path::to_owned).collect();
+    fs::create_dir_all(dir)?;
+    missing.retain(|dir| !dir.as_os_str().is_empty());
+    for made in missing {
+        let above = made.parent().filter(|above| !above.as_os_str().is_empty());
+        sync_folder(above.unwrap_or(Path::new(".")))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_and_nothing_else_does() {
+        for name in [(0, 1), (120, 1), (120, 2), (123_456_789_012, 11)] {
+            let name = Name { step: name.0, turn: name.1 };
+            assert_eq!(Name::parse(&name.to_string()), Some(name));
+        }
+        assert_eq!(Name { step: 120, turn: 2 }.to_string(), "step-00000120-2");
+        for text in [
+            "step-",
+            "step-1",
+            "step-00000120-1",
+            "step-00000120-",
+            "step-+0000120",
+            "latest",
+            ".tmp-step-00000120",
+        ] {
+            assert_eq!(Name::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_link_moves_and_a_leftover_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = [Name { step: 1, turn: 1 }, Name { step: 2, turn: 1 }];
+        assert_eq!(linked(dir.path(), LATEST), None);
+        point(dir.path(), LATEST, first).unwrap();
+        fs::write(dir.path().join(".tmp-latest"), "left behind").unwrap();
+        point(dir.path(), LATEST, second).unwrap();
+        assert_eq!(linked(dir.path(), LATEST), Some(second));
+        assert_eq!(entries(dir.path()).unwrap(), ["latest"]);
+    }
+}

@@ -1,0 +1,192 @@
+//! Loading: rank 0 finds a checkpoint that is whole, reads it, and gives it to all ranks.
+//!
+//! `latest` is tried first, then the others, newest first. Each file's length and checksum must be what the manifest says, and the
+//! manifest's checksum its own. One that fails is refused with the reason, which is told; if all fail, that is an error, and not a
+//! fresh start.
+
+use std::path::{Path, PathBuf};
+
+use drumline_comm::ProcessGroup;
+use drumline_torch::Named;
+use serde::{Deserialize, Serialize};
+
+use super::Checkpoints;
+use super::broadcast::broadcast;
+use super::error::{CheckpointError, Refusal};
+use super::folder::{self, BEST, LATEST, Name};
+use super::manifest::{FileEntry, Manifest};
+use super::on_rank_zero::on_rank_zero;
+use super::rng::{self, Origin};
+use super::scalar::to_values;
+use super::state::{OptimizerState, TrainState};
+use super::tensor_file;
+
+/// The weights.
+pub(super) const MODEL: &str = "model.safetensors";
+
+/// The optimizer's tensors.
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// The random number generators.
+pub(super) const RNG: &str = "rng.safetensors";
+
+/// A checkpoint that was loaded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// Its folder, as rank 0 sees it.
+    pub path: PathBuf,
+    /// What was saved. Its tensors are new ones, in the CPU's memory; [`restore`](super::restore()) copies them into a model.
+    pub state: TrainState,
+    /// How many ranks had saved it.
+    pub world_size: usize,
+    /// This rank was not there then: its generators were seeded from rank 0's and its number.
+    pub has_new_rng: bool,
+    /// Newer checkpoints that could not be used.
+    pub refused: Vec<Refused>,
+}
+
+/// A checkpoint that could not be used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{path} cannot be used: {reason}")]
+pub struct Refused {
+    /// Its folder.
+    pub path: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A whole checkpoint, in rank 0's memory.
+struct Found {
+    head: Head,
+    model: Vec<Named>,
+    optimizer: Vec<Named>,
+    rng: Vec<Named>,
+}
+
+/// All but the tensors.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    path: String,
+    /// As text, which keeps every number's bits.
+    manifest: String,
+    refused: Vec<Refused>,
+}
+
+impl Checkpoints {
+    /// The latest checkpoint that is whole, on all ranks, which call this together; `None` if there is none at all.
+    ///
+    /// Any number of ranks may load what any number has saved. Rank 0 warns of those that had to be refused.
+    #[track_caller]
+    pub fn load_latest(&self, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
+        let found = on_rank_zero(group, || self.find())?;
+        share(found, group)
+    }
+
+    /// The best checkpoint; `None` if none was marked so. No other takes its place: if it is damaged, that is an error.
+    #[track_caller]
+    pub fn load_best(&self, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
+        let found = on_rank_zero(group, || {
+            let best = folder::linked(&self.dir, BEST).map(|name| self.dir.join(name.to_string()));
+            best.map(|path| read(&path).map_err(CheckpointError::Unusable)).transpose()
+        })?;
+        share(found, group)
+    }
+
+    fn find(&self) -> Result<Option<Found>, CheckpointError> {
+        let mut refused = Vec::new();
+        for name in self.candidates()? {
+            match read(&self.dir.join(name.to_string())) {
+                Ok(mut found) => {
+                    found.head.refused = refused;
+                    return Ok(Some(found));
+                }
+                Err(reason) => {
+                    tracing::warn!("{reason}; trying the one before");
+                    self.damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(name);
+                    refused.push(reason);
+                }
+            }
+        }
+        if refused.is_empty() {
+            return Ok(None);
+        }
+        Err(CheckpointError::NoneUsable { dir: self.dir.clone(), refused })
+    }
+
+    /// The latest, then the others, newest first.
+    fn candidates(&self) -> Result<Vec<Name>, CheckpointError> {
+        let search = |source| CheckpointError::Search { path: self.dir.clone(), source };
+        let mut names = folder::checkpoints(&self.dir).map_err(search)?;
+        names.reverse();
+        if let Some(latest) = folder::linked(&self.dir, LATEST) {
+            names.retain(|name| *name != latest);
+            names.insert(0, latest);
+        }
+        Ok(names)
+    }
+}
+
+/// Reads and checks one checkpoint.
+fn read(path: &Path) -> Result<Found, Refused> {
+    let shown = path.display().to_string();
+    let refused = |reason: Refusal| Refused { path: shown.clone(), reason: reason.to_string() };
+    let manifest = Manifest::read(path).map_err(refused)?;
+    let tensors = |name: &str| tensor_file::read(path, name, entry(&manifest, name)?);
+    let [model, optimizer, rng] = [MODEL, OPTIMIZER, RNG].map(|name| tensors(name).map_err(refused));
+    let manifest = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
+    let head = Head { path: shown.clone(), manifest, refused: Vec::new() };
+    Ok(Found { head, model: model?, optimizer: optimizer?, rng: rng? })
+}
+
+fn entry<'a>(manifest: &'a Manifest, name: &str) -> Result<&'a FileEntry, Refusal> {
+    let missing = || Refusal::damaged(super::manifest::MANIFEST, format!("it does not list {name}"));
+    manifest.files.get(name).ok_or_else(missing)
+}
+
+/// Gives what rank 0 has found to all ranks.
+#[track_caller]
+fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
+    let (head, tensors) = match found.flatten() {
+        Some(found) => (Some(found.head), [found.model, found.optimizer, found.rng].map(Some)),
+        None => (None, [None, None, None]),
+    };
+    let is_root = group.rank() == 0;
+    let Some(head) = group.broadcast_object(is_root.then_some(&head), 0)? else { return Ok(None) };
+    let [model, optimizer, rng] = tensors.map(|tensors| broadcast(tensors, group));
+    let manifest: Manifest = serde_json::from_str(&head.manifest).expect("rank 0 has read and written it");
+    let (rng, origin) = rng::for_rank(&rng?, group.rank())?;
+    if is_root && manifest.world_size != group.size() {
+        tell_of_new_size(&head, manifest.world_size, group.size());
+    }
+    Ok(Some(Loaded {
+        path: head.path.into(),
+        world_size: manifest.world_size,
+        has_new_rng: origin == Origin::Derived,
+        refused: head.refused,
+        state: TrainState {
+            model: model?,
+            optimizer: OptimizerState {
+                kind: manifest.optimizer.kind,
+                scalars: to_values(manifest.optimizer.scalars),
+                tensors: optimizer?,
+            },
+            epoch: manifest.epoch,
+            step: manifest.step,
+            sampler: manifest.sampler,
+            schedule: manifest.schedule,
+            scaler: manifest.scaler,
+            best: manifest.best.map(|best| best.0),
+            config: manifest.config,
+            rng,
+        },
+    }))
+}
+
+fn tell_of_new_size(head: &Head, saved: usize, here: usize) {
+    let generators = match saved < here {
+        true => format!("ranks {saved} to {} get new random numbers", here - 1),
+        false => format!("the random numbers of ranks {here} to {} are dropped", saved - 1),
+    };
+    tracing::warn!("{} was saved by {saved} ranks and is loaded by {here}: {generators}", head.path);
+}

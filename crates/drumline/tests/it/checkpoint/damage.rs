@@ -1,0 +1,132 @@
+//! A damaged checkpoint is refused with the reason, and the one before is used.
+
+use std::fs;
+use std::path::Path;
+
+use drumline::checkpoint::{CheckpointError, Checkpoints, Mark};
+
+use super::{alone, listing, load, save, state_of, whole_step};
+
+const FILES: [&str; 4] = ["manifest.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"];
+
+/// Damages a file of step 2; the load must come to step 1 and say why.
+fn falls_back(file: &str, reason: &str, damage: impl FnOnce(&Path)) {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    save(dir.path(), 2).unwrap();
+    assert_eq!(whole_step(&load(dir.path()).unwrap().unwrap()), 2, "the control");
+    damage(&dir.path().join("step-00000002").join(file));
+    let loaded = load(dir.path()).unwrap().unwrap();
+    assert_eq!(whole_step(&loaded), 1, "{file}: {reason}");
+    let [refused] = &loaded.refused[..] else { panic!("{:?}", loaded.refused) };
+    assert!(refused.path.ends_with("step-00000002"), "{refused}");
+    assert!(refused.reason.contains(reason), "expected `{reason}`: {refused}");
+}
+
+fn edit(edit: impl FnOnce(&mut Vec<u8>)) -> impl FnOnce(&Path) {
+    move |path| {
+        let mut bytes = fs::read(path).unwrap();
+        edit(&mut bytes);
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_flipped_bit_anywhere() {
+    for file in &FILES[1..] {
+        // The header's length, its first and some later byte, and the values.
+        for place in [0, 7, 8, 60] {
+            falls_back(file, "checksum", edit(|bytes| bytes[place] ^= 1));
+        }
+        falls_back(file, "checksum", edit(|bytes| *bytes.last_mut().unwrap() ^= 0x80));
+    }
+    falls_back(FILES[0], "manifest.json is damaged", edit(|bytes| bytes[20] ^= 1));
+}
+
+#[test]
+fn a_file_that_is_short_long_or_gone() {
+    for file in &FILES[1..] {
+        falls_back(file, "bytes, ", edit(|bytes| bytes.truncate(bytes.len() - 1)));
+        falls_back(file, "it has 0 bytes", edit(Vec::clear));
+        falls_back(file, "bytes, ", edit(|bytes| bytes.push(0)));
+        falls_back(file, &format!("{file} cannot be read: No such file"), |path| {
+            fs::remove_file(path).unwrap()
+        });
+    }
+    falls_back(FILES[0], "not JSON", edit(|bytes| bytes.truncate(bytes.len() / 2)));
+    falls_back(FILES[0], "not JSON", edit(Vec::clear));
+    falls_back(FILES[0], "cannot be read: No such file", |path| fs::remove_file(path).unwrap());
+    falls_back(FILES[0], "No such file", |path| fs::remove_dir_all(path.parent().unwrap()).unwrap());
+}
+
+#[test]
+fn a_manifest_of_another_version_or_with_other_contents() {
+    let replace = |from: &'static str, to: &'static str| {
+        edit(move |bytes| {
+            let text = String::from_utf8(bytes.clone()).unwrap();
+            assert!(text.contains(from), "{text}");
+            *bytes = text.replacen(from, to, 1).into_bytes();
+        })
+    };
+    let version = "it has format version 2, this program reads version 1";
+    falls_back(FILES[0], version, replace("\"format_version\": 1", "\"format_version\": 2"));
+    falls_back(FILES[0], "its checksum is", replace("\"step\": 2", "\"step\": 3"));
+    falls_back(FILES[0], "its checksum is", replace("{\n  \"checksum\"", "{\"checksum\""));
+}
+
+#[test]
+fn if_none_is_whole_all_reasons_are_told_and_nothing_starts_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in [1, 2] {
+        save(dir.path(), step).unwrap();
+        fs::remove_file(dir.path().join(format!("step-{step:08}/model.safetensors"))).unwrap();
+    }
+    let error = load(dir.path()).unwrap_err();
+    let CheckpointError::NoneUsable { refused, .. } = &error else { panic!("{error}") };
+    assert!(
+        refused[0].path.ends_with("step-00000002") && refused[1].path.ends_with("step-00000001"),
+        "{error}"
+    );
+    assert!(error.to_string().ends_with("; try another folder, or an empty one to start anew"), "{error}");
+}
+
+#[test]
+fn without_its_link_the_newest_is_the_latest() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 9).unwrap();
+    save(dir.path(), 10).unwrap();
+    fs::remove_file(dir.path().join("latest")).unwrap();
+    fs::create_dir(dir.path().join(".tmp-step-00000011")).unwrap();
+    assert_eq!(whole_step(&load(dir.path()).unwrap().unwrap()), 10);
+    save(dir.path(), 11).unwrap();
+    assert_eq!(listing(dir.path()), ["latest", "step-00000010", "step-00000011"]);
+}
+
+#[test]
+fn a_best_that_is_damaged_has_no_stand_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = alone(|group| {
+        let checkpoints = Checkpoints::new(dir.path());
+        checkpoints.save(&state_of(1, 10), Mark::Best, group).unwrap();
+        checkpoints.save(&state_of(2, 10), Mark::Latest, group).unwrap();
+        fs::write(dir.path().join("best/rng.safetensors"), "").unwrap();
+        checkpoints.load_best(group).unwrap_err().to_string()
+    });
+    assert!(error.contains("step-00000001 cannot be used: rng.safetensors is damaged"), "{error}");
+}
+
+#[test]
+fn the_one_that_was_used_instead_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    save(dir.path(), 2).unwrap();
+    fs::write(dir.path().join("step-00000002/model.safetensors"), "").unwrap();
+    alone(|group| {
+        let checkpoints = Checkpoints::new(dir.path());
+        assert_eq!(whole_step(&checkpoints.load_latest(group).unwrap().unwrap()), 1);
+        checkpoints.save(&state_of(2, 10), Mark::Latest, group).unwrap();
+        assert_eq!(listing(dir.path()), ["latest", "step-00000001", "step-00000002", "step-00000002-2"]);
+        checkpoints.save(&state_of(3, 10), Mark::Latest, group).unwrap();
+        assert_eq!(listing(dir.path()), ["latest", "step-00000002-2", "step-00000003"]);
+    });
+}
