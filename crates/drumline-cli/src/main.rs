@@ -8,6 +8,7 @@ mod launch;
 mod run;
 mod sbatch;
 mod telling;
+mod train;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,9 @@ enum Command {
     Run(Box<run::RunArgs>),
     Launch(Box<launch::LaunchArgs>),
     Sbatch(Box<sbatch::SbatchArgs>),
+    Train(Box<train::TrainArgs>),
+    Test(Box<train::TestArgs>),
+    Data(train::DataArgs),
     Bench(bench::BenchArgs),
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
@@ -47,7 +51,9 @@ impl Cli {
         let command = Self::command();
         let command =
             command.mut_subcommand("run", run::as_torchrun).mut_subcommand("launch", run::as_torchrun);
-        let mut command = command.mut_subcommand("sbatch", run::as_torchrun);
+        let command = command.mut_subcommand("sbatch", run::as_torchrun);
+        let mut command =
+            command.mut_subcommand("train", train::with_pairs).mut_subcommand("test", train::with_pairs);
         let matches = command.try_get_matches_from_mut(std::env::args_os())?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }
@@ -74,6 +80,9 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, None),
         Command::Launch(args) => launch::launch(&args),
         Command::Sbatch(args) => sbatch::sbatch(&args),
+        Command::Train(args) => train::train(*args),
+        Command::Test(args) => train::test(*args),
+        Command::Data(args) => train::data(args),
         Command::Bench(args) => bench::run(&args),
         Command::OnHost => run::on_host(),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),

@@ -39,6 +39,22 @@ pub(crate) use flags::{as_torchrun, variable_at_fault};
 use host::Host;
 pub(crate) use on_host::on_host;
 
+/// How large a job is, as this node sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) nodes: usize,
+    pub(crate) nproc: usize,
+}
+
+/// How many ranks the command line asks for; an error if it is wrong.
+pub(crate) fn extent(args: &RunArgs) -> Result<Extent, PlanError> {
+    let env = |name: &str| std::env::var_os(name);
+    let host = Host::found(args.hostfile.as_deref(), &env)?;
+    let plan = args.plan(&host)?;
+    let hosts = plan.fleet.as_ref().map_or(1, |fleet| fleet.hosts.len());
+    Ok(Extent { nodes: plan.nodes.max.max(hosts), nproc: plan.nproc })
+}
+
 /// Carries out the command line; an error if a rank failed.
 pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyhow::Result<()> {
     // Told by every node: what is wrong on one of them need not be so on the first.

@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
-use run_line::RunLine;
+pub(crate) use run_line::RunLine;
 use script::Job;
 
 const SLURM: &str = "The job";

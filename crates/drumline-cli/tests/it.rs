@@ -24,6 +24,7 @@ mod it {
     mod torch_environment;
     mod torch_gloo;
     mod torch_nodes;
+    mod train;
     mod two_hosts;
     mod vscode;
 }

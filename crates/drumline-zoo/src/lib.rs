@@ -16,3 +16,12 @@ pub mod models;
 pub mod weights;
 
 pub use error::{Mismatch, WrongShape, ZooError};
+//! Models, data sets and the ready programs. The binary `drumline-train` is a thin door to [`program`].
+//!
+//! ```text
+//!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─┬▶ progress: a bar or lines, for people
+//!                                                             └▶ events: metrics.jsonl, for programs
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod config;

@@ -179,6 +179,13 @@ pub(crate) struct RunArgs {
     pub(super) command: Vec<OsString>,
 }
 
+impl RunArgs {
+    /// The same flags for another program: an executable, with its arguments.
+    pub(crate) fn of_program(self, words: &[OsString]) -> Self {
+        Self { command: words.to_vec(), ..self }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Launcher {
     #[value(alias = "pdsh")]

@@ -14,13 +14,13 @@ use crate::run::RunArgs;
 const PROGRAM: &str = "command";
 
 #[derive(Debug)]
-pub(super) struct RunLine {
+pub(crate) struct RunLine {
     /// Read, and known to be right as far as a login node can know.
-    pub(super) args: RunArgs,
+    pub(crate) args: RunArgs,
     /// The flags that were typed, as `--name` or `--name=value`.
-    pub(super) flags: Vec<OsString>,
+    pub(crate) flags: Vec<OsString>,
     /// The program and its arguments.
-    pub(super) program: Vec<OsString>,
+    pub(crate) program: Vec<OsString>,
 }
 
 impl RunLine {

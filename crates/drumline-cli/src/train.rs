@@ -1,0 +1,214 @@
+//! `drumline train` and `drumline test`: the ready program `drumline-train`, started as `drumline run` starts any program.
+//!
+//! ```text
+//!   launcher flags, --cfg, KEY VALUE ─┬─ a rank of a job already, or one rank ─▶ this process becomes drumline-train
+//!                                     └─ else ─▶ drumline run FLAGS drumline-train train --cfg FILE KEY VALUE …
+//! ```
+//!
+//! What the keys mean is drumline-train's to say; here only the launcher's part is read.
+
+mod program;
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, anyhow};
+use drumline_launch::shell;
+use drumline_rendezvous::worker_env;
+
+use crate::job::rank_variable;
+use crate::run::{RunArgs, run};
+use crate::sbatch::RunLine;
+use crate::telling::Mistake;
+
+use program::trainer;
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  drumline train --cfg config/resnet18.yaml                             one rank
+  drumline train --nproc-per-node 2 --cfg config/cifar-resnet18.yaml    two ranks on this node
+  drumline train --nproc-per-node gpu --cfg config/resnet50.yaml OPTIM.BASE_LR 0.8 OUT_DIR exp/a
+  srun -n 8 drumline train --cfg config/resnet50.yaml                   under Slurm, a rank for each task
+  drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
+  drumline train --dry-run --nproc-per-node 2 --cfg F                   show the plan only
+
+Flags come first, then KEY VALUE pairs, which win over the file: types follow the key's, None where a key may be without a \
+value, lists as [0,30,60]. drumline-train keys lists all keys. The launcher's flags are those of drumline run.
+
+A run goes on from its last checkpoint in OUT_DIR when it is started again; SIGTERM or Ctrl-C writes one and stops.";
+
+const TEST_EXAMPLES: &str = "\
+Examples:
+  drumline test --cfg config/resnet18.yaml MODEL.WEIGHTS best.safetensors
+  drumline test --nproc-per-node 2 --cfg exp/resnet18/config.yaml       the last checkpoint of that run
+
+Flags come first, then KEY VALUE pairs; drumline-train keys lists all keys. The launcher's flags are those of drumline run.";
+
+/// The only rank. Said, as an allocation of Slurm speaks of tasks that nobody has started.
+const ALONE: [(&str, &str); 4] = [
+    (worker_env::RANK, "0"),
+    (worker_env::WORLD_SIZE, "1"),
+    (worker_env::LOCAL_RANK, "0"),
+    (worker_env::LOCAL_WORLD_SIZE, "1"),
+];
+/// Flags that change nothing where there is one rank only.
+const OF_ONE_RANK: [&str; 4] = ["--nproc-per-node=", "--nnodes=", "--standalone", "--dry-run"];
+
+/// Train a network: one rank, several on this node, or a whole cluster
+#[derive(Debug, clap::Args)]
+#[command(after_help = TRAIN_EXAMPLES)]
+pub(crate) struct TrainArgs {
+    /// The first K steps are made by one rank and by all, and compared; nothing is kept [default: 5 steps]
+    #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    verify_parity: Option<u32>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// Evaluate a network on the test set: its last checkpoint, or MODEL.WEIGHTS
+#[derive(Debug, clap::Args)]
+#[command(after_help = TEST_EXAMPLES)]
+pub(crate) struct TestArgs {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What both have: the configuration, and `drumline run`'s flags.
+#[derive(Debug, clap::Args)]
+struct JobArgs {
+    /// The configuration, a YAML file
+    #[arg(long, value_name = "FILE")]
+    cfg: PathBuf,
+    #[command(flatten)]
+    run: RunLine,
+}
+
+/// Make data sets, such as a learnable one in CIFAR-10's format: drumline data synth-cifar --help
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct DataArgs {
+    /// Passed on to drumline-train untouched
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    args: Vec<OsString>,
+}
+
+/// `run`'s flags on a command whose program is known: what would be the program are the pairs.
+pub(crate) fn with_pairs(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| match arg.get_id().as_str() {
+        "command" => {
+            let help = "Keys of the configuration with their values";
+            arg.required(false).value_names(["KEY", "VALUE"]).help(help)
+        }
+        "module" | "no_python" | "run_path" => arg.hide(true),
+        _ => arg,
+    });
+    crate::run::as_torchrun(command)
+}
+
+/// Carries out `drumline train`; an error if a rank failed.
+pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+    let parity = args.verify_parity.map(|steps| format!("--verify-parity={steps}").into());
+    start("train", parity, args.job)
+}
+
+/// Carries out `drumline test`; an error if a rank failed.
+pub(crate) fn test(args: TestArgs) -> anyhow::Result<()> {
+    start("test", None, args.job)
+}
+
+/// Becomes `drumline-train data …`.
+pub(crate) fn data(args: DataArgs) -> anyhow::Result<()> {
+    let words = [trainer()?.into(), "data".into()].into_iter().chain(args.args).collect::<Vec<_>>();
+    become_program(&words, &[])
+}
+
+fn start(what: &str, extra: Option<OsString>, job: JobArgs) -> anyhow::Result<()> {
+    let JobArgs { cfg, run: RunLine { args, flags, program: pairs } } = job;
+    check_pairs(&pairs)?;
+    let mut words: Vec<OsString> = vec![trainer()?.into(), what.into(), "--cfg".into(), cfg.into()];
+    words.extend(extra);
+    let args = args.of_program(&words);
+    let place = place(&args, &flags)?;
+    if let Some(terminal) = place.terminal() {
+        words.extend(["--terminal".into(), terminal.into()]);
+    }
+    words.extend(pairs);
+    match (place, args.dry_run) {
+        (Where::InRank, false) => become_program(&words, &[]),
+        (Where::Here, false) => become_program(&words, &ALONE),
+        (Where::Here | Where::InRank, true) => {
+            let line = shell::line(words.iter().map(OsString::as_os_str));
+            Ok(writeln!(std::io::stdout(), "plan (one rank); this process becomes\n  $ {}", line.display())?)
+        }
+        _ => run(&args.of_program(&words), None),
+    }
+}
+
+/// Where the program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Where {
+    /// In this process, which is a rank of a job.
+    InRank,
+    /// In this process, as the only rank.
+    Here,
+    /// In ranks of this node.
+    OneNode,
+    /// In ranks of several.
+    Nodes,
+}
+
+impl Where {
+    /// The terminal that a rank draws on whose own output goes through the launcher: the user's, where all can reach it.
+    fn terminal(self) -> Option<PathBuf> {
+        let shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        (self == Self::OneNode && shown).then(|| std::fs::read_link("/proc/self/fd/2").ok()).flatten()
+    }
+}
+
+fn place(args: &RunArgs, flags: &[OsString]) -> anyhow::Result<Where> {
+    let typed = |flag: &&OsString| {
+        let text = flag.to_string_lossy();
+        !OF_ONE_RANK.iter().any(|known| text.starts_with(known))
+    };
+    let rank = rank_variable(|name| std::env::var(name).ok());
+    let launches = flags.iter().any(|flag| flag != "--dry-run");
+    match rank {
+        Some(_) if !launches => return Ok(Where::InRank),
+        // A task of Slurm may well be the agent of its node; a rank is no launcher.
+        Some(name) if name != worker_env::SLURM_PROCID => {
+            let flag = flags[0].to_string_lossy().into_owned();
+            let what = format!(
+                "{name} is set: this is a rank of a job already; try without {flag}, or unset {name}"
+            );
+            return Err(Mistake::new(what).into());
+        }
+        _ => {}
+    }
+    let extent = crate::run::extent(args)?;
+    Ok(match (extent.nodes, extent.nproc) {
+        (1, 1) if !flags.iter().any(|flag| typed(&flag)) => Where::Here,
+        (1, _) => Where::OneNode,
+        _ => Where::Nodes,
+    })
+}
+
+/// A flag behind the first key would be read as a key: told here, in the launcher's words.
+fn check_pairs(pairs: &[OsString]) -> Result<(), Mistake> {
+    let keys = pairs.iter().step_by(2);
+    match keys.map(|key| key.to_string_lossy()).find(|key| key.starts_with('-')) {
+        Some(flag) => {
+            Err(Mistake::new(format!("{flag} stands behind a KEY VALUE pair; try it before the first key")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns only if it could not.
+fn become_program(words: &[OsString], variables: &[(&str, &str)]) -> anyhow::Result<()> {
+    let (program, args) = words.split_first().context("no program")?;
+    let error = Command::new(program).args(args).envs(variables.iter().copied()).exec();
+    Err(anyhow!(error).context(format!("cannot run {}", program.display())))
+}

@@ -1,0 +1,30 @@
+//! Where `drumline-train` is: beside this program, as git and cargo find theirs, or in PATH.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+const NAME: &str = "drumline-train";
+
+/// It is a program of its own because it needs libtorch, which nothing else does.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{NAME} was found neither in {} nor in PATH; try cargo build --release -p drumline-zoo, \
+     or put it beside drumline", beside.display()
+)]
+pub(super) struct Missing {
+    beside: PathBuf,
+}
+
+pub(super) fn trainer() -> Result<PathBuf, Missing> {
+    let beside =
+        std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned())).unwrap_or_default();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(beside.clone()).chain(std::env::split_paths(&path));
+    let mut places = folders.filter(|folder| folder.is_absolute()).map(|folder| folder.join(NAME));
+    places.find(|place| is_program(place)).ok_or(Missing { beside })
+}
+
+fn is_program(path: &Path) -> bool {
+    path.is_file() && access(path, Access::EXEC_OK).is_ok()
+}

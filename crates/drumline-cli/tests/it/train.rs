@@ -1,0 +1,159 @@
+//! `drumline train`, `test` and `data` start `drumline-train`: beside the launcher, as its ranks, or in this process.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::started::{BINARY, Ended, Started};
+
+/// Says what it was started as.
+const STUB: &str = "#!/bin/sh\necho \"rank=${RANK-none} world=${WORLD_SIZE-none} args=$*\"\n";
+
+/// A folder with a copy of `drumline`.
+struct Installed {
+    folder: TempDir,
+}
+
+impl Installed {
+    fn without_trainer() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        // A copy, as the place of a program is where its file is.
+        if fs::hard_link(BINARY, folder.path().join("drumline")).is_err() {
+            fs::copy(BINARY, folder.path().join("drumline")).unwrap();
+        }
+        Self { folder }
+    }
+
+    fn new() -> Self {
+        let installed = Self::without_trainer();
+        stub(installed.folder.path(), STUB);
+        installed
+    }
+
+    fn ends(&self, words: &str, variables: &[(&str, &str)]) -> Ended {
+        let mut command = Command::new(self.folder.path().join("drumline"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SLURM_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(words.split_whitespace()).envs(variables.iter().copied());
+        Started::of(command).end()
+    }
+
+    fn said(&self, words: &str, variables: &[(&str, &str)]) -> String {
+        let ended = self.ends(words, variables);
+        assert_eq!(ended.code, Some(0), "{words}: {}", ended.stderr);
+        ended.stdout
+    }
+}
+
+fn stub(folder: &Path, text: &str) -> PathBuf {
+    let path = folder.join("drumline-train");
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn one_rank_is_this_process() {
+    let drumline = Installed::new();
+    let said = drumline.said("train --cfg c.yaml OUT_DIR exp TRAIN.MAX_STEPS -1", &[]);
+    assert_eq!(said, "rank=0 world=1 args=train --cfg c.yaml OUT_DIR exp TRAIN.MAX_STEPS -1\n");
+    let said = drumline.said("test --nproc-per-node 1 --cfg c.yaml", &[]);
+    assert_eq!(said, "rank=0 world=1 args=test --cfg c.yaml\n");
+    let said = drumline.said("data synth-cifar --out d --train 10", &[]);
+    assert_eq!(said, "rank=none world=none args=data synth-cifar --out d --train 10\n");
+    assert_eq!(drumline.said("data --help", &[]), "rank=none world=none args=data --help\n");
+}
+
+#[test]
+fn several_ranks_are_started_as_run_starts_them() {
+    let said = Installed::new().said("train --nproc_per_node=2 --cfg c.yaml --verify-parity RNG_SEED 1", &[]);
+    let mut lines: Vec<_> = said.lines().collect();
+    lines.sort_unstable();
+    let args = "world=2 args=train --cfg c.yaml --verify-parity=5 RNG_SEED 1";
+    assert_eq!(lines, [format!("[rank 0]: rank=0 {args}"), format!("[rank 1]: rank=1 {args}")]);
+}
+
+#[test]
+fn one_rank_with_a_flag_that_needs_a_launcher_gets_one() {
+    let said = Installed::new().said("train --max-restarts 1 --cfg c.yaml", &[]);
+    assert!(said.contains("rank=0 world=1 args=train --cfg c.yaml"), "{said}");
+}
+
+#[test]
+fn a_rank_of_a_job_trains_itself() {
+    let drumline = Installed::new();
+    for variables in [
+        &[("RANK", "3"), ("WORLD_SIZE", "4")][..],
+        &[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NODELIST", "n[1-2]")],
+        &[("OMPI_COMM_WORLD_RANK", "1")][..],
+    ] {
+        let said = drumline.said("train --cfg c.yaml", variables);
+        assert!(said.ends_with("args=train --cfg c.yaml\n") && said.lines().count() == 1, "{said}");
+        assert!(!said.contains("rank=0"), "its place is its launcher's to say: {said}");
+    }
+    let allocation = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")];
+    assert!(drumline.said("train --cfg c.yaml", &allocation).starts_with("rank=0 world=1 "));
+    let refused = drumline.ends("train --nproc-per-node 2 --cfg c.yaml", &[("RANK", "0")]);
+    assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""));
+    assert!(
+        refused.stderr.contains("RANK is set") && refused.stderr.contains("try without"),
+        "{}",
+        refused.stderr
+    );
+}
+
+#[test]
+fn a_dry_run_shows_the_plan_and_starts_nothing() {
+    let drumline = Installed::new();
+    let one = drumline.said("train --dry-run --cfg c.yaml OUT_DIR 'a", &[]);
+    assert!(one.starts_with("plan (one rank)") && one.contains("drumline-train train --cfg c.yaml"), "{one}");
+    let two = drumline.said("train --dry-run --nproc-per-node 2 --cfg c.yaml", &[]);
+    assert!(two.contains("2 ranks") && two.contains("rank 1 ("), "{two}");
+    assert!(!one.contains("rank=") && !two.contains("args="), "{one}{two}");
+}
+
+#[test]
+fn the_trainer_is_found_beside_then_in_path_and_missed_with_advice() {
+    let drumline = Installed::without_trainer();
+    let elsewhere = tempfile::tempdir().unwrap();
+    stub(elsewhere.path(), STUB);
+    let path = format!("{}:/usr/bin:/bin", elsewhere.path().display());
+    let said = drumline.said("train --cfg c.yaml", &[("PATH", &path)]);
+    assert_eq!(said, "rank=0 world=1 args=train --cfg c.yaml\n");
+    stub(drumline.folder.path(), "#!/bin/sh\necho beside\n");
+    assert_eq!(drumline.said("train --cfg c.yaml", &[("PATH", &path)]), "beside\n");
+
+    let missed = Installed::without_trainer().ends("train --cfg c.yaml", &[("PATH", "/usr/bin:/bin")]);
+    assert_eq!(missed.code, Some(1));
+    assert!(missed.stderr.contains("drumline-train was found neither"), "{}", missed.stderr);
+    assert!(missed.stderr.contains("; try "), "{}", missed.stderr);
+}
+
+#[test]
+fn wrong_command_lines_are_told() {
+    let drumline = Installed::new();
+    let no_file = drumline.ends("train --nproc-per-node 2", &[]);
+    assert_eq!(no_file.code, Some(2));
+    assert!(no_file.stderr.contains("--cfg"), "{}", no_file.stderr);
+    let late = drumline.ends("train --cfg c.yaml RNG_SEED 1 --nproc-per-node 2", &[]);
+    assert_eq!(late.code, Some(1));
+    assert!(late.stderr.contains("try it before the first key"), "{}", late.stderr);
+    let zero = drumline.ends("train --cfg c.yaml --verify-parity=0", &[]);
+    assert_eq!(zero.code, Some(2));
+}
+
+#[test]
+fn a_failing_rank_is_the_commands_failure() {
+    let drumline = Installed::without_trainer();
+    stub(drumline.folder.path(), "#!/bin/sh\nexit 7\n");
+    assert_eq!(drumline.ends("train --cfg c.yaml", &[]).code, Some(7), "this process became it");
+    let ended = drumline.ends("train --nproc-per-node 2 --cfg c.yaml", &[]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("exit code 7") || ended.stderr.contains("code 7"), "{}", ended.stderr);
+}

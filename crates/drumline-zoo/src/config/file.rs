@@ -1,0 +1,75 @@
+//! A configuration file: a map of keys, and of sections that are maps of keys. Read into a flat list with line numbers.
+
+use std::path::Path;
+
+use serde_saphyr::{Location, Spanned, options};
+
+use super::error::{ConfigError, Place};
+use super::value::Value;
+use super::{Config, Given};
+
+/// All values of the file, each with its full key.
+pub(super) fn read(path: &Path) -> Result<Vec<Given>, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let options = options! { with_snippet: false };
+    let root: Value = serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
+        let place = place(path, error.location().unwrap_or(Location::UNKNOWN));
+        ConfigError::Yaml { place, what: error.to_string().lines().next().unwrap_or_default().to_owned() }
+    })?;
+    match root {
+        // An empty file changes nothing.
+        Value::Null => Ok(Vec::new()),
+        Value::Section(pairs) => {
+            let mut given = Vec::new();
+            for (key, value) in pairs {
+                flatten(key, value, path, &mut given)?;
+            }
+            Ok(given)
+        }
+        _ => {
+            let what = "the file is no map of keys; try `TRAIN:` with `  BATCH_SIZE: 32` below it".to_owned();
+            Err(ConfigError::Yaml { place: place(path, Location::UNKNOWN), what })
+        }
+    }
+}
+
+/// Adds what stands behind `key` to the list, or each key of it if it is a section.
+fn flatten(
+    key: String,
+    value: Spanned<Value>,
+    path: &Path,
+    given: &mut Vec<Given>,
+) -> Result<(), ConfigError> {
+    let place = place(path, value.referenced);
+    let wrong = |what: &str| Err(ConfigError::Yaml { place: place.clone(), what: format!("{key} {what}") });
+    match value.value {
+        Value::Section(_) if is_key(&key) => wrong("has no keys of its own; try a value behind it"),
+        Value::Section(pairs) => {
+            for (name, value) in pairs {
+                flatten(format!("{key}.{name}"), value, path, given)?;
+            }
+            Ok(())
+        }
+        // `TRAIN:` with nothing below it.
+        Value::Null if is_section(&key) => Ok(()),
+        _ if is_section(&key) => wrong("has keys of its own; try them below it"),
+        value => {
+            given.push(Given { key, value, place });
+            Ok(())
+        }
+    }
+}
+
+fn is_key(key: &str) -> bool {
+    Config::default().entries().iter().any(|entry| entry.key == key)
+}
+
+fn is_section(key: &str) -> bool {
+    let below = format!("{key}.");
+    Config::default().entries().iter().any(|entry| entry.key.starts_with(&below))
+}
+
+fn place(path: &Path, location: Location) -> Place {
+    Place::File { path: path.to_owned(), line: location.line().max(1) }
+}

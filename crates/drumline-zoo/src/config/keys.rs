@@ -1,0 +1,240 @@
+//! Every key: its name, type, default and meaning. Distribuuuu's, with its meanings and defaults, and ours.
+
+use std::path::PathBuf;
+
+use super::setting::{DataKind, DeviceKind, LrPolicy, Setting};
+use super::value::Value;
+
+/// A key as it is now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The full name: `TRAIN.BATCH_SIZE`.
+    pub key: String,
+    /// Its value.
+    pub value: Value,
+    /// What it takes, in words.
+    pub expects: String,
+    /// What it is for.
+    pub about: &'static str,
+}
+
+/// Keys that share the part before the point.
+pub(super) trait Section {
+    /// That part; empty for keys without one.
+    fn prefix(&self) -> &'static str;
+    /// All its keys.
+    fn entries(&self) -> Vec<Entry>;
+    /// Sets a key by its full name: `None` if it is not one of these, an error that says what was expected.
+    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), String>>;
+}
+
+macro_rules! section {
+    ($(#[doc = $of:literal])* $name:ident $prefix:literal {
+        $($(#[doc = $about:literal])* $key:literal $field:ident: $type:ty = $default:expr;)*
+    }) => {
+        $(#[doc = $of])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $name {
+            $($(#[doc = $about])* pub $field: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl Section for $name {
+            fn prefix(&self) -> &'static str {
+                $prefix
+            }
+
+            fn entries(&self) -> Vec<Entry> {
+                vec![$(Entry {
+                    key: full($prefix, $key),
+                    value: self.$field.write(),
+                    expects: <$type as Setting>::expects(),
+                    about: concat!($($about),*).trim_start(),
+                },)*]
+            }
+
+            fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), String>> {
+                $(if key == full($prefix, $key) {
+                    let read = <$type as Setting>::read(value);
+                    let expects = <$type as Setting>::expects;
+                    return Some(read.map(|read| self.$field = read).ok_or_else(expects));
+                })*
+                None
+            }
+        }
+    };
+}
+
+fn full(prefix: &str, key: &str) -> String {
+    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
+}
+
+section! {
+    /// `MODEL`: the network.
+    Model "MODEL" {
+        /// Name of the network
+        "ARCH" arch: String = "resnet18".into();
+        /// Number of classes
+        "NUM_CLASSES" num_classes: usize = 1000;
+        /// Not available: weights are never fetched; MODEL.WEIGHTS takes a file
+        "PRETRAINED" pretrained: bool = false;
+        /// Batch norm over all ranks instead of each alone
+        "SYNCBN" syncbn: bool = false;
+        /// safetensors file with the first weights, by torchvision's names
+        "WEIGHTS" weights: Option<PathBuf> = None;
+        /// Random images instead of a data set, to measure speed
+        "DUMMY_INPUT" dummy_input: bool = false;
+    }
+}
+
+section! {
+    /// `DATA`: what lies in the folders of `TRAIN` and `TEST`.
+    Data "DATA" {
+        /// Format of the data set; auto looks at the files
+        "KIND" kind: DataKind = DataKind::Auto;
+    }
+}
+
+section! {
+    /// `TRAIN`: what is trained on.
+    Train "TRAIN" {
+        /// Images in a batch of each rank
+        "BATCH_SIZE" batch_size: usize = 32;
+        /// Side of an image in pixels
+        "IM_SIZE" im_size: usize = 224;
+        /// Folder of the data set
+        "DATASET" dataset: PathBuf = "./data/ILSVRC/".into();
+        /// Folder in it with the training images
+        "SPLIT" split: String = "train".into();
+        /// Go on from the last checkpoint in OUT_DIR
+        "AUTO_RESUME" auto_resume: bool = true;
+        /// Take the optimizer's state from the checkpoint too
+        "LOAD_OPT" load_opt: bool = true;
+        /// Threads that load images, for each rank
+        "WORKERS" workers: usize = 4;
+        /// Page-locked batches, for GPUs
+        "PIN_MEMORY" pin_memory: bool = true;
+        /// Steps from one line of progress to the next
+        "PRINT_FREQ" print_freq: usize = 30;
+        /// The second accuracy counts an image whose class is among the best k
+        "TOPK" topk: usize = 5;
+        /// Random crops and flips
+        "AUGMENT" augment: bool = true;
+        /// A new order in each epoch
+        "SHUFFLE" shuffle: bool = true;
+        /// Stop after this many steps of the whole run
+        "MAX_STEPS" max_steps: Option<u64> = None;
+    }
+}
+
+section! {
+    /// `TEST`: what is evaluated on.
+    Test "TEST" {
+        /// Folder of the data set; that of TRAIN.DATASET unless given
+        "DATASET" dataset: PathBuf = "./data/ILSVRC/".into();
+        /// Folder in it with the test images
+        "SPLIT" split: String = "val".into();
+        /// Images in a batch of each rank
+        "BATCH_SIZE" batch_size: usize = 200;
+        /// The shorter side is scaled to this many pixels, then the centre of TRAIN.IM_SIZE is cut out
+        "IM_SIZE" im_size: usize = 256;
+        /// Batches from one line of progress to the next
+        "PRINT_FREQ" print_freq: usize = 10;
+    }
+}
+
+section! {
+    /// `CUDNN`: how GPU kernels are chosen.
+    Cudnn "CUDNN" {
+        /// Try several kernels and keep the fastest
+        "BENCHMARK" benchmark: bool = true;
+        /// Only kernels that give the same bits every time
+        "DETERMINISTIC" deterministic: bool = false;
+    }
+}
+
+section! {
+    /// `OPTIM`: SGD and its learning rate.
+    Optim "OPTIM" {
+        /// Number of epochs
+        "MAX_EPOCH" max_epoch: u64 = 100;
+        /// How the learning rate falls
+        "LR_POLICY" lr_policy: LrPolicy = LrPolicy::Cos;
+        /// Learning rate
+        "BASE_LR" base_lr: f64 = 0.2;
+        /// Where cos ends, as a part of BASE_LR
+        "MIN_LR" min_lr: f64 = 0.0;
+        /// Epochs at which steps multiplies by LR_MULT; the first is 0
+        "STEPS" steps: Vec<f64> = Vec::new();
+        /// Factor at each of STEPS
+        "LR_MULT" lr_mult: f64 = 0.1;
+        /// Momentum
+        "MOMENTUM" momentum: f64 = 0.9;
+        /// Dampening of the momentum
+        "DAMPENING" dampening: f64 = 0.0;
+        /// Nesterov's momentum
+        "NESTEROV" nesterov: bool = true;
+        /// Where the warm-up begins, as a part of the learning rate
+        "WARMUP_FACTOR" warmup_factor: f64 = 0.1;
+        /// Epochs of warm-up
+        "WARMUP_EPOCHS" warmup_epochs: f64 = 5.0;
+        /// Weight decay
+        "WEIGHT_DECAY" weight_decay: f64 = 5e-5;
+    }
+}
+
+section! {
+    /// Keys without a section.
+    Run "" {
+        /// Folder for checkpoints, metrics and the resolved configuration
+        "OUT_DIR" out_dir: PathBuf = "./exp".into();
+        /// Name of the resolved configuration in OUT_DIR
+        "CFG_DEST" cfg_dest: String = "config.yaml".into();
+        /// Seed of weights, order and augmentation; None: another in each run
+        "RNG_SEED" rng_seed: Option<u64> = None;
+        /// What computes; auto takes a GPU if there is one
+        "DEVICE" device: DeviceKind = DeviceKind::Auto;
+    }
+}
+
+/// All keys of a run, by section.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Config {
+    /// `MODEL`
+    pub model: Model,
+    /// `DATA`
+    pub data: Data,
+    /// `TRAIN`
+    pub train: Train,
+    /// `TEST`
+    pub test: Test,
+    /// `OPTIM`
+    pub optim: Optim,
+    /// `CUDNN`
+    pub cudnn: Cudnn,
+    /// `OUT_DIR`, `CFG_DEST`, `RNG_SEED`, `DEVICE`
+    pub run: Run,
+}
+
+impl Config {
+    pub(super) fn sections(&self) -> [&dyn Section; 7] {
+        [&self.model, &self.data, &self.train, &self.test, &self.optim, &self.cudnn, &self.run]
+    }
+
+    pub(super) fn sections_mut(&mut self) -> [&mut dyn Section; 7] {
+        [
+            &mut self.model,
+            &mut self.data,
+            &mut self.train,
+            &mut self.test,
+            &mut self.optim,
+            &mut self.cudnn,
+            &mut self.run,
+        ]
+    }
+}

@@ -1,0 +1,243 @@
+//! How the types of keys are read from values and written back.
+//!
+//! As in yacs the type of a key decides: a text that came from a command line is read as that type, `None` only where a key
+//! may be without a value. Unlike there a whole number is also a number.
+
+use std::path::PathBuf;
+
+use super::value::Value;
+
+/// A type that a key can have.
+pub(super) trait Setting: Sized {
+    /// What it takes, in words.
+    fn expects() -> String;
+    /// The value as this type.
+    fn read(value: &Value) -> Option<Self>;
+    /// The same way back.
+    fn write(&self) -> Value;
+}
+
+impl Setting for bool {
+    fn expects() -> String {
+        "True or False".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::Bool(value) => Some(*value),
+            Value::Text(text) => text.trim().to_ascii_lowercase().parse().ok(),
+            _ => None,
+        }
+    }
+
+    fn write(&self) -> Value {
+        Value::Bool(*self)
+    }
+}
+
+impl Setting for u64 {
+    fn expects() -> String {
+        "a whole number".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::Int(value) => (*value).try_into().ok(),
+            Value::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        }
+    }
+
+    fn write(&self) -> Value {
+        i64::try_from(*self).map_or_else(|_| Value::Text(self.to_string()), Value::Int)
+    }
+}
+
+impl Setting for usize {
+    fn expects() -> String {
+        u64::expects()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        u64::read(value)?.try_into().ok()
+    }
+
+    fn write(&self) -> Value {
+        (*self as u64).write()
+    }
+}
+
+impl Setting for f64 {
+    fn expects() -> String {
+        "a number".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        let number = match value {
+            Value::Float(value) => Some(*value),
+            Value::Int(value) => Some(*value as f64),
+            Value::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        };
+        number.filter(|number| number.is_finite())
+    }
+
+    fn write(&self) -> Value {
+        Value::Float(*self)
+    }
+}
+
+impl Setting for String {
+    fn expects() -> String {
+        "a text".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::Null | Value::List(_) | Value::Section(_) => None,
+            Value::Text(text) => Some(unquoted(text).to_owned()),
+            other => Some(other.to_string()),
+        }
+    }
+
+    fn write(&self) -> Value {
+        Value::Text(self.clone())
+    }
+}
+
+impl Setting for PathBuf {
+    fn expects() -> String {
+        "a path".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        String::read(value).map(Into::into)
+    }
+
+    fn write(&self) -> Value {
+        Value::Text(self.to_string_lossy().into_owned())
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    fn expects() -> String {
+        format!("{} or None", T::expects())
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::Null => Some(None),
+            Value::Text(text) if ["None", "null", "~"].contains(&text.trim()) => Some(None),
+            value => T::read(value).map(Some),
+        }
+    }
+
+    fn write(&self) -> Value {
+        self.as_ref().map_or(Value::Null, T::write)
+    }
+}
+
+impl<T: Setting> Setting for Vec<T> {
+    fn expects() -> String {
+        format!("a list such as [0, 30], each {}", T::expects())
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::List(values) => values.iter().map(T::read).collect(),
+            Value::Text(text) => {
+                let text = text.trim();
+                let list = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+                let tuple = || text.strip_prefix('(').and_then(|text| text.strip_suffix(')'));
+                let parts = list.or_else(tuple)?.split(',').map(str::trim);
+                parts.filter(|part| !part.is_empty()).map(|part| T::read(&Value::Text(part.into()))).collect()
+            }
+            _ => None,
+        }
+    }
+
+    fn write(&self) -> Value {
+        Value::List(self.iter().map(T::write).collect())
+    }
+}
+
+/// `'x'` as a shell passes it on from a Python user's command line.
+fn unquoted(text: &str) -> &str {
+    let within = |quote| text.strip_prefix(quote).and_then(|text| text.strip_suffix(quote));
+    within('\'').or_else(|| within('"')).unwrap_or(text)
+}
+
+/// An enum whose variants have names in a configuration.
+macro_rules! choice {
+    ($(#[$about:meta])* $name:ident, $expects:literal { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $name {
+            /// As it stands in a configuration.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+        }
+
+        impl Setting for $name {
+            fn expects() -> String {
+                $expects.into()
+            }
+
+            fn read(value: &Value) -> Option<Self> {
+                match String::read(value)?.trim() {
+                    $($text => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+
+            fn write(&self) -> Value {
+                Value::Text(self.name().into())
+            }
+        }
+    };
+}
+
+choice! {
+    /// How the learning rate falls.
+    LrPolicy, "cos or steps" {
+        /// Half a cosine from 1 to `OPTIM.MIN_LR`.
+        Cos = "cos",
+        /// Times `OPTIM.LR_MULT` at each of `OPTIM.STEPS`.
+        Steps = "steps",
+    }
+}
+
+choice! {
+    /// What lies in the folder of a data set.
+    DataKind, "auto, cifar10, cifar100, folder or dummy" {
+        /// Told from the files.
+        Auto = "auto",
+        /// CIFAR-10's binary files.
+        Cifar10 = "cifar10",
+        /// CIFAR-100's binary files.
+        Cifar100 = "cifar100",
+        /// `SPLIT/CLASS/image.jpg`, as ImageNet.
+        Folder = "folder",
+        /// Nothing: random images, as with `MODEL.DUMMY_INPUT`.
+        Dummy = "dummy",
+    }
+}
+
+choice! {
+    /// What computes.
+    DeviceKind, "auto, cpu or cuda" {
+        /// A GPU if there is one.
+        Auto = "auto",
+        /// The processor.
+        Cpu = "cpu",
+        /// The GPU of this rank.
+        Cuda = "cuda",
+    }
+}

@@ -1,0 +1,167 @@
+//! A value as YAML or a command line gives it, before the key's type has been asked.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
+
+/// A scalar, a list, or in a file a section. What comes from a command line is always a text.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// `null`; in a text `None` means the same.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Any other number.
+    Float(f64),
+    /// A text, whose meaning depends on the key.
+    Text(String),
+    /// A list.
+    List(Vec<Value>),
+    /// Keys with their values, and where in the file these stand.
+    Section(Vec<(String, Spanned<Value>)>),
+}
+
+/// As it stands in a YAML file.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("null"),
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Float(value) => f.write_str(&float(*value)),
+            Self::Text(text) if is_plain(text) => f.write_str(text),
+            // A JSON text is a YAML text.
+            Self::Text(text) => write!(f, "{}", serde_json::Value::from(text.as_str())),
+            Self::List(values) => {
+                let values: Vec<_> = values.iter().map(ToString::to_string).collect();
+                write!(f, "[{}]", values.join(", "))
+            }
+            Self::Section(pairs) => {
+                let pairs: Vec<_> =
+                    pairs.iter().map(|(key, value)| format!("{key}: {}", value.value)).collect();
+                write!(f, "{{{}}}", pairs.join(", "))
+            }
+        }
+    }
+}
+
+/// With a point and a signed exponent, as PyYAML wants it: without them it reads a text.
+fn float(value: f64) -> String {
+    if !value.is_finite() {
+        return if value.is_nan() {
+            ".nan".into()
+        } else {
+            format!("{}.inf", if value < 0.0 { "-" } else { "" })
+        };
+    }
+    let text = format!("{value:?}");
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    let point = if digits.contains('.') { "" } else { ".0" };
+    let sign = if exponent.starts_with('-') { "" } else { "+" };
+    format!("{digits}{point}e{sign}{exponent}")
+}
+
+/// Whether a text means itself without quotes, in YAML of any age.
+fn is_plain(text: &str) -> bool {
+    const WORDS: [&str; 9] = ["null", "none", "true", "false", "yes", "no", "on", "off", "y"];
+    let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '_');
+    let begins = begins || text.starts_with("./") || text.starts_with("../");
+    let rest = text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-+".contains(c));
+    let lower = text.to_ascii_lowercase();
+    begins && rest && lower != "n" && !WORDS.contains(&lower.as_str())
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyValue)
+    }
+}
+
+struct AnyValue;
+
+impl<'de> Visitor<'de> for AnyValue {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number, a text, true, false, null, a list or a section")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Int(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(i64::try_from(value).map_or_else(|_| Value::Text(value.to_string()), Value::Int))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::Text(value.to_owned()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = values.next_element()? {
+            list.push(value);
+        }
+        Ok(Value::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<Value, A::Error> {
+        let mut section = Vec::new();
+        while let Some(pair) = pairs.next_entry()? {
+            section.push(pair);
+        }
+        Ok(Value::Section(section))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_would_be_read_as_something_else_are_quoted() {
+        for (text, written) in [
+            ("./exp", "./exp"),
+            ("None", "\"None\""),
+            ("true", "\"true\""),
+            ("12", "\"12\""),
+            ("", "\"\""),
+            ("a: b", "\"a: b\""),
+            ("-x", "\"-x\""),
+        ] {
+            let shown = Value::Text(text.into()).to_string();
+            assert_eq!(shown, written);
+            assert_eq!(serde_saphyr::from_str::<Value>(&shown).unwrap(), Value::Text(text.into()));
+        }
+    }
+
+    #[test]
+    fn numbers_stay_numbers() {
+        for (value, written) in
+            [(5e-5, "5.0e-5"), (1e20, "1.0e+20"), (0.1, "0.1"), (1.0, "1.0"), (1.5e-9, "1.5e-9")]
+        {
+            assert_eq!(float(value), written);
+            assert_eq!(serde_saphyr::from_str::<Value>(written).unwrap(), Value::Float(value));
+        }
+    }
+}
