@@ -23,6 +23,7 @@
 //! Not here: the command `drumline` (`drumline-cli`).
 #![forbid(unsafe_code)]
 
+mod schedule;
 mod spawn;
 mod stop_request;
 
@@ -42,5 +43,9 @@ pub use drumline_comm::{
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
+pub use schedule::{
+    At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
+    OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
+};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;
