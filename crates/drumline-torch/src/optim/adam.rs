@@ -116,8 +116,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 
 impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     fn step(&mut self) -> Result<(), TorchError> {
-        for batch in 0..self.trained.batches.len() {
-            let ready = self.trained.batches[batch].ready()?;
+        for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
             self.make_slots(batch, &ready);
             self.run(batch, &ready)?;
         }
