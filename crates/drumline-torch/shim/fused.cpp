@@ -4,6 +4,7 @@
 // parameter would be applied to the wrong elements without a word. So all lists are held against the parameters first.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -53,6 +54,13 @@ void check_steps(const Tensors& steps, const Tensors& params) {
   }
 }
 
+// The kernels read `steps` but do not advance them. On a CPU an operation for each would take longer than the kernel does on small
+// parameters.
+void count_step(const Tensors& steps) {
+  if (!steps.front().is_cpu()) return at::_foreach_add_(steps, 1);
+  for (const auto& step : steps) *step.mutable_data_ptr<float>() += 1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -89,7 +97,7 @@ struct AdamLists {
   List params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps;
 };
 
-// As above. The kernels do not advance `steps`: the caller has counted this step already.
+// As above. This step is counted in `steps`.
 Message drumline_fused_adam(const AdamLists* lists, at::Tensor* lr_tensor, const AdamArguments* with) {
   return guarded([&] {
     at::NoGradGuard no_grad;
@@ -102,6 +110,7 @@ Message drumline_fused_adam(const AdamLists* lists, at::Tensor* lr_tensor, const
     if (with->amsgrad) check_list(max, p, "a max_exp_avg_sq");
     check_steps(steps, p);
     if (p.empty()) return;
+    count_step(steps);
     auto run = [&](const auto& lr) {
       if (with->decoupled) {
         at::_fused_adamw_(p, g, avg, sq, max, steps, lr, with->beta1, with->beta2, with->weight_decay, with->eps, with->amsgrad,

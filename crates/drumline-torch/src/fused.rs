@@ -149,7 +149,7 @@ pub struct FusedAdam<'a> {
     pub exp_avg_sqs: &'a [&'a Tensor],
     /// The greatest `exp_avg_sqs` so far for each: AMSGrad. None if that is not wanted.
     pub max_exp_avg_sqs: Option<&'a [&'a Tensor]>,
-    /// How many steps each parameter has made, this one included: one number of kind Float each. Left as they are.
+    /// How many steps each parameter has made before this one: one number of kind Float each.
     pub steps: &'a [&'a Tensor],
     /// Learning rate.
     pub lr: Lr<'a>,
@@ -166,7 +166,7 @@ pub struct FusedAdam<'a> {
 }
 
 impl FusedAdam<'_> {
-    /// Changes the parameters and the running means.
+    /// Changes the parameters and the running means, and counts the step.
     pub fn run(&self) -> Result<(), TorchError> {
         let max = self.max_exp_avg_sqs.unwrap_or(&[]);
         let handles =

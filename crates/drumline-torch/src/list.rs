@@ -1,5 +1,4 @@
 //! A list of tensors on its way to C++: laid out as `drumline::List` of `shim/list.h`.
-#![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 

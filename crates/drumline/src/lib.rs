@@ -28,6 +28,7 @@ mod metrics;
 mod predictions;
 mod sampler;
 pub mod checkpoint;
+mod schedule;
 mod spawn;
 mod stop_request;
 
@@ -57,5 +58,9 @@ pub use predictions::{
     Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
 };
 pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
+pub use schedule::{
+    At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
+    OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
+};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;

@@ -46,7 +46,7 @@ fn adam<'a>(tensors: &'a [[&'a Tensor; 1]; 5], lr: Lr<'a>, decay: WeightDecay) -
 fn adam_result(lr: Lr<'_>, decay: WeightDecay) -> Vec<f32> {
     let (param, grad) = (Tensor::from_slice(&[1f32, -2.0]), Tensor::from_slice(&[0.5f32, 0.25]));
     let (avg, sq) = (Tensor::zeros([2], FLOAT), Tensor::zeros([2], FLOAT));
-    let step = Tensor::ones([], FLOAT);
+    let step = Tensor::zeros([], FLOAT);
     adam(&[[&param], [&grad], [&avg], [&sq], [&step]], lr, decay).run().unwrap();
     assert_eq!(step.double_value(&[]), 1.0);
     values(&param)

@@ -7,7 +7,6 @@ use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState, STEP, empty_slot};
 use super::trained::{Ready, Trained, grads, not_negative};
 use crate::error::TorchError;
-use crate::foreach::foreach_add_scalar;
 use crate::fused::{FusedAdam, Lr, WeightDecay};
 use crate::named::Named;
 
@@ -93,8 +92,6 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 
     fn run(&self, batch: usize, ready: &[Ready]) -> Result<(), TorchError> {
         let batch = &self.trained.batches[batch];
-        let steps = batch.kept(ready, 0);
-        foreach_add_scalar(&steps, 1.0)?;
         let max_exp_avg_sqs = self.options.amsgrad.then(|| batch.kept(ready, 3));
         FusedAdam {
             params: &batch.tensors(ready),
@@ -102,7 +99,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
             exp_avgs: &batch.kept(ready, 1),
             exp_avg_sqs: &batch.kept(ready, 2),
             max_exp_avg_sqs: max_exp_avg_sqs.as_deref(),
-            steps: &steps,
+            steps: &batch.kept(ready, 0),
             lr: Lr::Value(self.trained.lr * batch.lr_factor),
             betas: self.options.betas,
             eps: self.options.eps,
@@ -116,8 +113,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 
 impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     fn step(&mut self) -> Result<(), TorchError> {
-        for batch in 0..self.trained.batches.len() {
-            let ready = self.trained.batches[batch].ready()?;
+        for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
             self.make_slots(batch, &ready);
             self.run(batch, &ready)?;
         }

@@ -108,8 +108,7 @@ impl Sgd {
 
 impl Optimizer for Sgd {
     fn step(&mut self) -> Result<(), TorchError> {
-        for batch in 0..self.trained.batches.len() {
-            let ready = self.trained.batches[batch].ready()?;
+        for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
             if self.options.momentum == 0.0 {
                 self.run(batch, &ready, Buffers::None)?;
             } else {

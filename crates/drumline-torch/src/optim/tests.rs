@@ -84,6 +84,22 @@ fn without_gradients_nothing_happens() {
 }
 
 #[test]
+fn a_gradient_that_does_not_fit_leaves_no_half_step() {
+    let parameters = vec![leaf("a", &[2])];
+    let odd = ParameterGroup { lr_factor: 2.0, ..vec![leaf("odd", &[2])].into() };
+    let bad = odd.parameters[0].clone();
+    let mut sgd = Sgd::new([parameters.clone().into(), odd], momentum()).unwrap();
+    set_grads(&parameters, 1.0);
+    set_grad(&bad.tensor, Some(&Tensor::ones([2], (Kind::Double, Device::Cpu)))).unwrap();
+    let error = sgd.step().unwrap_err().to_string();
+    assert!(error.starts_with("parameter `odd`: ") && error.contains("Double"), "{error}");
+    assert_eq!((first(&parameters[0]), sgd.state().tensors.len()), (1.0, 0));
+    set_grads(&[bad], 1.0);
+    sgd.step().unwrap();
+    assert_eq!((first(&parameters[0]), sgd.state().tensors.len()), (0.5, 2));
+}
+
+#[test]
 fn a_state_that_does_not_fit_changes_nothing() {
     let saved = stepped(vec![leaf("a", &[2]), leaf("b", &[3])]).state();
     assert_eq!(saved.scalars["momentum"], 0.5);

@@ -90,6 +90,12 @@ impl Trained {
         self.batches.iter_mut().flat_map(|batch| &mut batch.parameters)
     }
 
+    /// For each batch the parameters that have a gradient. All are looked at before any is stepped: one that does not fit
+    /// must not leave half a step behind.
+    pub(super) fn ready(&self) -> Result<Vec<Vec<Ready>>, TorchError> {
+        self.batches.iter().map(Batch::ready).collect()
+    }
+
     pub(super) fn named(&self) -> Vec<Named> {
         self.parameters().map(|parameter| parameter.named.clone()).collect()
     }
@@ -105,8 +111,7 @@ impl Batch {
         self.parameters.first().is_some_and(|first| place(first) == place(new))
     }
 
-    /// The parameters that have a gradient.
-    pub(super) fn ready(&self) -> Result<Vec<Ready>, TorchError> {
+    fn ready(&self) -> Result<Vec<Ready>, TorchError> {
         let mut ready = Vec::with_capacity(self.parameters.len());
         for (place, parameter) in self.parameters.iter().enumerate() {
             let grad = fitting_grad(&parameter.named.tensor).map_err(|error| parameter.blame(&error))?;

@@ -1,0 +1,67 @@
+//! The schedules held against PyTorch 2.11 and the formulas of Distribuuuu and DeepSpeed: `bench/oracle/schedules.py`.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::*;
+
+#[derive(Deserialize)]
+struct Case {
+    schedule: LrSchedule,
+    /// How many steps an epoch has; `lr` has an entry for each step.
+    steps_per_epoch: u64,
+    lr: Vec<f64>,
+}
+
+fn cases() -> Vec<Case> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/oracle/golden/schedules.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn learning_rates_are_as_expected() {
+    let mut types = HashSet::new();
+    for Case { schedule, steps_per_epoch, lr } in cases() {
+        types.insert(std::mem::discriminant(schedule.policy()));
+        for (step, expected) in lr.into_iter().enumerate() {
+            let at = At { epoch: step as f64 / steps_per_epoch as f64, step: step as u64 };
+            let found = schedule.lr(at);
+            let near = (found - expected).abs() <= 1e-6 * expected.abs() + 1e-15;
+            assert!(near, "{schedule:?} at step {step}: {found}, expected {expected}");
+        }
+    }
+    assert_eq!(types.len(), 11, "a policy has no case");
+}
+
+#[test]
+fn a_schedule_is_written_and_read_again() {
+    for Case { schedule, .. } in cases() {
+        let text = serde_json::to_string(&schedule).unwrap();
+        assert_eq!(serde_json::from_str::<LrSchedule>(&text).unwrap(), schedule);
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let refused = |name: &str, params: Value, words: &str| {
+        let schedule = json!({"base_lr": 0.1, "policy": {"type": name, "params": params}});
+        let error = serde_json::from_value::<LrSchedule>(schedule).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused("Distribuuuu", json!({"lr_policy": "steps", "steps": [30, 60]}), "do not begin at epoch 0; try");
+    refused("Distribuuuu", json!({"max_epoch": 0}), "max_epoch is 0");
+    refused("StepLR", json!({"step_size": 0}), "StepLR: step_size is 0");
+    refused("CosineAnnealingLR", json!({"T_max": 0}), "T_max is 0");
+    refused("LinearLR", json!({"total_iters": 0}), "total_iters is 0");
+    refused("WarmupLR", json!({"warmup_num_steps": 0}), "warmup_num_steps is 0");
+    refused("WarmupDecayLR", json!({}), "missing field `total_num_steps`");
+    refused("WarmupCosineLR", json!({"total_num_steps": 9, "warm_up": 1}), "unknown field `warm_up`");
+    let flat = json!({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": 0});
+    refused("OneCycle", flat, "half a cycle has 0 steps");
+    refused("LRRangeTest", json!({"lr_range_test_step_size": 0}), "lr_range_test_step_size is 0");
+    refused("Warmup", json!({}), "unknown variant `Warmup`");
+    assert!(LrSchedule::new(f64::NAN, LrPolicy::Constant).is_err());
+}

@@ -1,0 +1,86 @@
+//! DeepSpeed's `OneCycle`: up by a line, down by a line, then a slow decay.
+//!
+//! ```text
+//!   cycle_max_lr      /\
+//!                    /  \
+//!   cycle_min_lr  __/    \___          the decay divides by 1 + decay_lr_rate * (steps since the cycle / decay_step_size)
+//!                  first second
+//! ```
+//!
+//! Only the learning rate: DeepSpeed's keys for a cycle of the momentum are not known here.
+
+use serde::{Deserialize, Serialize};
+
+use super::{At, ScheduleError, ensure};
+
+/// The keys of `OneCycle`; the defaults are DeepSpeed's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OneCycle {
+    /// The learning rate at both ends of the cycle.
+    pub cycle_min_lr: f64,
+    /// The learning rate at its top.
+    pub cycle_max_lr: f64,
+    /// How fast the learning rate decays after the cycle; 0 is not at all.
+    #[serde(default)]
+    pub decay_lr_rate: f64,
+    /// Steps up.
+    #[serde(default = "two_thousand")]
+    pub cycle_first_step_size: u64,
+    /// Steps down; `None` is as many as up.
+    #[serde(default)]
+    pub cycle_second_step_size: Option<u64>,
+    /// Stairs on the way up; 0 is a line.
+    #[serde(default)]
+    pub cycle_first_stair_count: u64,
+    /// Stairs on the way down; `None` is as many as up.
+    #[serde(default)]
+    pub cycle_second_stair_count: Option<u64>,
+    /// Steps in which the decay grows by `decay_lr_rate`; 0 is no decay.
+    #[serde(default)]
+    pub decay_step_size: u64,
+}
+
+impl OneCycle {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        let halves = self.cycle_first_step_size > 0 && self.cycle_second_step_size != Some(0);
+        ensure(halves, "OneCycle", || "half a cycle has 0 steps; expected at least 1".into())
+    }
+
+    /// The learning rate of the next step.
+    pub fn lr(&self, at: At) -> f64 {
+        let total = self.cycle_first_step_size + self.second_step_size();
+        if at.step <= total {
+            let height = self.cycle_max_lr - self.cycle_min_lr;
+            return self.cycle_min_lr + height * self.height(at.step % total);
+        }
+        if self.decay_step_size == 0 {
+            return self.cycle_min_lr;
+        }
+        let intervals = (at.step - total) as f64 / self.decay_step_size as f64;
+        self.cycle_min_lr / (1.0 + self.decay_lr_rate * intervals)
+    }
+
+    fn second_step_size(&self) -> u64 {
+        self.cycle_second_step_size.unwrap_or(self.cycle_first_step_size)
+    }
+
+    /// From 0 to 1 and back, by lines or stairs.
+    fn height(&self, step: u64) -> f64 {
+        let (first, second) = (self.cycle_first_step_size, self.second_step_size());
+        let (done, all, stairs) = if step <= first {
+            (step, first, self.cycle_first_stair_count)
+        } else {
+            let stairs = self.cycle_second_stair_count.unwrap_or(self.cycle_first_stair_count);
+            (first + second - step, second, stairs)
+        };
+        if stairs == 0 {
+            return done as f64 / all as f64;
+        }
+        (done * stairs / all) as f64 / stairs as f64
+    }
+}
+
+fn two_thousand() -> u64 {
+    2000
+}
