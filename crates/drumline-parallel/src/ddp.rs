@@ -5,11 +5,9 @@
 //!                                                    │                                                 │ Lane: all-reduce, beside backward
 //!                                                    └─▶ end: all buckets reduced ◀────────────────────┘
 //! ```
-//! Read in this order: `layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`.
+//! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`.
 
-mod agreement;
 mod lane;
-mod layout;
 mod progress;
 mod reducer;
 mod shared_buffers;
@@ -117,17 +115,13 @@ impl<M> Ddp<M> {
         let mut shared = buffers(store);
         params.retain(kept);
         shared.retain(kept);
-        agreement::check(group, &[params.clone(), shared.clone()].concat())?;
-        let all: Vec<usize> = (0..group.size()).collect();
-        let own = group.new_group(&all)?.map(Arc::new);
-        let group = own.ok_or_else(|| ParallelError::Unfit("every rank is in its own group".into()))?;
+        crate::agreement::check(group, &[params.clone(), shared.clone()].concat())?;
+        let group = Arc::new(crate::own_group(group)?);
 
         let broadcast_buffers = options.broadcast_buffers;
-        let reducer = Reducer::new(group.clone(), params, options)?;
-        reducer.broadcast_parameters(0)?;
+        let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params, options)?));
         let buffers = SharedBuffers::new(group.clone(), shared)?;
         buffers.broadcast(0)?;
-        let reducer = Arc::new(Mutex::new(reducer));
         let hooks = if group.size() > 1 { hooks(&reducer)? } else { Vec::new() };
         Ok(Self {
             module,

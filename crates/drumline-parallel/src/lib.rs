@@ -1,6 +1,7 @@
 //! The ways of data parallelism.
 //!
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
+//! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process, a thread for each device
 //! - [`Uneven`]: ranks whose data ends earlier take part with nothing until all are done
 //!
@@ -9,12 +10,24 @@
 //! is the gradient of the mean over all samples of all ranks: 1 rank with 64 samples, 2 with 32 and 4 with 16 make the same step.
 #![forbid(unsafe_code)]
 
+mod agreement;
+mod arena;
 mod data_parallel;
 mod ddp;
+mod distributed_optimizer;
 mod error;
+mod layout;
 mod uneven;
 
 pub use data_parallel::{DataParallel, Traffic};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
+pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use error::ParallelError;
 pub use uneven::{Share, Turn, Uneven};
+
+/// A group of the same ranks, whose calls cannot come between those that the program makes.
+fn own_group(group: &drumline_comm::ProcessGroup) -> Result<drumline_comm::ProcessGroup, ParallelError> {
+    let all: Vec<usize> = (0..group.size()).collect();
+    let own = group.new_group(&all)?;
+    own.ok_or_else(|| ParallelError::Unfit("a group of all ranks has this one".into()))
+}

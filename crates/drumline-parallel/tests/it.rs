@@ -7,6 +7,8 @@ mod data_parallel;
 mod ddp;
 #[path = "it/ddp_faults.rs"]
 mod ddp_faults;
+#[path = "it/distributed_optimizer.rs"]
+mod distributed_optimizer;
 #[path = "it/net.rs"]
 mod net;
 #[path = "it/uneven.rs"]

@@ -6,24 +6,18 @@
 //! ```
 //!
 //! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
-//! - `memory`: tensors over memory of others, such as the symmetric heap
+//! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
 //! - `collectives`: all-reduce and its kin on tensors of any strides
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
-//! - `knobs`: denormals, determinism, how memory is kept between steps
-//!
-//! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
-
-mod clip;
-mod collectives;
-//! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
-//! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
 mod bytes;
+mod clip;
+mod collectives;
 mod error;
 mod foreach;
 mod fused;
@@ -34,28 +28,19 @@ mod list;
 mod memory;
 mod named;
 mod optim;
-mod status;
-
-pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
-pub use collectives::TensorCollectives;
 mod rng;
 mod status;
 
 pub use bytes::{bytes, bytes_mut};
+pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
+pub use collectives::TensorCollectives;
 pub use error::TorchError;
-pub use grad::{grad, move_grad, set_grad, take_grad};
-pub use foreach::{
-    foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar,
-    foreach_norm, foreach_zero,
-};
+pub use foreach::{foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar, foreach_norm, foreach_zero};
 pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
-pub use grad::{grad, set_grad, take_grad};
+pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
 pub use named::{Named, buffers, parameters};
-pub use optim::{
-    Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
-    SgdOptions, no_decay_on_norms,
-};
+pub use optim::{Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd, SgdOptions, no_decay_on_norms};
 pub use rng::RngState;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::layout::Layout;
+use crate::layout::Layout;
 
 /// One step's progress. Pure: says which buckets to send, and sends nothing.
 #[derive(Debug, Default)]
@@ -55,8 +55,8 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::{Caps, Item};
     use super::*;
+    use crate::layout::{Caps, Item};
     use tch::Kind;
 
     /// Four parameters, a bucket each, sent in the order 3, 2, 1, 0.

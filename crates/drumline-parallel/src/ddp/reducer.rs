@@ -8,14 +8,14 @@
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{HeapTensor, Named, grad, move_grad, set_grad, tensor_within};
-use tch::Tensor;
+use drumline_torch::{Named, grad, move_grad, set_grad};
 
 use super::DdpOptions;
 use super::lane::{GradBucket, Job, Lane};
-use super::layout::{Caps, Item, Layout};
 use super::progress::Progress;
+use crate::arena::Arena;
 use crate::error::ParallelError;
+use crate::layout::Caps;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
@@ -40,15 +40,10 @@ enum Order {
 
 pub(super) struct Reducer {
     group: Arc<ProcessGroup>,
-    params: Vec<Named>,
-    items: Vec<Item>,
-    caps: Caps,
-    flats: Vec<Arc<HeapTensor>>,
-    layout: Layout,
+    /// For each parameter the place of its gradient.
+    arena: Arena,
     order: Vec<usize>,
     stage: Order,
-    /// For each parameter the place of its gradient.
-    places: Vec<Tensor>,
     progress: Progress,
     mode: Mode,
     lane: Lane,
@@ -58,58 +53,25 @@ pub(super) struct Reducer {
 
 impl Reducer {
     pub(super) fn new(group: Arc<ProcessGroup>, params: Vec<Named>, options: DdpOptions) -> Result<Self> {
-        let items: Vec<Item> = params.iter().map(item).collect();
-        let caps = Caps { first: options.first_bucket, others: options.bucket_cap };
         // Gradients come roughly in the reverse order of creation.
         let order: Vec<usize> = (0..params.len()).rev().collect();
-        let layout = Layout::new(&items, &order, caps);
-        let make = |flat: &super::layout::Flat| HeapTensor::zeros(&group, flat.kind, flat.len).map(Arc::new);
-        let flats = layout.flats.iter().map(make).collect::<std::result::Result<Vec<_>, _>>()?;
+        let caps = Caps { first: options.first_bucket, others: options.bucket_cap };
+        let arena = Arena::new(&group, params, &order, caps)?;
+        arena.broadcast_tensors(&group, 0)?;
         let lane = Lane::new(group.clone(), options.hook).map_err(|error| {
             ParallelError::Unfit(format!("cannot start the thread that reduces gradients: {error}"))
         })?;
-        let mut reducer = Self {
-            group,
-            params,
-            items,
-            caps,
-            flats,
-            layout,
-            order,
-            stage: Order::Guessed,
-            places: Vec::new(),
-            progress: Progress::default(),
-            mode: Mode::Idle,
-            lane,
-            unused: Vec::new(),
-        };
-        reducer.places = reducer.find_places()?;
-        Ok(reducer)
-    }
-
-    /// Gives every rank the parameters of `root`, by way of the gradients' memory, which has room for them.
-    pub(super) fn broadcast_parameters(&self, root: usize) -> Result {
-        let _no_grad = tch::no_grad_guard();
-        let pairs = || self.params.iter().zip(&self.places);
-        pairs().try_for_each(|(param, place)| place.shallow_clone().f_copy_(&param.tensor))?;
-        for (flat, place) in self.flats.iter().zip(&self.layout.flats) {
-            flat.broadcast(&self.group, 0..place.len, root)?;
-        }
-        pairs().try_for_each(|(param, place)| param.tensor.shallow_clone().f_copy_(place))?;
-        self.flats.iter().for_each(|flat| drop(flat.tensor().shallow_clone().zero_()));
-        Ok(())
+        let (progress, unused) = (Progress::default(), Vec::new());
+        Ok(Self { group, arena, order, stage: Order::Guessed, progress, mode: Mode::Idle, lane, unused })
     }
 
     pub(super) fn params(&self) -> &[Named] {
-        &self.params
+        &self.arena.tensors
     }
 
     /// Bytes of the buckets.
     pub(super) fn bucket_bytes(&self) -> Vec<usize> {
-        let bytes = |bucket: &super::layout::Bucket| {
-            bucket.range.len() * self.layout.flats[bucket.flat].kind.elt_size_in_bytes()
-        };
-        self.layout.buckets.iter().map(bytes).collect()
+        self.arena.layout.buckets.iter().map(|bucket| self.arena.bytes(bucket)).collect()
     }
 
     /// A backward that reduces is about to begin.
@@ -117,7 +79,7 @@ impl Reducer {
         if self.stage == Order::Seen {
             self.agree_on_order()?;
         }
-        self.progress.begin(&self.layout);
+        self.progress.begin(&self.arena.layout);
         self.mode = Mode::Reducing;
         Ok(())
     }
@@ -127,25 +89,26 @@ impl Reducer {
         if self.mode == Mode::Idle {
             return Ok(());
         }
-        move_grad(&self.params[param].tensor, &self.places[param])?;
+        move_grad(&self.arena.tensors[param].tensor, &self.arena.places[param])?;
         self.go_on(param);
         Ok(())
     }
 
     fn go_on(&mut self, param: usize) {
-        for bucket in self.progress.ready(param, &self.layout) {
+        for bucket in self.progress.ready(param, &self.arena.layout) {
             self.lane.send(Job::Reduce(self.bucket(bucket)));
         }
     }
 
     fn bucket(&self, index: usize) -> GradBucket {
-        let bucket = &self.layout.buckets[index];
+        let arena = &self.arena;
+        let bucket = &arena.layout.buckets[index];
         GradBucket {
             index,
-            num_buckets: self.layout.buckets.len(),
-            flat: self.flats[bucket.flat].clone(),
+            num_buckets: arena.layout.buckets.len(),
+            flat: arena.flats[bucket.flat].clone(),
             range: bucket.range.clone(),
-            gradients: bucket.params.iter().map(|param| self.places[*param].shallow_clone()).collect(),
+            gradients: bucket.params.iter().map(|param| arena.places[*param].shallow_clone()).collect(),
         }
     }
 
@@ -153,10 +116,11 @@ impl Reducer {
     pub(super) fn finish(&mut self) -> Result {
         self.mode = Mode::Idle;
         let arrived = self.progress.order(&self.order);
-        let mut used = vec![1u8; self.params.len()];
+        let mut used = vec![1u8; self.params().len()];
         for (param, used) in used.iter_mut().enumerate() {
+            // What this backward did not reach may have a gradient of an earlier one; else it counts as zero.
             if !self.progress.is_ready(param) {
-                *used = u8::from(self.put_what_is_there(param)?);
+                *used = u8::from(self.arena.take_in(param)?);
                 self.go_on(param);
             }
         }
@@ -175,23 +139,14 @@ impl Reducer {
         let _ = self.lane.wait();
     }
 
-    /// A parameter that this backward did not reach may have a gradient of an earlier one; else it counts as zero.
-    fn put_what_is_there(&self, param: usize) -> Result<bool> {
-        let there = move_grad(&self.params[param].tensor, &self.places[param])?;
-        if !there {
-            let _ = self.places[param].shallow_clone().f_zero_()?;
-        }
-        Ok(there)
-    }
-
     /// Others may have used what was unused here; where nobody did, there is no gradient.
     fn settle_unused(&mut self, used: &[u8], used_anywhere: &[u8]) -> Result {
         let unused: Vec<usize> = (0..used.len()).filter(|param| used[*param] == 0).collect();
         for &param in unused.iter().filter(|param| used_anywhere[**param] == 1) {
-            set_grad(&self.params[param].tensor, Some(&self.places[param]))?;
+            set_grad(&self.params()[param].tensor, Some(&self.arena.places[param]))?;
         }
         if unused != self.unused {
-            let names: Vec<&str> = unused.iter().map(|param| self.params[*param].name.as_str()).collect();
+            let names: Vec<&str> = unused.iter().map(|param| self.params()[*param].name.as_str()).collect();
             let rank = self.group.rank();
             tracing::debug!(
                 rank,
@@ -210,31 +165,15 @@ impl Reducer {
         self.group.broadcast(&mut order, 0)?;
         self.order = order.into_iter().map(|param| param as usize).collect();
         // Gradients of earlier backwards lie in places that are about to be given to others.
-        for param in &self.params {
-            if let Some(held) =
-                grad(&param.tensor)?.filter(|held| self.flats.iter().any(|flat| flat.holds(held)))
-            {
+        for param in self.params() {
+            if let Some(held) = grad(&param.tensor)?.filter(|held| self.arena.holds(held)) {
                 set_grad(&param.tensor, Some(&held.copy()))?;
             }
         }
-        self.layout = Layout::new(&self.items, &self.order, self.caps);
-        self.flats.iter().for_each(|flat| drop(flat.tensor().shallow_clone().zero_()));
-        self.places = self.find_places()?;
+        self.arena.reorder(&self.order)?;
         self.stage = Order::Agreed;
         let megabytes: Vec<_> = self.bucket_bytes().iter().map(|bytes| *bytes as f64 / 1e6).collect();
         tracing::debug!(rank = self.group.rank(), ?megabytes, "buckets in the order of the first step");
         Ok(())
     }
-
-    fn find_places(&self) -> Result<Vec<Tensor>> {
-        let place = |(param, named): (usize, &Named)| {
-            let flat = &self.flats[self.layout.buckets[self.layout.bucket_of[param]].flat];
-            Ok(tensor_within(flat.tensor(), self.layout.offset[param], &named.tensor)?)
-        };
-        self.params.iter().enumerate().map(place).collect()
-    }
-}
-
-fn item(named: &Named) -> Item {
-    Item { len: named.tensor.numel(), kind: named.tensor.kind() }
 }

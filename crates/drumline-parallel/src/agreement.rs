@@ -11,7 +11,7 @@ use crate::error::ParallelError;
 const TOLD: usize = 5;
 
 /// Compares names, sizes, kinds and strides of all ranks' tensors; the ranks that differ from rank 0 are named on all of them.
-pub(super) fn check(group: &ProcessGroup, tensors: &[Named]) -> Result<(), ParallelError> {
+pub(crate) fn check(group: &ProcessGroup, tensors: &[Named]) -> Result<(), ParallelError> {
     let mine: Vec<(String, String)> =
         tensors.iter().map(|named| (named.name.clone(), describe(named))).collect();
     let all = group.all_gather_object(&mine)?;

@@ -14,51 +14,56 @@ const LINE: usize = 64;
 
 /// What the layout needs to know of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Item {
-    pub(super) len: usize,
-    pub(super) kind: Kind,
+pub(crate) struct Item {
+    pub(crate) len: usize,
+    pub(crate) kind: Kind,
 }
 
 /// How many bytes a bucket may have.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Caps {
-    pub(super) first: usize,
-    pub(super) others: usize,
+pub(crate) struct Caps {
+    pub(crate) first: usize,
+    pub(crate) others: usize,
+}
+
+impl Caps {
+    /// One bucket for each kind.
+    pub(crate) const NONE: Self = Self { first: usize::MAX, others: usize::MAX };
 }
 
 /// Gradients that are reduced together.
 #[derive(Debug, PartialEq)]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     /// Which flat it lies in.
-    pub(super) flat: usize,
+    pub(crate) flat: usize,
     /// Its elements there.
-    pub(super) range: Range<usize>,
+    pub(crate) range: Range<usize>,
     /// Its parameters.
-    pub(super) params: Vec<usize>,
+    pub(crate) params: Vec<usize>,
 }
 
 /// A kind of elements and how many of them its flat has.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Flat {
-    pub(super) kind: Kind,
-    pub(super) len: usize,
+pub(crate) struct Flat {
+    pub(crate) kind: Kind,
+    pub(crate) len: usize,
 }
 
 /// A place of every gradient.
 #[derive(Debug, PartialEq)]
-pub(super) struct Layout {
-    pub(super) flats: Vec<Flat>,
+pub(crate) struct Layout {
+    pub(crate) flats: Vec<Flat>,
     /// In the order in which they are reduced.
-    pub(super) buckets: Vec<Bucket>,
+    pub(crate) buckets: Vec<Bucket>,
     /// For each parameter its bucket.
-    pub(super) bucket_of: Vec<usize>,
+    pub(crate) bucket_of: Vec<usize>,
     /// For each parameter the offset of its gradient in the flat.
-    pub(super) offset: Vec<usize>,
+    pub(crate) offset: Vec<usize>,
 }
 
 impl Layout {
     /// Lays the gradients out in `order`, in which every parameter is once.
-    pub(super) fn new(items: &[Item], order: &[usize], caps: Caps) -> Self {
+    pub(crate) fn new(items: &[Item], order: &[usize], caps: Caps) -> Self {
         let mut layout = Self {
             flats: Vec::new(),
             buckets: Vec::new(),

@@ -1,0 +1,101 @@
+//! Memory of the symmetric heap in which every tensor of a list has its place, so that one collective serves them all.
+
+use std::sync::Arc;
+
+use drumline_comm::ProcessGroup;
+use drumline_torch::{HeapTensor, Named, TorchError, move_grad, tensor_within};
+use tch::Tensor;
+
+use crate::error::ParallelError;
+use crate::layout::{Bucket, Caps, Flat, Item, Layout};
+
+/// Tensors, and for each a place of its sizes and strides.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    pub(crate) tensors: Vec<Named>,
+    pub(crate) layout: Layout,
+    pub(crate) flats: Vec<Arc<HeapTensor>>,
+    pub(crate) places: Vec<Tensor>,
+    items: Vec<Item>,
+    caps: Caps,
+}
+
+impl Arena {
+    /// Places of zeros, in `order`; made by all ranks of the group together.
+    pub(crate) fn new(
+        group: &ProcessGroup,
+        tensors: Vec<Named>,
+        order: &[usize],
+        caps: Caps,
+    ) -> Result<Self, ParallelError> {
+        let item = |named: &Named| Item { len: named.tensor.numel(), kind: named.tensor.kind() };
+        let items: Vec<Item> = tensors.iter().map(item).collect();
+        let layout = Layout::new(&items, order, caps);
+        let make = |flat: &Flat| HeapTensor::zeros(group, flat.kind, flat.len).map(Arc::new);
+        let flats = layout.flats.iter().map(make).collect::<Result<Vec<_>, _>>()?;
+        let places = find_places(&tensors, &layout, &flats)?;
+        Ok(Self { tensors, layout, flats, places, items, caps })
+    }
+
+    /// Lays the places out anew. What was in them is lost.
+    pub(crate) fn reorder(&mut self, order: &[usize]) -> Result<(), ParallelError> {
+        self.layout = Layout::new(&self.items, order, self.caps);
+        self.clear();
+        self.places = find_places(&self.tensors, &self.layout, &self.flats)?;
+        Ok(())
+    }
+
+    /// Gives every rank the tensors of `root`, by way of their places, which are zeros afterwards.
+    pub(crate) fn broadcast_tensors(&self, group: &ProcessGroup, root: usize) -> Result<(), ParallelError> {
+        let _no_grad = tch::no_grad_guard();
+        let pairs = || self.tensors.iter().zip(&self.places);
+        pairs().try_for_each(|(named, place)| place.shallow_clone().f_copy_(&named.tensor))?;
+        self.broadcast_places(group, root)?;
+        pairs().try_for_each(|(named, place)| named.tensor.shallow_clone().f_copy_(place))?;
+        self.clear();
+        Ok(())
+    }
+
+    /// Gives every rank what is in the places of `root`.
+    pub(crate) fn broadcast_places(&self, group: &ProcessGroup, root: usize) -> Result<(), ParallelError> {
+        for (flat, Flat { len, .. }) in self.flats.iter().zip(&self.layout.flats) {
+            flat.broadcast(group, 0..*len, root)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the gradient of a tensor to its place; without one the place becomes zeros. Says whether there was one.
+    pub(crate) fn take_in(&self, index: usize) -> Result<bool, TorchError> {
+        let there = move_grad(&self.tensors[index].tensor, &self.places[index])?;
+        if !there {
+            let _ = self.places[index].shallow_clone().f_zero_()?;
+        }
+        Ok(there)
+    }
+
+    /// Whether `tensor` lies in this memory.
+    pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
+        self.flats.iter().any(|flat| flat.holds(tensor))
+    }
+
+    /// Bytes of a bucket.
+    pub(crate) fn bytes(&self, bucket: &Bucket) -> usize {
+        bucket.range.len() * self.layout.flats[bucket.flat].kind.elt_size_in_bytes()
+    }
+
+    fn clear(&self) {
+        self.flats.iter().for_each(|flat| drop(flat.tensor().shallow_clone().zero_()));
+    }
+}
+
+fn find_places(
+    tensors: &[Named],
+    layout: &Layout,
+    flats: &[Arc<HeapTensor>],
+) -> Result<Vec<Tensor>, ParallelError> {
+    let place = |(index, named): (usize, &Named)| {
+        let flat = &flats[layout.buckets[layout.bucket_of[index]].flat];
+        Ok(tensor_within(flat.tensor(), layout.offset[index], &named.tensor)?)
+    };
+    tensors.iter().enumerate().map(place).collect()
+}

@@ -1,0 +1,154 @@
+//! Reduction in the optimizer's `step`, as Horovod and NJUNMT do it: any number of backwards before it, and a divisor that is known only then.
+//!
+//! ```text
+//!   backward, backward, … (each rank for itself) ─▶ step(Divide): gradients into one memory ─▶ sum over ranks ÷ divisor ─▶ optimizer
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_torch::{Named, Optimizer, OptimizerState, TensorCollectives, set_grad};
+use tch::{Device, Kind, Tensor};
+
+use crate::arena::Arena;
+use crate::error::ParallelError;
+use crate::layout::Caps;
+
+type Result<T = ()> = std::result::Result<T, ParallelError>;
+
+/// By what the sum of all ranks' gradients is divided.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Divide {
+    /// By the number of ranks: for losses that are means over a rank's samples.
+    Ranks,
+    /// By the sum of all ranks' counts, of which this rank's is given: for losses that are sums over samples or tokens. Exact
+    /// however unevenly they are spread.
+    Count(f64),
+}
+
+/// An optimizer that reduces gradients over ranks before it steps.
+///
+/// ```no_run
+/// use drumline_comm::ProcessGroup;
+/// use drumline_parallel::{DistributedOptimizer, Divide};
+/// use drumline_torch::{Sgd, SgdOptions, parameters};
+/// use tch::{Device, Kind, Tensor, nn, nn::Module};
+///
+/// let group = ProcessGroup::from_env()?;
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 10, 1, Default::default());
+/// let mut optimizer = DistributedOptimizer::new(Sgd::new(parameters(&vs), SgdOptions::default())?, &group)?;
+/// for _update_cycle in 0..4 {
+///     let x = Tensor::rand([32, 10], (Kind::Float, Device::Cpu));
+///     model.forward(&x).square().sum(Kind::Float).backward(); // a sum, not a mean
+/// }
+/// optimizer.step(Divide::Count(4.0 * 32.0))?; // the mean over all samples of all ranks
+/// optimizer.zero_grad()?;
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DistributedOptimizer<O> {
+    optimizer: O,
+    group: Arc<ProcessGroup>,
+    arena: Arena,
+}
+
+impl<O: Optimizer> DistributedOptimizer<O> {
+    /// Called by all ranks of the group; all get the parameters of rank 0.
+    pub fn new(optimizer: O, group: &ProcessGroup) -> Result<Self> {
+        let params = optimizer.parameters();
+        crate::agreement::check(group, &params)?;
+        let group = Arc::new(crate::own_group(group)?);
+        let order: Vec<usize> = (0..params.len()).collect();
+        let arena = Arena::new(&group, params, &order, Caps::NONE)?;
+        arena.broadcast_tensors(&group, 0)?;
+        Ok(Self { optimizer, group, arena })
+    }
+
+    /// Reduces the gradients that all backwards since `zero_grad` have added up, and steps. Called by all ranks, also by those that had no batch:
+    /// they count as nothing.
+    pub fn step(&mut self, divide: Divide) -> Result {
+        self.reduce(divide)?;
+        Ok(self.optimizer.step()?)
+    }
+
+    /// The first half of [`step`](Self::step), for those who clip gradients in between and then step [`inner`](Self::inner).
+    pub fn reduce(&mut self, divide: Divide) -> Result {
+        let mut used = Vec::new();
+        for index in 0..self.arena.tensors.len() {
+            used.push(u8::from(self.arena.take_in(index)?));
+        }
+        let here = used.clone();
+        self.group.all_reduce(&mut used, ReduceOp::Max)?;
+        let (op, divisor) = self.divisor(divide)?;
+        for (flat, place) in self.arena.flats.iter().zip(&self.arena.layout.flats) {
+            flat.all_reduce(&self.group, 0..place.len, op)?;
+            if let Some(divisor) = divisor {
+                let _ = flat.tensor().shallow_clone().f_div_scalar_(divisor)?;
+            }
+        }
+        // Others may have used what was unused here; where nobody did, there is no gradient.
+        for index in (0..used.len()).filter(|index| here[*index] == 0 && used[*index] == 1) {
+            set_grad(&self.arena.tensors[index].tensor, Some(&self.arena.places[index]))?;
+        }
+        Ok(())
+    }
+
+    fn divisor(&self, divide: Divide) -> Result<(ReduceOp, Option<f64>)> {
+        let Divide::Count(count) = divide else { return Ok((ReduceOp::Avg, None)) };
+        let mut total = [count];
+        self.group.all_reduce(&mut total, ReduceOp::Sum)?;
+        if !(total[0].is_finite() && total[0] > 0.0) {
+            let text =
+                format!("gradients cannot be divided by {} samples; try leaving out the step", total[0]);
+            return Err(ParallelError::Unfit(text));
+        }
+        Ok((ReduceOp::Sum, Some(total[0])))
+    }
+
+    /// Leaves the parameters without gradients.
+    pub fn zero_grad(&mut self) -> Result {
+        Ok(self.optimizer.zero_grad()?)
+    }
+
+    /// The optimizer itself.
+    pub fn inner(&mut self) -> &mut O {
+        &mut self.optimizer
+    }
+}
+
+/// Gives every rank the optimizer state of `root`, as after a resume on one rank.
+pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessGroup, root: usize) -> Result {
+    let own = optimizer.state();
+    let shape = |named: &Named| (named.name.clone(), kind_name(named.tensor.kind()), named.tensor.size());
+    let outline = (own.kind.clone(), own.scalars.clone(), own.tensors.iter().map(shape).collect::<Vec<_>>());
+    type Outline = (String, BTreeMap<String, f64>, Vec<(String, String, Vec<i64>)>);
+    let (kind, scalars, shapes): Outline = group.broadcast_object(outline, root)?;
+    let is_root = group.rank() == root;
+    let mut tensors = Vec::new();
+    for (index, (name, kind, size)) in shapes.into_iter().enumerate() {
+        let mut tensor = match is_root {
+            true => own.tensors[index].tensor.copy(),
+            false => Tensor::zeros(size, (kind_of(&kind)?, Device::Cpu)),
+        };
+        group.broadcast_tensor(&mut tensor, root)?;
+        tensors.push(Named { name, tensor });
+    }
+    match is_root {
+        true => Ok(()),
+        false => Ok(optimizer.load_state(&OptimizerState { kind, scalars, tensors })?),
+    }
+}
+
+/// The kinds that states are kept in.
+const KINDS: [Kind; 6] = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int];
+
+fn kind_name(kind: Kind) -> String {
+    format!("{kind:?}")
+}
+
+fn kind_of(name: &str) -> Result<Kind> {
+    let found = KINDS.into_iter().find(|kind| kind_name(*kind) == name);
+    found.ok_or_else(|| ParallelError::Unfit(format!("an optimizer state of kind {name} cannot be sent")))
+}
