@@ -12,6 +12,7 @@ mod collectives;
 mod contender;
 mod goals;
 mod launch;
+mod loader;
 mod machine;
 mod peers;
 mod placement;
@@ -39,6 +40,8 @@ enum Subject {
     Checks(checks::ChecksArgs),
     /// The launcher against torchrun: first line, restart, 500 ranks, memory
     Launch(launch::LaunchArgs),
+    /// The loader against torch's DataLoader: CIFAR and a folder of JPEG files
+    Loader(loader::LoaderArgs),
     /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
     Rendezvous,
 }
@@ -49,6 +52,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Collectives(args) => collectives::run(&args),
         Subject::Checks(args) => checks::run(&args),
         Subject::Launch(args) => launch::run(&args),
+        Subject::Loader(args) => loader::run(&args),
         Subject::Rendezvous => rendezvous(),
     }
 }
