@@ -6,6 +6,9 @@
 //!                                            └─▶ StopRequest: SIGTERM means "checkpoint, then stop"
 //! ```
 //!
+//! For a training program: `DistributedSampler`, `EvalSampler` and `Loader` (which samples, and their batches, made ahead by
+//! threads), `Metric` (exact over ranks), `PredictionWriter` (the predictions of all ranks in one file).
+//!
 //! ```no_run
 //! use drumline::ReduceOp;
 //!

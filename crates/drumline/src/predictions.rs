@@ -158,7 +158,8 @@ pub enum PredictionError {
 /// let folder = tempfile::tempdir().expect("a folder");
 /// let path = folder.path().join("predictions.csv");
 /// LocalGroup::run(2, |group| {
-///     let mut writer = PredictionWriter::create(&path, PredictionOptions::csv(3, &["label"]), &group)?;
+///     let options = PredictionOptions::csv(3, &["label"]);
+///     let mut writer = PredictionWriter::create(&path, &options, &group).expect("a file");
 ///     for index in EvalSampler::new(3, group.size(), group.rank()).expect("a rank").indices() {
 ///         writer.write(&[Prediction { index, cells: vec![(index as i64 * 10).into()] }]).expect("a row");
 ///     }
@@ -192,15 +193,18 @@ struct Verdict {
 }
 
 impl<'a> PredictionWriter<'a> {
-    /// Begins a file; all ranks together. Rank 0 writes it, so that only it needs to reach `path`.
+    /// Begins a file; all ranks together. Rank 0 writes it, so that only it needs to reach `path`; where it cannot be
+    /// written, all ranks are told.
+    #[track_caller]
     pub fn create(
         path: &Path,
-        options: PredictionOptions,
+        options: &PredictionOptions,
         group: &'a ProcessGroup,
-    ) -> Result<Self, CommError> {
-        let PredictionOptions { format, columns, .. } = options.clone();
-        let sink = (group.rank() == 0).then(|| Sink::new(path, &options));
-        Ok(Self { group, format, columns, sink })
+    ) -> Result<Self, PredictionError> {
+        let sink = (group.rank() == 0).then(|| Sink::new(path, options));
+        let mut writer = Self { group, format: options.format, columns: options.columns.clone(), sink };
+        writer.round(&Share { rows: Vec::new(), fault: None, is_last: false })?;
+        Ok(writer)
     }
 
     /// Adds predictions of this rank; waits for the other ranks' next ones.

@@ -2,15 +2,32 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Dataset, LoaderError, Sample};
+use super::{Dataset, LoaderError, Sample, SampleError};
 
-/// The batch, or why there is none.
-pub(super) fn batch<D: Dataset>(dataset: &D, samples: &[Sample]) -> Result<D::Batch, LoaderError> {
+/// The batch, or why there is none; `None` if it was stopped.
+pub(super) fn batch<D: Dataset>(
+    dataset: &D,
+    samples: &[Sample],
+    stop: &AtomicBool,
+) -> Result<Option<D::Batch>, LoaderError> {
     // A data set is shared by threads: one that a panic leaves broken says so itself, as a poisoned lock does.
-    match catch_unwind(AssertUnwindSafe(|| dataset.batch(samples))) {
+    match catch_unwind(AssertUnwindSafe(|| make(dataset, samples, stop))) {
         Ok(made) => Ok(made?),
         Err(panic) => Err(blame(dataset, samples, &words(&*panic))),
+    }
+}
+
+fn make<D: Dataset>(
+    dataset: &D,
+    samples: &[Sample],
+    stop: &AtomicBool,
+) -> Result<Option<D::Batch>, SampleError> {
+    match dataset.batch_unless_stopped(samples, stop)? {
+        // It gave up unasked; the caller would wait for this batch for ever.
+        None if !stop.load(Ordering::Relaxed) => dataset.batch(samples).map(Some),
+        made => Ok(made),
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! A worker takes the next batch's number and with it a *slot*, makes the batch, and puts it there. The caller takes from the
 //! first slot. There are never more than `capacity` slots, so that a slow caller holds the workers back. After an error
-//! no new batch is begun. Stopping waits for the batches that are being made, one a worker at most.
+//! no new batch is begun. Stopping waits for what is being made: a batch, or less where the data set looks at `stop`.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -22,6 +23,8 @@ struct Desk<B> {
     room: Condvar,
     /// For the caller: the first slot is filled.
     ready: Condvar,
+    /// For data sets: nobody wants the batches any more.
+    stop: AtomicBool,
 }
 
 struct Slots<B> {
@@ -39,7 +42,7 @@ impl<B: Send + 'static> Crew<B> {
         let (workers, end) = (plan.options.workers.min(plan.num_batches()), plan.num_batches());
         let capacity = workers * plan.options.prefetch;
         let slots = Mutex::new(Slots { made: VecDeque::with_capacity(capacity), first: 0, capacity, end });
-        let desk = Arc::new(Desk { slots, room: Condvar::new(), ready: Condvar::new() });
+        let desk = Arc::new(Desk { slots, room: Condvar::new(), ready: Condvar::new(), stop: false.into() });
         // Dropped on the way out by an error, it stops those that were started.
         let mut crew = Self { desk, threads: Vec::with_capacity(workers) };
         for worker in 0..workers {
@@ -72,6 +75,7 @@ impl<B: Send + 'static> Crew<B> {
 
 impl<B> Drop for Crew<B> {
     fn drop(&mut self) {
+        self.desk.stop.store(true, Ordering::Relaxed);
         self.desk.lock().end = 0;
         self.desk.room.notify_all();
         for thread in self.threads.drain(..) {
@@ -119,6 +123,9 @@ impl<B> Desk<B> {
 
 fn work<D: Dataset>(desk: &Desk<D::Batch>, plan: &Plan<D>) {
     while let Some(number) = desk.begin() {
-        desk.put(number, plan.load(number));
+        match plan.load(number, &desk.stop).transpose() {
+            Some(batch) => desk.put(number, batch),
+            None => return,
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What a data set must be able to do.
 
+use std::sync::atomic::AtomicBool;
+
 use drumline_torch::TorchError;
 
 use super::{Sample, SampleError};
@@ -18,6 +20,17 @@ pub trait Dataset: Send + Sync {
     ///
     /// After a panic the samples are tried one by one, to find the one that is to blame.
     fn batch(&self, samples: &[Sample]) -> Result<Self::Batch, SampleError>;
+
+    /// As [`batch`](Self::batch), but gives up, with `None`, soon after `stop` is set: the epoch is no longer wanted. Worth
+    /// an implementation where a batch takes long, so that who leaves an epoch early need not wait for it.
+    fn batch_unless_stopped(
+        &self,
+        samples: &[Sample],
+        stop: &AtomicBool,
+    ) -> Result<Option<Self::Batch>, SampleError> {
+        let _ = stop;
+        self.batch(samples).map(Some)
+    }
 
     /// What people know a sample by, such as the path of its file.
     fn name(&self, index: usize) -> String {

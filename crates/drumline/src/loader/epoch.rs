@@ -1,6 +1,7 @@
 //! The batches of one epoch, one after the other.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::crew::Crew;
 use super::plan::Plan;
@@ -9,7 +10,8 @@ use crate::sampler::SamplerPosition;
 
 /// The batches of an epoch, in order. After an error there are no more.
 ///
-/// Dropping it, also in mid-epoch, stops and joins its threads; that takes no longer than the batch each is at.
+/// Dropping it, also in mid-epoch, stops and joins its threads. It waits for the sample that each is at if the data set can be stopped
+/// ([`Dataset::batch_unless_stopped`], as [`MapDataset`](super::MapDataset) does), else for the batch.
 pub struct Epoch<D: Dataset> {
     source: Source<D>,
     given: usize,
@@ -64,7 +66,10 @@ impl<D: Dataset + 'static> Iterator for Epoch<D> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = match &mut self.source {
-            Source::Here(plan) => (self.given < plan.num_batches()).then(|| plan.load(self.given))?,
+            Source::Here(plan) if self.given < plan.num_batches() => {
+                plan.load(self.given, &AtomicBool::new(false)).transpose()?
+            }
+            Source::Here(_) => return None,
             Source::Workers(_, crew) => crew.take()?,
             Source::Failed { told_yet, .. } => return told_yet.take().map(Err),
         };

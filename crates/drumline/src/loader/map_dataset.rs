@@ -1,5 +1,7 @@
 //! A data set of two functions: one that makes a sample, one that makes a batch of samples.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{Dataset, Sample, SampleError};
 
 /// Why a function of a [`MapDataset`] failed.
@@ -72,12 +74,20 @@ where
     }
 
     fn batch(&self, samples: &[Sample]) -> Result<B, SampleError> {
-        let load = |sample: &Sample| {
-            (self.load)(*sample)
-                .map_err(|cause| SampleError::new(sample.index, self.name(sample.index), cause))
-        };
-        let items = samples.iter().map(load).collect::<Result<Vec<_>, _>>()?;
-        (self.collate)(items).map_err(|cause| {
+        let never = AtomicBool::new(false);
+        Ok(self.batch_unless_stopped(samples, &never)?.expect("nobody stops it"))
+    }
+
+    fn batch_unless_stopped(&self, samples: &[Sample], stop: &AtomicBool) -> Result<Option<B>, SampleError> {
+        let mut items = Vec::with_capacity(samples.len());
+        for sample in samples {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let item = (self.load)(*sample);
+            items.push(item.map_err(|cause| SampleError::new(sample.index, self.name(sample.index), cause))?);
+        }
+        (self.collate)(items).map(Some).map_err(|cause| {
             let (first, count) = (samples.first().map_or(0, |sample| sample.index), samples.len());
             SampleError::new(first, format!("first of a batch of {count} that cannot be collated"), cause)
         })

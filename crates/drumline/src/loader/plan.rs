@@ -1,6 +1,7 @@
 //! What an epoch's batches are made of.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::{Dataset, LoaderError, LoaderOptions, Sample, attempt};
 use crate::sampler::SamplerPosition;
@@ -18,16 +19,17 @@ impl<D: Dataset> Plan<D> {
         self.options.num_batches(self.indices.len())
     }
 
-    /// Makes one batch.
-    pub(super) fn load(&self, number: usize) -> Result<D::Batch, LoaderError> {
+    /// Makes one batch; `None` if it was stopped.
+    pub(super) fn load(&self, number: usize, stop: &AtomicBool) -> Result<Option<D::Batch>, LoaderError> {
         let first = number * self.options.batch_size;
         let indices = &self.indices[first..self.indices.len().min(first + self.options.batch_size)];
         let SamplerPosition { seed, epoch, .. } = self.start;
         let samples: Vec<_> = indices.iter().map(|index| Sample::new(seed, epoch, *index)).collect();
-        let batch = attempt::batch(&*self.dataset, &samples)?;
-        match self.options.pin_memory {
-            true => self.dataset.pin_memory(batch).map_err(LoaderError::Pin),
-            false => Ok(batch),
+        match attempt::batch(&*self.dataset, &samples, stop)? {
+            Some(batch) if self.options.pin_memory => {
+                self.dataset.pin_memory(batch).map(Some).map_err(LoaderError::Pin)
+            }
+            made => Ok(made),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The loader: order, determinism, errors and panics, threads that end.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -142,7 +142,7 @@ fn errors_and_panics_name_the_sample_and_end_the_epoch() {
     }
 }
 
-/// Fails on whole batches only.
+/// Fails on whole batches only, and gives up before it is asked to.
 struct Crowded;
 
 impl Dataset for Crowded {
@@ -155,6 +155,18 @@ impl Dataset for Crowded {
     fn batch(&self, samples: &[Sample]) -> Result<(), SampleError> {
         assert!(samples.len() < 4, "too many");
         Ok(())
+    }
+
+    fn batch_unless_stopped(&self, _: &[Sample], _: &AtomicBool) -> Result<Option<()>, SampleError> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn a_data_set_that_gives_up_unasked_is_asked_again() {
+    for workers in [0, 2] {
+        let loader = Loader::new(Crowded, EvalSampler::new(8, 1, 0).unwrap(), options(workers, 3)).unwrap();
+        assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 3);
     }
 }
 
@@ -184,7 +196,7 @@ fn dropped_in_mid_epoch_it_leaves_no_thread() {
     for taken in [0, 3] {
         let mut batches = loader.epoch(0);
         batches.by_ref().take(taken).for_each(|batch| assert!(batch.is_ok()));
-        assert!(Arc::strong_count(&dataset) > 2, "the control: threads hold the data set while they run");
+        assert!(Arc::strong_count(&dataset) > 2, "the control: the epoch and its threads hold the data set");
         let begin = Instant::now();
         drop(batches);
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
@@ -193,6 +205,24 @@ fn dropped_in_mid_epoch_it_leaves_no_thread() {
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(begun.load(Ordering::SeqCst), at_drop, "nothing is loaded after the drop");
     }
+}
+
+#[test]
+fn a_long_batch_is_given_up_when_nobody_wants_it() {
+    let (sample, batch) = (Duration::from_millis(10), Duration::from_secs(40));
+    let load = move |which: Sample| {
+        std::thread::sleep(sample);
+        Ok(which.index)
+    };
+    let num_samples = (batch.as_millis() / sample.as_millis()) as usize;
+    let dataset = MapDataset::new(num_samples, load, Ok::<_, Cause>);
+    let sampler = EvalSampler::new(num_samples, 1, 0).unwrap();
+    let loader = Loader::new(dataset, sampler, options(1, num_samples)).unwrap();
+    let batches = loader.epoch(0);
+    std::thread::sleep(Duration::from_millis(50));
+    let begin = Instant::now();
+    drop(batches);
+    assert!(begin.elapsed() < batch / 4, "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -19,9 +19,11 @@ fn write(
     rows: impl Fn(&ProcessGroup) -> Vec<Prediction> + Sync,
 ) -> Vec<Result<(), PredictionFault>> {
     let told = LocalGroup::run(world, |group| {
-        let mut writer = PredictionWriter::create(path, options.clone(), &group)?;
         let rows = rows(&group);
-        let written = rows.chunks(3).try_for_each(|batch| writer.write(batch)).and_then(|()| writer.finish());
+        let written = PredictionWriter::create(path, options, &group).and_then(|mut writer| {
+            rows.chunks(3).try_for_each(|batch| writer.write(batch))?;
+            writer.finish()
+        });
         match written {
             Ok(()) => Ok(Ok(())),
             Err(PredictionError::Fault(fault)) => Ok(Err(fault)),
@@ -121,12 +123,13 @@ fn given_up_it_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.csv");
     LocalGroup::run(2, |group| {
-        let mut writer =
-            PredictionWriter::create(&path, PredictionOptions::csv(4, &["label", "text"]), &group)?;
+        let options = PredictionOptions::csv(4, &["label", "text"]);
+        let mut writer = PredictionWriter::create(&path, &options, &group).unwrap();
         writer.write(&[row(group.rank())]).unwrap();
         if group.rank() == 0 {
             assert_eq!(names(folder.path()), ["out.csv.part"], "the control: it was being written");
         }
+        drop(writer);
         Ok(())
     })
     .unwrap();

@@ -13,6 +13,7 @@ mod contender;
 mod ddp;
 mod goals;
 mod launch;
+mod loader;
 mod machine;
 mod peers;
 mod placement;
@@ -42,6 +43,8 @@ enum Subject {
     Ddp(ddp::DdpArgs),
     /// The launcher against torchrun: first line, restart, 500 ranks, memory
     Launch(launch::LaunchArgs),
+    /// The loader against torch's DataLoader: CIFAR and a folder of JPEG files
+    Loader(loader::LoaderArgs),
     /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
     Rendezvous,
 }
@@ -53,6 +56,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Checks(args) => checks::run(&args),
         Subject::Ddp(args) => ddp::run(&args),
         Subject::Launch(args) => launch::run(&args),
+        Subject::Loader(args) => loader::run(&args),
         Subject::Rendezvous => rendezvous(),
     }
 }
