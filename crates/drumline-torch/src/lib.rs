@@ -8,13 +8,19 @@
 //! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
 //! - `memory`: tensors over memory of others, such as the symmetric heap
 //! - `collectives`: all-reduce and its kin on tensors of any strides
+//! - `function`: functions of autograd made of Rust closures
+//! - `autocast`: mixed precision in a scope
+//! - `batch_norm`: the sums of its backward
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `knobs`: denormals, determinism, how memory is kept between steps
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
+mod autocast;
+mod batch_norm;
 mod collectives;
 mod error;
+mod function;
 mod grad;
 mod hook;
 mod knobs;
@@ -22,8 +28,11 @@ mod memory;
 mod named;
 mod status;
 
+pub use autocast::{Autocast, autocast, no_autocast};
+pub use batch_norm::batch_norm_sums;
 pub use collectives::TensorCollectives;
 pub use error::TorchError;
+pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use grad::{grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
