@@ -75,7 +75,10 @@ struct RustFunction : torch::autograd::Node {
 
   std::string name() const override { return "RustFunction"; }
 
-  void save(const at::Tensor& tensor) { saved_.emplace_back(tensor, /*is_output=*/false); }
+  void save(const at::Tensor& tensor) {
+    TORCH_CHECK(tensor.defined(), "a tensor that forward saved is undefined");
+    saved_.emplace_back(tensor, /*is_output=*/false);
+  }
 
   variable_list apply(variable_list&& grads) override {
     auto saved = unpacked();

@@ -177,6 +177,15 @@ fn errors_in_forward_keep_their_kind() {
     assert!(
         matches!(fail(TorchError::Unfit("too thin".into()).into()), TorchError::Unfit(what) if what == "too thin")
     );
+    let undefined = autograd_function(
+        &[&x],
+        |cx, inputs| {
+            cx.save(&Tensor::new());
+            Ok(vec![inputs[0] * 1])
+        },
+        |_, grads| Ok(grads),
+    );
+    assert!(undefined.unwrap_err().to_string().contains("undefined"));
     assert!(fail("no data".into()).to_string().contains("forward failed: no data"));
     // Gradients are on again after a forward that failed or panicked.
     let panicked = std::panic::catch_unwind(|| {
