@@ -31,3 +31,10 @@ fn own_group(group: &drumline_comm::ProcessGroup) -> Result<drumline_comm::Proce
     let own = group.new_group(&all)?;
     own.ok_or_else(|| ParallelError::Unfit("a group of all ranks has this one".into()))
 }
+//! - `sync_batch_norm`, `sync_group`: batch normalisation over the batch of all ranks
+
+mod sync_batch_norm;
+mod sync_group;
+
+pub use sync_batch_norm::SyncBatchNorm;
+pub use sync_group::{SyncCall, SyncGroup};

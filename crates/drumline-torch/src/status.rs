@@ -75,7 +75,7 @@ pub(crate) fn c_string(text: String) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", text.unwrap_or("without a word"))
 }

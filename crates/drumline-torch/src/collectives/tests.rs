@@ -268,6 +268,12 @@ fn contiguous_tensors_are_reduced_where_they_are() {
         group.all_reduce_tensor(&mut x, ReduceOp::Sum)?;
         assert_eq!(x.data_ptr(), before);
         assert!(super::Host::write(&x)?.span().contains(&before.addr()));
+        // The symmetric heap's too.
+        let heap = crate::HeapTensor::zeros::<f32>(group, 1000)?;
+        let mut view = heap.tensor().view([10, 100]);
+        view.copy_(&input(group.rank(), &[10, 100], Kind::Float));
+        group.all_reduce_tensor(&mut view, ReduceOp::Sum)?;
+        assert_same(heap.tensor(), &reduced(2, &[1000], Kind::Float, ReduceOp::Sum), "heap");
         Ok(())
     });
 }

@@ -1,0 +1,280 @@
+//! Batch normalisation over the batch of all ranks, as PyTorch's `SyncBatchNorm`.
+//!
+//! ```text
+//!   forward   x ─▶ count, mean, variance ─▶ everybody's ─▶ moments of the whole batch ─▶ (x - mean) · invstd · weight + bias
+//!   backward  dy ─▶ Σ dy, Σ dy·x̂ ─▶ summed over ranks ─▶ dx = (dy - Σdy/N - x̂ · Σdy·x̂/N) · invstd · weight
+//! ```
+//! Batches may differ in length from rank to rank and may be empty. The gradients of weight and bias are each rank's own share, to be
+//! averaged with all others. Not here: how ranks talk (`sync_group`).
+
+mod moments;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Borrow;
+
+use drumline_torch::{Backward, FunctionError, TorchError, autograd_function, batch_norm_sums};
+use tch::nn::{BatchNormConfig, ModuleT, Path};
+use tch::{Kind, Tensor};
+
+use crate::sync_group::{SyncGroup, statistics_len};
+use moments::Moments;
+
+type Result<T = ()> = std::result::Result<T, TorchError>;
+
+/// A batch normalisation whose statistics are those of all ranks' batches together, for inputs `(N, C)`, `(N, C, L)`, `(N, C, H, W)` and
+/// `(N, C, D, H, W)`.
+///
+/// Its tensors have the names and shapes of tch's and PyTorch's `BatchNorm`. In evaluation, and in a group of one, it is that.
+///
+/// ```
+/// use drumline_comm::LocalGroup;
+/// use drumline_parallel::{SyncBatchNorm, SyncGroup};
+/// use tch::nn::{self, ModuleT};
+/// use tch::{Device, Tensor};
+///
+/// LocalGroup::run(2, |group| {
+///     let vs = nn::VarStore::new(Device::Cpu);
+///     let sync = SyncGroup::new(&group)?;
+///     let norm = SyncBatchNorm::new(vs.root() / "bn", 1, Default::default(), &sync);
+///     // One value on each rank, -1 and 1: together they have mean 0 and variance 1.
+///     let x = Tensor::from_slice(&[2.0 * group.rank() as f32 - 1.0]).view([1, 1]);
+///     norm.forward_t(&x, true);
+///     assert!(norm.running_mean.abs().double_value(&[0]) < 1e-6);
+///     Ok(())
+/// })?;
+/// # Ok::<(), drumline_comm::CommError>(())
+/// ```
+#[derive(Debug)]
+pub struct SyncBatchNorm {
+    sync: SyncGroup,
+    config: BatchNormConfig,
+    channels: i64,
+    /// The mean of the batches seen, later ones weighing more.
+    pub running_mean: Tensor,
+    /// The (unbiased) variance of the batches seen.
+    pub running_var: Tensor,
+    /// `weight`, if the layer is affine.
+    pub ws: Option<Tensor>,
+    /// `bias`, if the layer is affine.
+    pub bs: Option<Tensor>,
+}
+
+/// What backward needs to know of the whole batch: for each channel, in the type in which it is computed.
+#[derive(Debug)]
+struct Whole {
+    sync: SyncGroup,
+    mean: Tensor,
+    invstd: Tensor,
+    /// Values per channel, of all ranks.
+    count: f64,
+}
+
+impl SyncBatchNorm {
+    /// A layer of the ranks of `sync`, which all make the same.
+    pub fn new<'a>(
+        path: impl Borrow<Path<'a>>,
+        channels: i64,
+        config: BatchNormConfig,
+        sync: &SyncGroup,
+    ) -> Self {
+        let path = path.borrow();
+        let affine = |name, init| config.affine.then(|| path.var(name, &[channels], init));
+        Self {
+            sync: sync.clone(),
+            ws: affine("weight", config.ws_init),
+            bs: affine("bias", config.bs_init),
+            running_mean: path.zeros_no_train("running_mean", &[channels]),
+            running_var: path.ones_no_train("running_var", &[channels]),
+            config,
+            channels,
+        }
+    }
+
+    /// As `forward_t` of [`ModuleT`], with an error where that panics.
+    pub fn f_forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        self.check(x)?;
+        if !train {
+            return self.plain(x, train);
+        }
+        let batch_moments = {
+            let _no_grad = tch::no_grad_guard();
+            self.batch_moments(x)?
+        };
+        match batch_moments.count {
+            0.0 => self.affine(x),
+            1.0 => Err(TorchError::Unfit(
+                "one value per channel on all ranks together has no variance; try a larger batch, or evaluation"
+                    .into(),
+            )),
+            _ if self.sync.size() == 1 => self.plain(x, train),
+            _ => self.normalised(x, &batch_moments),
+        }
+    }
+
+    fn check(&self, x: &Tensor) -> Result {
+        let size = x.size();
+        if size.len() >= 2 && size[1] == self.channels {
+            return Ok(());
+        }
+        Err(TorchError::Unfit(format!(
+            "batch normalisation of {} channels got an input of {size:?}, expected [batch, {}, ..]",
+            self.channels, self.channels
+        )))
+    }
+
+    /// Ordinary batch normalisation of this rank's batch.
+    fn plain(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let BatchNormConfig { momentum, eps, cudnn_enabled, .. } = self.config;
+        let (mean, var) = (Some(&self.running_mean), Some(&self.running_var));
+        Ok(x.f_batch_norm(
+            self.ws.as_ref(),
+            self.bs.as_ref(),
+            mean,
+            var,
+            train,
+            momentum,
+            eps,
+            cudnn_enabled,
+        )?)
+    }
+
+    /// An empty batch that keeps its history.
+    fn affine(&self, x: &Tensor) -> Result<Tensor> {
+        match (&self.ws, &self.bs) {
+            (Some(weight), Some(bias)) => {
+                Ok(x.f_mul(&per_channel(weight, x)?)?.f_add(&per_channel(bias, x)?)?)
+            }
+            _ => Ok(x.shallow_clone()),
+        }
+    }
+
+    /// The moments of all ranks' batches; in a group of one only their count, as nothing else is asked for.
+    fn batch_moments(&self, x: &Tensor) -> Result<Moments> {
+        let channels = self.channels as usize;
+        let count = x.numel() / channels.max(1);
+        if self.sync.size() == 1 {
+            return Ok(Moments { count: count as f64, mean: Vec::new(), variance: Vec::new() });
+        }
+        let mut mine = vec![count as f64];
+        if count > 0 {
+            let x = x.f_detach()?.f_to_kind(computing_kind(x))?;
+            let (mean, variance) = x.f_batch_norm_update_stats(None::<&Tensor>, None, 0.0)?;
+            mine.extend(values(&mean)?);
+            mine.extend(values(&variance)?);
+        }
+        mine.resize(statistics_len(channels), 0.0);
+        Ok(Moments::of_all(&self.sync.gather_statistics(channels, &mine)?, channels))
+    }
+
+    /// Normalises by the whole batch's moments, and takes them into the running ones.
+    fn normalised(&self, x: &Tensor, moments: &Moments) -> Result<Tensor> {
+        let kind = computing_kind(x);
+        let like = |values: &[f64]| -> Result<Tensor> {
+            Ok(Tensor::f_from_slice(values)?.f_to_device(x.device())?.f_to_kind(kind)?)
+        };
+        self.update(&like(&moments.mean)?, &like(&moments.unbiased_variance())?)?;
+        let (mean, invstd) = (like(&moments.mean)?, like(&moments.invstd(self.config.eps))?);
+        let whole = Whole { sync: self.sync.clone(), mean, invstd, count: moments.count };
+        let (variance, eps) = (like(&moments.variance)?, self.config.eps);
+        let inputs: Vec<&Tensor> =
+            [Some(x), self.ws.as_ref(), self.bs.as_ref()].into_iter().flatten().collect();
+        let mean = whole.mean.shallow_clone();
+        let outputs = autograd_function(
+            &inputs,
+            |cx, inputs| {
+                inputs.iter().take(2).for_each(|input| cx.save(input));
+                if inputs[0].numel() == 0 {
+                    return Ok(vec![inputs[0].f_empty_like()?]);
+                }
+                let affine = |input: usize| inputs.get(input).map(|t| t.f_to_kind(kind)).transpose();
+                let (weight, bias) = (affine(1)?, affine(2)?);
+                let (mean, variance) = (Some(mean), Some(variance));
+                Ok(vec![inputs[0].f_batch_norm(weight, bias, mean, variance, false, 0.0, eps, false)?])
+            },
+            move |cx, mut grads| whole.backward(cx, grads.remove(0)),
+        )?;
+        // One output was returned.
+        outputs.into_iter().next().ok_or_else(|| TorchError::Unfit("the layer gave no output".into()))
+    }
+
+    fn update(&self, mean: &Tensor, variance: &Tensor) -> Result {
+        let _no_grad = tch::no_grad_guard();
+        let momentum = self.config.momentum;
+        for (running, batch) in [(&self.running_mean, mean), (&self.running_var, variance)] {
+            let mut running = running.shallow_clone();
+            let _ = running.f_mul_scalar_(1.0 - momentum)?.f_add_(&(batch.f_mul_scalar(momentum)?))?;
+        }
+        Ok(())
+    }
+}
+
+impl Whole {
+    /// The gradients of input, weight and bias, as many as the layer has.
+    fn backward(
+        &self,
+        cx: &Backward,
+        grad: Option<Tensor>,
+    ) -> std::result::Result<Vec<Option<Tensor>>, FunctionError> {
+        let (x, weight) = (&cx.saved()[0], cx.saved().get(1));
+        let grad = grad.map_or_else(|| x.f_zeros_like(), Ok)?;
+        let (by_weight, by_bias) = match x.numel() {
+            0 => (self.mean.f_zeros_like()?, self.mean.f_zeros_like()?),
+            _ => batch_norm_sums(&grad, x, &self.mean, &self.invstd)?,
+        };
+        let mut by_input = None;
+        if cx.needs_input_grad(0) {
+            let mut sums = [values(&by_weight)?, values(&by_bias)?].concat();
+            self.sync.sum_gradients(self.mean.numel(), &mut sums)?;
+            by_input = Some(self.input_gradient(&sums, (x, weight), &grad)?);
+        }
+        let affine = weight.is_some().then(|| [Some(by_weight), Some(by_bias)]);
+        Ok(std::iter::once(by_input).chain(affine.into_iter().flatten()).collect())
+    }
+
+    /// `sums` holds, over all ranks, Σ dy·x̂ for each channel, and after them Σ dy.
+    fn input_gradient(
+        &self,
+        sums: &[f64],
+        (x, weight): (&Tensor, Option<&Tensor>),
+        grad: &Tensor,
+    ) -> Result<Tensor> {
+        let kind = self.mean.kind();
+        let sums = Tensor::f_from_slice(sums)?.f_to_device(x.device())?.f_to_kind(kind)?;
+        let means = sums.f_div_scalar(self.count)?.f_view([2, -1])?;
+        let scale = match weight {
+            Some(weight) => self.invstd.f_mul(&weight.f_to_kind(kind)?)?,
+            None => self.invstd.shallow_clone(),
+        };
+        let slope = scale.f_mul(&self.invstd)?.f_mul(&means.f_get(0)?)?.f_neg()?;
+        let shift = scale.f_mul(&means.f_get(1)?)?.f_neg()?;
+        let mut gradient = x.f_sub(&per_channel(&self.mean, x)?)?;
+        gradient = gradient.f_mul_(&per_channel(&slope, x)?)?.f_add_(&per_channel(&shift, x)?)?;
+        gradient = gradient.f_addcmul_(&grad.f_to_kind(kind)?, &per_channel(&scale, x)?)?;
+        Ok(gradient.f_to_kind(x.kind())?)
+    }
+}
+
+/// One value per channel, shaped to go with `x`.
+fn per_channel(values: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let mut size = vec![1; x.dim()];
+    size[1] = -1;
+    Ok(values.f_view(&size[..])?)
+}
+
+/// Halves are computed with in single precision.
+fn computing_kind(x: &Tensor) -> Kind {
+    if x.kind() == Kind::Double { Kind::Double } else { Kind::Float }
+}
+
+fn values(tensor: &Tensor) -> Result<Vec<f64>> {
+    Ok(Vec::try_from(tensor.f_to_kind(Kind::Double)?)?)
+}
+
+/// Panics where the input does not fit or the group fails, as a module of tch can do nothing else; see
+/// [`f_forward_t`](SyncBatchNorm::f_forward_t).
+impl ModuleT for SyncBatchNorm {
+    fn forward_t(&self, x: &Tensor, train: bool) -> Tensor {
+        self.f_forward_t(x, train).unwrap_or_else(|error| panic!("{error}"))
+    }
+}

@@ -1,0 +1,147 @@
+//! The group that layers talk through in the midst of forward and backward.
+//!
+//! It is a group of its own, so that a layer's calls never come between those of gradient buckets. It can note the calls
+//! of a step, so that a rank without data makes the same calls with nothing to say:
+//!
+//! ```text
+//!   rank 0   begin_step  forward: statistics(64) statistics(128)   backward: gradients(128) gradients(64)
+//!   rank 1   (no data)            shadow_step: the same four, with a count of 0 and with zeros
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drumline_comm::{CommError, ProcessGroup, ReduceOp};
+use serde::{Deserialize, Serialize};
+
+/// A call that a layer makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SyncCall {
+    /// In forward: everybody's count, means and variances.
+    Statistics {
+        /// Channels of the layer.
+        channels: usize,
+    },
+    /// In backward: the sums that the gradient of the input needs.
+    Gradients {
+        /// Channels of the layer.
+        channels: usize,
+    },
+}
+
+/// Ranks whose layers share statistics. Cheap to clone; all clones are the same.
+#[derive(Debug, Clone)]
+pub struct SyncGroup {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    group: ProcessGroup,
+    /// The calls of this step; none are noted before the first `begin_step`.
+    calls: Mutex<Option<Vec<SyncCall>>>,
+    failure: Mutex<Option<CommError>>,
+}
+
+impl SyncGroup {
+    /// A group of the same ranks as `group`, all of which call this.
+    #[track_caller]
+    pub fn new(group: &ProcessGroup) -> Result<Self, CommError> {
+        let ranks: Vec<usize> = (0..group.size()).collect();
+        // Every rank is on the list.
+        let own = group.new_group(&ranks)?.unwrap_or_else(|| group.clone());
+        let shared = Shared { group: own, calls: Mutex::new(None), failure: Mutex::new(None) };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.shared.group.size()
+    }
+
+    /// A step begins: its calls are noted, those of the step before forgotten.
+    pub fn begin_step(&self) {
+        *lock(&self.shared.calls) = Some(Vec::new());
+    }
+
+    /// The calls since [`begin_step`](Self::begin_step).
+    pub fn calls(&self) -> Vec<SyncCall> {
+        lock(&self.shared.calls).clone().unwrap_or_default()
+    }
+
+    /// Makes the calls of the step before once more, with nothing to say: what a rank does that has run out of data, while the
+    /// others make a step. A rank that has not made a step yet does not know them: try [`shadow`](Self::shadow) with the
+    /// [`calls`](Self::calls) of another, or a step with a batch of length 0.
+    pub fn shadow_step(&self) -> Result<(), CommError> {
+        self.shadow(&self.calls())
+    }
+
+    /// Makes these calls with nothing to say.
+    pub fn shadow(&self, calls: &[SyncCall]) -> Result<(), CommError> {
+        for call in calls {
+            match *call {
+                SyncCall::Statistics { channels } => {
+                    self.gathered(&vec![0.0; statistics_len(channels)])?;
+                }
+                SyncCall::Gradients { channels } => {
+                    self.summed(&mut vec![0.0; gradients_len(channels)])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The error that ended the group. Backward tells of it only in words.
+    pub fn failure(&self) -> Option<CommError> {
+        lock(&self.shared.failure).clone()
+    }
+
+    /// Everybody's statistics, in rank order.
+    pub(crate) fn gather_statistics(&self, channels: usize, mine: &[f64]) -> Result<Vec<f64>, CommError> {
+        debug_assert_eq!(mine.len(), statistics_len(channels));
+        self.note(SyncCall::Statistics { channels });
+        self.gathered(mine)
+    }
+
+    /// The sums over all ranks.
+    pub(crate) fn sum_gradients(&self, channels: usize, sums: &mut [f64]) -> Result<(), CommError> {
+        debug_assert_eq!(sums.len(), gradients_len(channels));
+        self.note(SyncCall::Gradients { channels });
+        self.summed(sums)
+    }
+
+    fn note(&self, call: SyncCall) {
+        if let Some(calls) = &mut *lock(&self.shared.calls) {
+            calls.push(call);
+        }
+    }
+
+    fn gathered(&self, mine: &[f64]) -> Result<Vec<f64>, CommError> {
+        let mut all = vec![0.0; mine.len() * self.size()];
+        self.kept(self.shared.group.all_gather(mine, &mut all))?;
+        Ok(all)
+    }
+
+    fn summed(&self, sums: &mut [f64]) -> Result<(), CommError> {
+        self.kept(self.shared.group.all_reduce(sums, ReduceOp::Sum))
+    }
+
+    fn kept(&self, outcome: Result<(), CommError>) -> Result<(), CommError> {
+        outcome.inspect_err(|error| {
+            lock(&self.shared.failure).get_or_insert_with(|| error.clone());
+        })
+    }
+}
+
+/// A count, and a mean and a variance for each channel.
+pub(crate) fn statistics_len(channels: usize) -> usize {
+    1 + 2 * channels
+}
+
+/// Two sums for each channel.
+fn gradients_len(channels: usize) -> usize {
+    2 * channels
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
