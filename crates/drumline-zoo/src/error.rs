@@ -69,6 +69,57 @@ pub enum ZooError {
         /// Classes of the model.
         expected: i64,
     },
+    /// No CIFAR there.
+    #[error(
+        "no CIFAR data in {path:?}: neither data_batch_1.bin (CIFAR-10) nor train.bin (CIFAR-100); try `drumline data synth-cifar --out {}`, or unpack the binary version of CIFAR there",
+        path.display()
+    )]
+    NoCifar {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file of a data set is not as it should be.
+    #[error("data file {path:?} {what}; try to fetch or make it again")]
+    DamagedData {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Fewer images than files to put them in.
+    #[error("{train} training and {test} test images are too few; try at least 5 and 1, one for each file")]
+    TooFewImages {
+        /// Asked for in training.
+        train: usize,
+        /// Asked for in the test.
+        test: usize,
+    },
+    /// No folders of classes.
+    #[error(
+        "no class folders in {path:?}, expected one for each class with its images; try another DATASET or SPLIT"
+    )]
+    NoClasses {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A class without images.
+    #[error(
+        "no JPEG or PNG files in class folder {path:?}; try to remove the folder or to fetch its images again"
+    )]
+    EmptyClass {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The data has another number of classes than the model.
+    #[error("the data in {path:?} has {found} classes, the model {expected}; try MODEL.NUM_CLASSES {found}")]
+    DataClasses {
+        /// The data set.
+        path: PathBuf,
+        /// Classes of the data.
+        found: i64,
+        /// Classes of the model.
+        expected: i64,
+    },
 }
 
 /// How a file of weights differs from the model.

@@ -6,15 +6,23 @@
 //! ```
 //!
 //! - `models`: the ResNet family, and two small models for tests
+//! - `data`: CIFAR, image folders, dummy input
+//! - `synth_cifar`: pictures to learn from where no data set can be fetched
+//! - `transforms`: crops, flips and colours, from an image's bytes straight into the batch
 //! - `weights`: a model's tensors from and to a file that Python reads as well
 //!
 //! Not here: batches over ranks and threads (`drumline`).
 #![forbid(unsafe_code)]
 
+pub mod data;
+mod dataset;
 mod error;
 pub mod models;
+pub mod synth_cifar;
+pub mod transforms;
 pub mod weights;
 
+pub use dataset::{Dataset, ImageBatch, Sample, SampleError, SampleRng};
 pub use error::{Mismatch, WrongShape, ZooError};
 //! Models, data sets and the ready programs. The binary `drumline-train` is a thin door to [`program`].
 //!

@@ -1,0 +1,214 @@
+//! CIFAR-10 and CIFAR-100 from their binary files, held in memory.
+//!
+//! ```text
+//!   CIFAR-10    record of 3073 bytes:  label            │ 1024 red │ 1024 green │ 1024 blue      (32×32, rows from the top)
+//!   CIFAR-100   record of 3074 bytes:  coarse │ fine    │ …                                      the fine label is the class
+//! ```
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::assemble::{self, Cause, Paint};
+use crate::dataset::{Dataset, ImageBatch, Sample, SampleError};
+use crate::error::ZooError;
+use crate::transforms::{Layout, Painter, Pixels, Transform};
+
+/// Which of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CifarKind {
+    /// Ten classes.
+    Cifar10,
+    /// A hundred classes, in twenty groups.
+    Cifar100,
+}
+
+/// Which part of a data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// What is trained on.
+    Train,
+    /// What is never trained on.
+    Test,
+}
+
+impl CifarKind {
+    /// Which of the two lies in the folder, if any: one file of it is enough.
+    pub fn detect(dir: &Path) -> Option<Self> {
+        [Self::Cifar10, Self::Cifar100].into_iter().find(|kind| kind.folder(dir).is_some())
+    }
+
+    /// How many classes there are.
+    pub fn num_classes(self) -> i64 {
+        match self {
+            Self::Cifar10 => 10,
+            Self::Cifar100 => 100,
+        }
+    }
+
+    /// The folder of the files: `dir`, or the one in it that the published archive unpacks to.
+    fn folder(self, dir: &Path) -> Option<PathBuf> {
+        let inner = match self {
+            Self::Cifar10 => "cifar-10-batches-bin",
+            Self::Cifar100 => "cifar-100-binary",
+        };
+        let has_file = |folder: &PathBuf| {
+            let files = [Split::Train, Split::Test].into_iter().flat_map(|split| self.files(split));
+            files.into_iter().any(|file| folder.join(file).is_file())
+        };
+        [dir.to_owned(), dir.join(inner)].into_iter().find(has_file)
+    }
+
+    fn files(self, split: Split) -> &'static [&'static str] {
+        match (self, split) {
+            (Self::Cifar10, Split::Train) => &[
+                "data_batch_1.bin",
+                "data_batch_2.bin",
+                "data_batch_3.bin",
+                "data_batch_4.bin",
+                "data_batch_5.bin",
+            ],
+            (Self::Cifar10, Split::Test) => &["test_batch.bin"],
+            (Self::Cifar100, Split::Train) => &["train.bin"],
+            (Self::Cifar100, Split::Test) => &["test.bin"],
+        }
+    }
+
+    /// Bytes before the pixels; the last is the class.
+    fn label_bytes(self) -> usize {
+        match self {
+            Self::Cifar10 => 1,
+            Self::Cifar100 => 2,
+        }
+    }
+
+    fn record_bytes(self) -> usize {
+        self.label_bytes() + PIXELS
+    }
+}
+
+const SIDE: usize = 32;
+const PIXELS: usize = 3 * SIDE * SIDE;
+
+/// The images of one part.
+pub struct Cifar {
+    kind: CifarKind,
+    files: Vec<DataFile>,
+    records: Vec<u8>,
+    transform: Transform,
+}
+
+/// A file, and the images up to its end.
+struct DataFile {
+    path: PathBuf,
+    end: usize,
+}
+
+impl Cifar {
+    /// Read the files of one part and check them: whole records, labels within range, none cut short.
+    pub fn open(dir: &Path, split: Split, transform: Transform) -> Result<Self, ZooError> {
+        let missing = || ZooError::NoCifar { path: dir.to_owned() };
+        let kind = CifarKind::detect(dir).ok_or_else(missing)?;
+        let folder = kind.folder(dir).ok_or_else(missing)?;
+        let mut data = Self { kind, files: Vec::new(), records: Vec::new(), transform };
+        for file in kind.files(split) {
+            data.read(folder.join(file))?;
+        }
+        data.check_sizes()?;
+        Ok(data)
+    }
+
+    /// CIFAR-10 or CIFAR-100.
+    pub fn kind(&self) -> CifarKind {
+        self.kind
+    }
+
+    fn read(&mut self, path: PathBuf) -> Result<(), ZooError> {
+        let damaged = |what: String| ZooError::DamagedData { path: path.clone(), what };
+        let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => damaged("is missing".to_owned()),
+            _ => ZooError::ReadFile { path: path.clone(), source },
+        })?;
+        let size = self.kind.record_bytes();
+        if bytes.is_empty() || bytes.len() % size != 0 {
+            return Err(damaged(format!(
+                "has {} bytes, expected a multiple of {size}: it is cut short",
+                bytes.len()
+            )));
+        }
+        let label = |record: &[u8]| i64::from(record[self.kind.label_bytes() - 1]);
+        let bad = |record: &[u8]| label(record) >= self.kind.num_classes();
+        if let Some(record) = bytes.chunks_exact(size).position(bad) {
+            let (label, classes) = (label(&bytes[record * size..]), self.kind.num_classes());
+            return Err(damaged(format!(
+                "has label {label} at image {record}, expected 0 to {}",
+                classes - 1
+            )));
+        }
+        self.records.extend_from_slice(&bytes);
+        self.files.push(DataFile { path, end: self.records.len() / size });
+        Ok(())
+    }
+
+    /// The files of a part are of one size, or differ by one image where the number does not divide: a shorter one is cut short.
+    fn check_sizes(&self) -> Result<(), ZooError> {
+        let starts = std::iter::once(0).chain(self.files.iter().map(|file| file.end));
+        let sizes: Vec<_> = self.files.iter().zip(starts).map(|(file, start)| file.end - start).collect();
+        let most = sizes.iter().copied().max().unwrap_or_default();
+        match sizes.iter().position(|size| size + 1 < most) {
+            None => Ok(()),
+            Some(short) => Err(ZooError::DamagedData {
+                path: self.files[short].path.clone(),
+                what: format!("has {} images, others {most}: it is cut short", sizes[short]),
+            }),
+        }
+    }
+
+    fn record(&self, index: usize) -> (&[u8], &[u8]) {
+        let size = self.kind.record_bytes();
+        self.records[index * size..][..size].split_at(self.kind.label_bytes())
+    }
+}
+
+impl Paint for Cifar {
+    fn transform(&self) -> &Transform {
+        &self.transform
+    }
+
+    fn label(&self, index: usize) -> i64 {
+        i64::from(self.record(index).0[self.kind.label_bytes() - 1])
+    }
+
+    fn paint(&self, sample: Sample, painter: &mut Painter<'_>, out: &mut [f32]) -> Result<(), Cause> {
+        let (_, bytes) = self.record(sample.index);
+        let pixels = Pixels::new(bytes, (SIDE, SIDE), Layout::Planar).ok_or("a record of the wrong size")?;
+        Ok(painter.paint(&pixels, &mut sample.rng(), out)?)
+    }
+}
+
+impl Dataset for Cifar {
+    type Batch = ImageBatch;
+
+    fn len(&self) -> usize {
+        self.records.len() / self.kind.record_bytes()
+    }
+
+    fn batch(&self, samples: &[Sample]) -> Result<ImageBatch, SampleError> {
+        assemble::batch(self, samples)
+    }
+
+    fn name(&self, index: usize) -> String {
+        let file = self.files.partition_point(|file| file.end <= index);
+        let start = file.checked_sub(1).map_or(0, |before| self.files[before].end);
+        let name = self.files.get(file).and_then(|file| file.path.file_name()).unwrap_or_default();
+        format!("image {} of {}", index - start, name.to_string_lossy())
+    }
+}
+
+impl std::fmt::Debug for Cifar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cifar").field("kind", &self.kind).field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,37 @@
+//! JPEG and PNG files to bytes.
+
+use std::fs;
+use std::io::Cursor;
+use std::path::Path;
+
+use image::{ImageFormat, ImageReader, RgbImage};
+
+use super::assemble::Cause;
+
+/// The image as red, green and blue; grey and transparent ones are converted.
+pub(super) fn decode(path: &Path) -> Result<RgbImage, Cause> {
+    let bytes = fs::read(path)?;
+    if bytes.is_empty() {
+        return Err("the file is empty; try to fetch it again".into());
+    }
+    let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format()?;
+    match reader.format() {
+        Some(ImageFormat::Jpeg) if !is_complete(&bytes) => {
+            return Err("the JPEG is cut short; try to fetch it again".into());
+        }
+        Some(ImageFormat::Jpeg | ImageFormat::Png) => (),
+        _ => return Err("neither JPEG nor PNG; try to convert it".into()),
+    }
+    Ok(reader.decode().map_err(|error| format!("{error}; try to fetch it again"))?.into_rgb8())
+}
+
+/// Whether a JPEG has its end: decoders fill up what is missing with grey. A thumbnail in the file has an end of its own, but
+/// the image begins after it.
+fn is_complete(jpeg: &[u8]) -> bool {
+    const END: [u8; 2] = [0xff, 0xd9];
+    const SCAN: [u8; 2] = [0xff, 0xda];
+    match jpeg.windows(2).rposition(|marker| marker == END) {
+        Some(end) => !jpeg[end..].windows(2).any(|marker| marker == SCAN),
+        None => false,
+    }
+}

@@ -1,0 +1,167 @@
+//! Which part of an image is taken, by torchvision's rules.
+
+use super::resize::Resize;
+use crate::dataset::SampleRng;
+
+/// Which part of an image is taken, and at what size: always a square.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Geometry {
+    /// A square at a random place of the image with a black border of `padding`.
+    RandomCrop {
+        /// Its side.
+        size: usize,
+        /// The border's width.
+        padding: usize,
+    },
+    /// A random part, 8 % to all of the area, 3:4 to 4:3, brought to the size.
+    RandomResizedCrop {
+        /// The side it is brought to.
+        size: usize,
+    },
+    /// The square in the middle; black where the image is smaller.
+    CenterCrop {
+        /// First bring the shorter side to this.
+        resize: Option<usize>,
+        /// The square's side.
+        size: usize,
+    },
+}
+
+/// The place of the window, in the image or in the resized image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) resize: Option<Resize>,
+    pub(super) left: isize,
+    pub(super) top: isize,
+}
+
+impl Geometry {
+    /// The side of the result.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::RandomCrop { size, .. }
+            | Self::RandomResizedCrop { size }
+            | Self::CenterCrop { size, .. } => *size,
+        }
+    }
+
+    /// Decide for an image of this width and height.
+    pub(super) fn plan(&self, (width, height): (usize, usize), rng: &mut SampleRng) -> Result<Plan, String> {
+        match *self {
+            _ if width == 0 || height == 0 => Err("the image is empty".to_owned()),
+            Self::RandomCrop { size, padding } if width.min(height) + 2 * padding < size => Err(format!(
+                "the image is {width}×{height}, with a border of {padding} too small for a crop of {size}; try a smaller IM_SIZE"
+            )),
+            Self::RandomCrop { size, padding } => {
+                let mut place =
+                    |side: usize| rng.below(side + 2 * padding - size + 1) as isize - padding as isize;
+                Ok(Plan { resize: None, top: place(height), left: place(width) })
+            }
+            Self::RandomResizedCrop { size } => {
+                let resize = random_region((width, height), size, rng);
+                match resize.region == resize.size {
+                    true => Ok(Plan { resize: None, left: resize.left as isize, top: resize.top as isize }),
+                    false => Ok(Plan { resize: Some(resize), left: 0, top: 0 }),
+                }
+            }
+            Self::CenterCrop { resize, size } => {
+                let scaled = resize.map_or((width, height), |shorter| scale((width, height), shorter));
+                let resize = (scaled != (width, height)).then(|| whole((width, height), scaled));
+                Ok(Plan { resize, left: centre(scaled.0, size), top: centre(scaled.1, size) })
+            }
+        }
+    }
+}
+
+fn whole(region: (usize, usize), size: (usize, usize)) -> Resize {
+    Resize { left: 0, top: 0, region, size }
+}
+
+/// The sizes when the shorter side becomes `shorter`.
+fn scale((width, height): (usize, usize), shorter: usize) -> (usize, usize) {
+    match width <= height {
+        true => (shorter, shorter * height / width),
+        false => (shorter * width / height, shorter),
+    }
+}
+
+/// Where a centred square begins; ties go to the even place, as Python rounds them.
+fn centre(side: usize, size: usize) -> isize {
+    match side >= size {
+        true => ((side - size) as f64 / 2.0).round_ties_even() as isize,
+        false => -(((size - side) / 2) as isize),
+    }
+}
+
+/// Ten tries for an area and an aspect that fit; then the largest part in the middle whose aspect is allowed.
+fn random_region((width, height): (usize, usize), size: usize, rng: &mut SampleRng) -> Resize {
+    const ASPECTS: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+    let between = |rng: &mut SampleRng, low: f64, high: f64| low + (high - low) * rng.uniform();
+    for _ in 0..10 {
+        let area = (width * height) as f64 * between(rng, 0.08, 1.0);
+        let aspect = between(rng, ASPECTS[0].ln(), ASPECTS[1].ln()).exp();
+        let side = |length: f64| length.sqrt().round_ties_even() as usize;
+        let region = (side(area * aspect), side(area / aspect));
+        if (1..=width).contains(&region.0) && (1..=height).contains(&region.1) {
+            let top = rng.below(height - region.1 + 1);
+            let left = rng.below(width - region.0 + 1);
+            return Resize { left, top, region, size: (size, size) };
+        }
+    }
+    let aspect = (width as f64 / height as f64).clamp(ASPECTS[0], ASPECTS[1]);
+    let side = |length: f64, most: usize| (length.round_ties_even() as usize).clamp(1, most);
+    let region = (side(height as f64 * aspect, width), side(width as f64 / aspect, height));
+    Resize { left: (width - region.0) / 2, top: (height - region.1) / 2, region, size: (size, size) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::Sample;
+
+    #[test]
+    fn random_crops_reach_every_place_and_no_other() {
+        let crop = Geometry::RandomCrop { size: 32, padding: 4 };
+        let mut seen = [[0; 9]; 9];
+        for index in 0..8100 {
+            let plan = crop.plan((32, 32), &mut Sample::new(1, 0, index).rng()).unwrap();
+            seen[(plan.left + 4) as usize][(plan.top + 4) as usize] += 1;
+        }
+        assert!(seen.as_flattened().iter().all(|count| (50..150).contains(count)), "{seen:?}");
+        let refused = crop.plan((23, 40), &mut Sample::new(1, 0, 0).rng()).unwrap_err();
+        assert!(refused.contains("23×40"), "{refused}");
+    }
+
+    #[test]
+    fn random_regions_lie_within_the_image_and_keep_area_and_aspect() {
+        let crop = Geometry::RandomResizedCrop { size: 224 };
+        let (mut area, count) = (0.0, 2000);
+        for index in 0..count {
+            let resize = crop.plan((500, 375), &mut Sample::new(1, 0, index).rng()).unwrap().resize.unwrap();
+            let (width, height) = resize.region;
+            assert!(resize.left + width <= 500 && resize.top + height <= 375, "{resize:?}");
+            assert!((0.72..1.4).contains(&(width as f64 / height as f64)), "{resize:?}");
+            area += (width * height) as f64 / (500.0 * 375.0) / count as f64;
+        }
+        assert!((0.42..0.45).contains(&area), "mean area {area}, torchvision's is 0.435");
+        let whole = Geometry::RandomResizedCrop { size: 1 }.plan((1, 1), &mut Sample::new(1, 0, 0).rng());
+        assert_eq!(whole.unwrap(), Plan { resize: None, left: 0, top: 0 });
+        for sizes in [(1000, 10), (10, 1000), (1, 1)] {
+            let resize = crop.plan(sizes, &mut Sample::new(1, 0, 0).rng()).unwrap().resize.unwrap();
+            assert!(resize.left + resize.region.0 <= sizes.0 && resize.top + resize.region.1 <= sizes.1);
+        }
+    }
+
+    #[test]
+    fn the_centre_is_pythons() {
+        assert_eq!(
+            [(33, 32), (35, 32), (32, 32), (20, 32), (19, 32)].map(|(side, size)| centre(side, size)),
+            [0, 2, 0, -6, -6]
+        );
+        assert_eq!(scale((500, 375), 256), (341, 256));
+        assert_eq!(scale((375, 500), 256), (256, 341));
+        let same = Geometry::CenterCrop { resize: None, size: 32 };
+        let plan = same.plan((32, 32), &mut Sample::new(1, 0, 0).rng()).unwrap();
+        assert_eq!(plan, Plan { resize: None, left: 0, top: 0 });
+    }
+}

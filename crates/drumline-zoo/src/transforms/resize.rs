@@ -1,0 +1,117 @@
+//! Resizing with a bilinear filter that covers all pixels it shrinks (antialias), as PIL does it.
+
+use fast_image_resize::images::{CroppedImage, Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
+
+use super::pixels::{Layout, Pixels};
+
+/// A region of an image, and the size that it is brought to. The region counts as the whole image: nothing around it shines in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Resize {
+    pub(super) left: usize,
+    pub(super) top: usize,
+    pub(super) region: (usize, usize),
+    /// Width and height of the result.
+    pub(super) size: (usize, usize),
+}
+
+/// Resizes, and keeps its memory for the next image.
+#[derive(Debug, Default)]
+pub(super) struct Resizer {
+    resizer: fast_image_resize::Resizer,
+    resized: Vec<u8>,
+}
+
+impl Resizer {
+    pub(super) fn resize(&mut self, source: &Pixels<'_>, resize: Resize) -> Result<Pixels<'_>, String> {
+        let (width, height) = resize.size;
+        self.resized.resize(3 * width * height, 0);
+        let interleaved;
+        let bytes = match source.layout {
+            Layout::Interleaved => source.bytes,
+            Layout::Planar => {
+                interleaved = source.interleaved();
+                &interleaved
+            }
+        };
+        self.convolve(bytes, (source.width, source.height), resize).map_err(|error| error.to_string())?;
+        Ok(Pixels { bytes: &self.resized, width, height, layout: Layout::Interleaved })
+    }
+
+    fn convolve(
+        &mut self,
+        bytes: &[u8],
+        (width, height): (usize, usize),
+        resize: Resize,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let source = ImageRef::new(width as u32, height as u32, bytes, PixelType::U8x3)?;
+        let (region_width, region_height) = resize.region;
+        let [left, top] = [resize.left as u32, resize.top as u32];
+        let region = CroppedImage::new(&source, left, top, region_width as u32, region_height as u32)?;
+        let (width, height) = resize.size;
+        let mut target =
+            Image::from_slice_u8(width as u32, height as u32, &mut self.resized, PixelType::U8x3)?;
+        let filter = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
+        self.resizer.resize(&region, &mut target, &filter)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transforms::Geometry;
+
+    const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/oracle/golden");
+
+    fn source() -> image::RgbImage {
+        image::open(format!("{GOLDEN}/image_resize.png")).unwrap().into_rgb8()
+    }
+
+    fn golden(part: &str) -> Vec<u8> {
+        let text = std::fs::read(format!("{GOLDEN}/image_resize.json")).unwrap();
+        let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        serde_json::from_value(golden[part].clone()).unwrap()
+    }
+
+    fn furthest(a: &[u8], b: &[u8]) -> u8 {
+        assert_eq!(a.len(), b.len());
+        a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
+    }
+
+    #[test]
+    fn regions_are_pils_to_a_grey_level() {
+        let image = source();
+        let sizes = (image.width() as usize, image.height() as usize);
+        let source = Pixels::new(image.as_raw(), sizes, Layout::Interleaved).unwrap();
+        let region = golden("region").iter().map(|x| usize::from(*x)).collect::<Vec<_>>();
+        let smaller =
+            Resize { left: region[0], top: region[1], region: (region[2], region[3]), size: (24, 24) };
+        let larger = Resize { left: 30, top: 20, region: (10, 10), size: (24, 24) };
+        for (resize, part) in [(smaller, "resized_crop"), (larger, "larger")] {
+            let mut resizer = Resizer::default();
+            let resized = resizer.resize(&source, resize).unwrap();
+            assert!(furthest(resized.bytes, &golden(part)) <= 1, "{part}");
+        }
+    }
+
+    #[test]
+    fn the_centre_of_a_resized_image_is_pils() {
+        let image = source();
+        let sizes = (image.width() as usize, image.height() as usize);
+        let source = Pixels::new(image.as_raw(), sizes, Layout::Interleaved).unwrap();
+        let planar: Vec<u8> =
+            (0..3).flat_map(|channel| image.as_raw().iter().skip(channel).step_by(3).copied()).collect();
+        let planar = Pixels::new(&planar, sizes, Layout::Planar).unwrap();
+        let geometry = Geometry::CenterCrop { resize: Some(30), size: 24 };
+        let plan = geometry.plan(sizes, &mut crate::dataset::Sample::new(0, 0, 0).rng()).unwrap();
+        let (left, top) = (plan.left as usize, plan.top as usize);
+        for source in [source, planar] {
+            let mut resizer = Resizer::default();
+            let resized = resizer.resize(&source, plan.resize.unwrap()).unwrap();
+            let rows =
+                (top..top + 24).map(|row| &resized.bytes[3 * (row * resized.width + left)..][..3 * 24]);
+            assert!(furthest(&rows.collect::<Vec<_>>().concat(), &golden("centre")) <= 1);
+        }
+    }
+}
