@@ -1,9 +1,10 @@
 //! Loading: rank 0 finds a checkpoint that is whole, reads it, and gives it to all ranks.
 //!
-//! `latest` is tried first, then the others, newest first. Each file's length and checksum must be what the manifest says, and the
+//! `latest` is tried first, then those before it, newest first; those after it, of a run that went further, come last. Each file's length and checksum must be what the manifest says, and the
 //! manifest's checksum its own. One that fails is refused with the reason, which is told; if all fail, that is an error, and not a
 //! fresh start.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
@@ -114,17 +115,20 @@ impl Checkpoints {
         Err(CheckpointError::NoneUsable { dir: self.dir.clone(), refused })
     }
 
-    /// The latest, then the others, newest first.
+    /// All, in the order in which they are tried.
     fn candidates(&self) -> Result<Vec<Name>, CheckpointError> {
         let search = |source| CheckpointError::Search { path: self.dir.clone(), source };
-        let mut names = folder::checkpoints(&self.dir).map_err(search)?;
-        names.reverse();
-        if let Some(latest) = folder::linked(&self.dir, LATEST) {
-            names.retain(|name| *name != latest);
-            names.insert(0, latest);
-        }
-        Ok(names)
+        let names = folder::checkpoints(&self.dir).map_err(search)?;
+        Ok(in_turn(names, folder::linked(&self.dir, LATEST)))
     }
+}
+
+/// The latest, those before it, those after it; newest first. Without a link, the newest is the latest.
+fn in_turn(mut names: Vec<Name>, latest: Option<Name>) -> Vec<Name> {
+    // A link whose folder is gone is tried, too, so that the reason is told.
+    names.extend(latest.filter(|latest| !names.contains(latest)));
+    names.sort_by_key(|name| (latest.is_some_and(|latest| *name > latest), Reverse(*name)));
+    names
 }
 
 /// Reads and checks one checkpoint.
@@ -189,4 +193,22 @@ fn tell_of_new_size(head: &Head, saved: usize, here: usize) {
         false => format!("the random numbers of ranks {here} to {} are dropped", saved - 1),
     };
     tracing::warn!("{} was saved by {saved} ranks and is loaded by {here}: {generators}", head.path);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_then_those_before_it_then_those_after() {
+        let steps = |latest: Option<u64>| {
+            let name = |step| Name { step, turn: 1 };
+            let names = in_turn([10, 20, 30, 40].map(name).to_vec(), latest.map(name));
+            names.iter().map(|name| name.step).collect::<Vec<_>>()
+        };
+        assert_eq!(steps(None), [40, 30, 20, 10]);
+        assert_eq!(steps(Some(40)), [40, 30, 20, 10]);
+        assert_eq!(steps(Some(20)), [20, 10, 40, 30]);
+        assert_eq!(steps(Some(25)), [25, 20, 10, 40, 30]);
+    }
 }

@@ -109,8 +109,7 @@ impl Checkpoints {
             return Err(error);
         }
         self.announce(name, mark)?;
-        let damaged = self.damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let deleted = rotate::rotate(dir, &damaged, self.keep_last);
+        let deleted = self.rotate(name);
         Ok(Saved { path: dir.join(name.to_string()), deleted: deleted.iter().map(Name::to_string).collect() })
     }
 
