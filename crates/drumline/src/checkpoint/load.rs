@@ -8,14 +8,14 @@ use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::Named;
+use drumline_torch::{Named, RngState};
 use serde::{Deserialize, Serialize};
 
 use super::Checkpoints;
 use super::broadcast::broadcast;
 use super::error::{CheckpointError, Refusal};
 use super::folder::{self, BEST, LATEST, Name};
-use super::manifest::{FileEntry, Manifest};
+use super::manifest::{FileEntry, Manifest, OptimizerEntry};
 use super::on_rank_zero::on_rank_zero;
 use super::rng::{self, Origin};
 use super::scalar::to_values;
@@ -134,13 +134,16 @@ fn in_turn(mut names: Vec<Name>, latest: Option<Name>) -> Vec<Name> {
 /// Reads and checks one checkpoint.
 fn read(path: &Path) -> Result<Found, Refused> {
     let shown = path.display().to_string();
-    let refused = |reason: Refusal| Refused { path: shown.clone(), reason: reason.to_string() };
-    let manifest = Manifest::read(path).map_err(refused)?;
+    read_files(path).map_err(|reason| Refused { path: shown, reason: reason.to_string() })
+}
+
+fn read_files(path: &Path) -> Result<Found, Refusal> {
+    let manifest = Manifest::read(path)?;
     let tensors = |name: &str| tensor_file::read(path, name, entry(&manifest, name)?);
-    let [model, optimizer, rng] = [MODEL, OPTIMIZER, RNG].map(|name| tensors(name).map_err(refused));
+    let (model, optimizer, rng) = (tensors(MODEL)?, tensors(OPTIMIZER)?, tensors(RNG)?);
     let manifest = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
-    let head = Head { path: shown.clone(), manifest, refused: Vec::new() };
-    Ok(Found { head, model: model?, optimizer: optimizer?, rng: rng? })
+    let head = Head { path: path.display().to_string(), manifest, refused: Vec::new() };
+    Ok(Found { head, model, optimizer, rng })
 }
 
 fn entry<'a>(manifest: &'a Manifest, name: &str) -> Result<&'a FileEntry, Refusal> {
@@ -168,23 +171,24 @@ fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Lo
         world_size: manifest.world_size,
         has_new_rng: origin == Origin::Derived,
         refused: head.refused,
-        state: TrainState {
-            model: model?,
-            optimizer: OptimizerState {
-                kind: manifest.optimizer.kind,
-                scalars: to_values(manifest.optimizer.scalars),
-                tensors: optimizer?,
-            },
-            epoch: manifest.epoch,
-            step: manifest.step,
-            sampler: manifest.sampler,
-            schedule: manifest.schedule,
-            scaler: manifest.scaler,
-            best: manifest.best.map(|best| best.0),
-            config: manifest.config,
-            rng,
-        },
+        state: state_of(manifest, (model?, optimizer?), rng),
     }))
+}
+
+fn state_of(manifest: Manifest, (model, tensors): (Vec<Named>, Vec<Named>), rng: RngState) -> TrainState {
+    let OptimizerEntry { kind, scalars } = manifest.optimizer;
+    TrainState {
+        model,
+        optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors },
+        epoch: manifest.epoch,
+        step: manifest.step,
+        sampler: manifest.sampler,
+        schedule: manifest.schedule,
+        scaler: manifest.scaler,
+        best: manifest.best.map(|best| best.0),
+        config: manifest.config,
+        rng,
+    }
 }
 
 fn tell_of_new_size(head: &Head, saved: usize, here: usize) {
