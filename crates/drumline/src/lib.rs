@@ -3,7 +3,8 @@
 //! ```text
 //!   drumline run, torchrun, srun, MPI ──┐
 //!   spawn(n, f): this program, n times ─┴▶ rank ─▶ ProcessGroup ─▶ all_reduce, broadcast, send, …
-//!                                            └─▶ StopRequest: SIGTERM means "checkpoint, then stop"
+//!                                            ├─▶ StopRequest: SIGTERM means "checkpoint, then stop"
+//!                                            └─▶ checkpoint: the whole state of a run, saved and loaded
 //! ```
 //!
 //! For a training program: `DistributedSampler`, `EvalSampler` and `Loader` (which samples, and their batches, made ahead by
@@ -38,6 +39,8 @@ mod stop_request;
 /// The guides' examples compile, too.
 #[cfg(doctest)]
 mod guides {
+    #[doc = include_str!("../../../docs/checkpoints.md")]
+    mod checkpoints {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
     #[doc = include_str!("../../../docs/launching.md")]

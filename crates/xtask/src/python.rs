@@ -19,7 +19,7 @@ pub(crate) const VARIABLE: &str = "PEER_PYTHON";
 const ROOM: u64 = 7_000_000_000;
 
 /// What has to work: the modules, the version of torch, and the backend that needs no GPU.
-const PROBE: &str = "import sys, numpy, torch, torch.distributed as d; print(torch.__version__); \
+const PROBE: &str = "import sys, numpy, safetensors, torch, torch.distributed as d; print(torch.__version__); \
                      sys.exit(not d.is_gloo_available())";
 
 /// The Python with torch: the user's own, or the one in the cache, which is made if it is not there.

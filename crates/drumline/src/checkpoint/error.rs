@@ -83,10 +83,22 @@ pub enum CheckpointError {
     },
     /// libtorch refused.
     #[error(transparent)]
-    Torch(#[from] TorchError),
+    Torch(Box<TorchError>),
     /// Ranks could not talk.
     #[error(transparent)]
-    Comm(#[from] CommError),
+    Comm(Box<CommError>),
+}
+
+impl From<TorchError> for CheckpointError {
+    fn from(error: TorchError) -> Self {
+        Self::Torch(Box::new(error))
+    }
+}
+
+impl From<CommError> for CheckpointError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
+    }
 }
 
 impl CheckpointError {

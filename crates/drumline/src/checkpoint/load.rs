@@ -1,20 +1,21 @@
 //! Loading: rank 0 finds a checkpoint that is whole, reads it, and gives it to all ranks.
 //!
-//! `latest` is tried first, then the others, newest first. Each file's length and checksum must be what the manifest says, and the
+//! `latest` is tried first, then those before it, newest first; those after it, of a run that went further, come last. Each file's length and checksum must be what the manifest says, and the
 //! manifest's checksum its own. One that fails is refused with the reason, which is told; if all fail, that is an error, and not a
 //! fresh start.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::Named;
+use drumline_torch::{Named, RngState};
 use serde::{Deserialize, Serialize};
 
 use super::Checkpoints;
 use super::broadcast::broadcast;
 use super::error::{CheckpointError, Refusal};
 use super::folder::{self, BEST, LATEST, Name};
-use super::manifest::{FileEntry, Manifest};
+use super::manifest::{FileEntry, Manifest, OptimizerEntry};
 use super::on_rank_zero::on_rank_zero;
 use super::rng::{self, Origin};
 use super::scalar::to_values;
@@ -114,29 +115,35 @@ impl Checkpoints {
         Err(CheckpointError::NoneUsable { dir: self.dir.clone(), refused })
     }
 
-    /// The latest, then the others, newest first.
+    /// All, in the order in which they are tried.
     fn candidates(&self) -> Result<Vec<Name>, CheckpointError> {
         let search = |source| CheckpointError::Search { path: self.dir.clone(), source };
-        let mut names = folder::checkpoints(&self.dir).map_err(search)?;
-        names.reverse();
-        if let Some(latest) = folder::linked(&self.dir, LATEST) {
-            names.retain(|name| *name != latest);
-            names.insert(0, latest);
-        }
-        Ok(names)
+        let names = folder::checkpoints(&self.dir).map_err(search)?;
+        Ok(in_turn(names, folder::linked(&self.dir, LATEST)))
     }
+}
+
+/// The latest, those before it, those after it; newest first. Without a link, the newest is the latest.
+fn in_turn(mut names: Vec<Name>, latest: Option<Name>) -> Vec<Name> {
+    // A link whose folder is gone is tried, too, so that the reason is told.
+    names.extend(latest.filter(|latest| !names.contains(latest)));
+    names.sort_by_key(|name| (latest.is_some_and(|latest| *name > latest), Reverse(*name)));
+    names
 }
 
 /// Reads and checks one checkpoint.
 fn read(path: &Path) -> Result<Found, Refused> {
     let shown = path.display().to_string();
-    let refused = |reason: Refusal| Refused { path: shown.clone(), reason: reason.to_string() };
-    let manifest = Manifest::read(path).map_err(refused)?;
+    read_files(path).map_err(|reason| Refused { path: shown, reason: reason.to_string() })
+}
+
+fn read_files(path: &Path) -> Result<Found, Refusal> {
+    let manifest = Manifest::read(path)?;
     let tensors = |name: &str| tensor_file::read(path, name, entry(&manifest, name)?);
-    let [model, optimizer, rng] = [MODEL, OPTIMIZER, RNG].map(|name| tensors(name).map_err(refused));
+    let (model, optimizer, rng) = (tensors(MODEL)?, tensors(OPTIMIZER)?, tensors(RNG)?);
     let manifest = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
-    let head = Head { path: shown.clone(), manifest, refused: Vec::new() };
-    Ok(Found { head, model: model?, optimizer: optimizer?, rng: rng? })
+    let head = Head { path: path.display().to_string(), manifest, refused: Vec::new() };
+    Ok(Found { head, model, optimizer, rng })
 }
 
 fn entry<'a>(manifest: &'a Manifest, name: &str) -> Result<&'a FileEntry, Refusal> {
@@ -164,23 +171,24 @@ fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Lo
         world_size: manifest.world_size,
         has_new_rng: origin == Origin::Derived,
         refused: head.refused,
-        state: TrainState {
-            model: model?,
-            optimizer: OptimizerState {
-                kind: manifest.optimizer.kind,
-                scalars: to_values(manifest.optimizer.scalars),
-                tensors: optimizer?,
-            },
-            epoch: manifest.epoch,
-            step: manifest.step,
-            sampler: manifest.sampler,
-            schedule: manifest.schedule,
-            scaler: manifest.scaler,
-            best: manifest.best.map(|best| best.0),
-            config: manifest.config,
-            rng,
-        },
+        state: state_of(manifest, (model?, optimizer?), rng),
     }))
+}
+
+fn state_of(manifest: Manifest, (model, tensors): (Vec<Named>, Vec<Named>), rng: RngState) -> TrainState {
+    let OptimizerEntry { kind, scalars } = manifest.optimizer;
+    TrainState {
+        model,
+        optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors },
+        epoch: manifest.epoch,
+        step: manifest.step,
+        sampler: manifest.sampler,
+        schedule: manifest.schedule,
+        scaler: manifest.scaler,
+        best: manifest.best.map(|best| best.0),
+        config: manifest.config,
+        rng,
+    }
 }
 
 fn tell_of_new_size(head: &Head, saved: usize, here: usize) {
@@ -189,4 +197,22 @@ fn tell_of_new_size(head: &Head, saved: usize, here: usize) {
         false => format!("the random numbers of ranks {here} to {} are dropped", saved - 1),
     };
     tracing::warn!("{} was saved by {saved} ranks and is loaded by {here}: {generators}", head.path);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_then_those_before_it_then_those_after() {
+        let steps = |latest: Option<u64>| {
+            let name = |step| Name { step, turn: 1 };
+            let names = in_turn([10, 20, 30, 40].map(name).to_vec(), latest.map(name));
+            names.iter().map(|name| name.step).collect::<Vec<_>>()
+        };
+        assert_eq!(steps(None), [40, 30, 20, 10]);
+        assert_eq!(steps(Some(40)), [40, 30, 20, 10]);
+        assert_eq!(steps(Some(20)), [20, 10, 40, 30]);
+        assert_eq!(steps(Some(25)), [25, 20, 10, 40, 30]);
+    }
 }

@@ -4,38 +4,52 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::PoisonError;
 
+use super::Checkpoints;
 use super::folder::{BEST, Name, UNFINISHED, checkpoints, entries, linked, sync_folder};
 
-/// The ones to delete: all before the last `keep_last`, but not the best. One that was found damaged counts for nothing, so
-/// that it does not push out the one that was used in its place.
-fn expendable(
-    names: &[Name],
+/// What is in a folder, when `newest` has just been added.
+struct Stock<'a> {
+    names: &'a [Name],
+    newest: Name,
     best: Option<Name>,
-    damaged: &BTreeSet<Name>,
-    keep_last: NonZeroUsize,
-) -> Vec<Name> {
-    let mut whole: Vec<_> = names.iter().filter(|name| !damaged.contains(name)).collect();
-    whole.sort_by(|a, b| b.cmp(a));
-    let Some(oldest_kept) = whole.get(keep_last.get() - 1) else { return Vec::new() };
-    names.iter().filter(|name| name < oldest_kept && Some(**name) != best).copied().collect()
+    /// Those that loading has refused.
+    damaged: &'a BTreeSet<Name>,
 }
 
-/// Deletes what is no longer needed. A new checkpoint is safe by now: what cannot be deleted is told and left.
-pub(super) fn rotate(dir: &Path, damaged: &BTreeSet<Name>, keep_last: NonZeroUsize) -> Vec<Name> {
-    let names = checkpoints(dir).unwrap_or_default();
-    let mut old = expendable(&names, linked(dir, BEST), damaged, keep_last);
-    old.retain(|name| match delete(dir, *name) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::warn!(
-                "cannot delete the old checkpoint {}: {error}",
-                dir.join(name.to_string()).display()
-            );
-            false
-        }
-    });
-    old
+impl Stock<'_> {
+    /// The ones to delete: all before the last `keep_last`, but not the best. One that was found damaged counts for nothing, so that
+    /// it does not push out the one that was used in its place. Those of later steps are of a run that went further, and are
+    /// left alone until this one has come as far.
+    fn expendable(&self, keep_last: NonZeroUsize) -> Vec<Name> {
+        let counts = |name: &&Name| **name <= self.newest && !self.damaged.contains(name);
+        let mut whole: Vec<_> = self.names.iter().filter(counts).collect();
+        whole.sort_by(|a, b| b.cmp(a));
+        let Some(oldest_kept) = whole.get(keep_last.get() - 1) else { return Vec::new() };
+        self.names.iter().filter(|name| name < oldest_kept && Some(**name) != self.best).copied().collect()
+    }
+}
+
+impl Checkpoints {
+    /// Deletes what is no longer needed now that there is `newest`, which is safe: what cannot be deleted is told and left.
+    pub(super) fn rotate(&self, newest: Name) -> Vec<Name> {
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        // One of that name may have been refused, and deleted since.
+        damaged.remove(&newest);
+        let names = checkpoints(&self.dir).unwrap_or_default();
+        let stock = Stock { names: &names, newest, best: linked(&self.dir, BEST), damaged: &damaged };
+        let mut old = stock.expendable(self.keep_last);
+        old.retain(|name| match delete(&self.dir, *name) {
+            Ok(()) => true,
+            Err(error) => {
+                let path = self.dir.join(name.to_string());
+                tracing::warn!("cannot delete the old checkpoint {}: {error}", path.display());
+                false
+            }
+        });
+        old
+    }
 }
 
 /// Takes a checkpoint away.
@@ -72,7 +86,8 @@ mod tests {
         let names: Vec<_> = [10, 20, 30, 40].map(name).to_vec();
         let kept = |best: Option<u64>, damaged: &[u64], keep_last| {
             let damaged = damaged.iter().copied().map(name).collect();
-            let old = expendable(&names, best.map(name), &damaged, NonZeroUsize::new(keep_last).unwrap());
+            let stock = Stock { names: &names, newest: name(40), best: best.map(name), damaged: &damaged };
+            let old = stock.expendable(NonZeroUsize::new(keep_last).unwrap());
             names.iter().filter(|name| !old.contains(name)).map(|name| name.step).collect::<Vec<_>>()
         };
         assert_eq!(kept(None, &[], 2), [30, 40]);
@@ -81,5 +96,13 @@ mod tests {
         assert_eq!(kept(None, &[], 9), [10, 20, 30, 40]);
         assert_eq!(kept(None, &[30], 2), [20, 30, 40]);
         assert_eq!(kept(None, &[10], 3), [20, 30, 40]);
+    }
+
+    #[test]
+    fn a_run_that_starts_over_keeps_its_own_and_touches_no_later_ones() {
+        let names = [10, 20, 490, 500].map(|step| Name { step, turn: 1 });
+        let stock = Stock { names: &names, newest: names[1], best: None, damaged: &BTreeSet::new() };
+        assert_eq!(stock.expendable(NonZeroUsize::new(2).unwrap()), []);
+        assert_eq!(stock.expendable(NonZeroUsize::MIN), names[..1]);
     }
 }

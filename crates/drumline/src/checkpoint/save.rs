@@ -8,12 +8,13 @@
 //! ```
 //! Wherever that ends, the checkpoint before is whole and `latest` names a whole one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::RngState;
 use serde::{Deserialize, Serialize};
+use tch::Device;
 
 use super::Checkpoints;
 use super::error::CheckpointError;
@@ -81,7 +82,7 @@ impl Checkpoints {
         group: &ProcessGroup,
     ) -> Result<Saved, CheckpointError> {
         let parts = group.gather_object(&Part::of(state), 0)?.unwrap_or_default();
-        let state = state.clone();
+        let state = settled(state);
         let saved = on_rank_zero(group, move || {
             check_agreement(&parts)?;
             let generators = parts.into_iter().map(|part| RngState { cpu: part.cpu, cuda: part.cuda });
@@ -109,8 +110,7 @@ impl Checkpoints {
             return Err(error);
         }
         self.announce(name, mark)?;
-        let damaged = self.damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let deleted = rotate::rotate(dir, &damaged, self.keep_last);
+        let deleted = self.rotate(name);
         Ok(Saved { path: dir.join(name.to_string()), deleted: deleted.iter().map(Name::to_string).collect() })
     }
 
@@ -141,6 +141,19 @@ impl Checkpoints {
             Mark::Best => folder::point(dir, BEST, name).map_err(CheckpointError::write(&dir.join(BEST))),
         }
     }
+}
+
+/// The state for another thread: what GPUs are still computing is done, as that thread would not wait for it.
+fn settled(state: &TrainState) -> TrainState {
+    let tensors = state.model.iter().chain(&state.optimizer.tensors).filter(|named| named.tensor.defined());
+    let gpus: BTreeSet<_> = tensors
+        .filter_map(|named| match named.tensor.device() {
+            Device::Cuda(gpu) => Some(gpu as i64),
+            _ => None,
+        })
+        .collect();
+    gpus.into_iter().for_each(tch::Cuda::synchronize);
+    state.clone()
 }
 
 /// All files of a checkpoint in a new folder, safe on disk when this returns.

@@ -33,8 +33,9 @@ const OPENED_BY_CUDA: &[&str] = &[
 const USED_BY_CUDA: &[&str] =
     &["nvidia-cuda-nvrtc==13.0.88", "nvidia-cusolver==12.0.4.66", "nvidia-nvtx==13.0.85"];
 
-/// The Python packages that it needs: the first to be imported, the second to send objects between ranks.
-const IMPORTED: &[&str] = &["typing_extensions==4.15.0", "numpy==2.3.5"];
+/// The Python packages that it needs: the first to be imported, the second to send objects between ranks, the third to read
+/// checkpoints.
+const IMPORTED: &[&str] = &["typing_extensions==4.15.0", "numpy==2.3.5", "safetensors==0.8.0"];
 
 /// The packages of a libtorch, each with its version. None brings others along.
 pub(crate) fn packages(kind: Kind) -> Vec<String> {

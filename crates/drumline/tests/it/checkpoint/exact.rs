@@ -125,6 +125,17 @@ fn a_step_that_comes_again_replaces_nothing() {
 }
 
 #[test]
+fn a_run_that_starts_over_in_an_old_folder_keeps_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in [490, 500, 10, 20, 30] {
+        save(dir.path(), step).unwrap();
+        assert_eq!(whole_step(&load(dir.path()).unwrap().unwrap()), step);
+    }
+    let kept = ["latest", "step-00000020", "step-00000030", "step-00000490", "step-00000500"];
+    assert_eq!(listing(dir.path()), kept);
+}
+
+#[test]
 fn what_cannot_be_saved_is_named_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), 1).unwrap();
