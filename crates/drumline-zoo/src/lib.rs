@@ -7,3 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod events;
+pub mod program;
+pub mod progress;
