@@ -33,3 +33,6 @@ pub use error::{Mismatch, WrongShape, ZooError};
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod events;
+pub mod program;
+pub mod progress;

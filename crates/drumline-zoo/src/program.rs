@@ -1,0 +1,54 @@
+//! The ready programs, as `drumline-train` offers them.
+//!
+//! ```text
+//!   main ─▶ args ─┬▶ train ─▶ trainer (epochs, evaluation, checkpoints) ─▶ step
+//!                 ├▶ test  ─▶ evaluate
+//!                 ├▶ data  ─▶ a data set on disk
+//!                 └▶ keys  ─▶ the configuration's keys, for people
+//!   job: all ranks of a run, and how they agree on what went wrong       ending: how that is told, once
+//! ```
+
+mod args;
+mod checked;
+mod data_kind;
+mod ending;
+mod evaluate;
+mod failure;
+mod job;
+mod parity;
+mod pieces;
+mod step;
+mod test;
+mod train;
+mod trainer;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::config::Config;
+use args::{Cli, Command, DataCommand};
+
+/// Carries out the command line of this process.
+pub fn main() -> ExitCode {
+    drumline::install_panic_file();
+    let outcome = match Cli::parse().command {
+        Command::Train(args) => train::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Data { command: DataCommand::SynthCifar(args) } => args.write(),
+        Command::Keys => show_keys(),
+    };
+    ending::end(outcome)
+}
+
+fn show_keys() -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut text = String::new();
+    for entry in Config::default().entries() {
+        text.push_str(&format!(
+            "{:<22} {:<18} {} ({})\n",
+            entry.key, entry.value, entry.about, entry.expects
+        ));
+    }
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}

@@ -1,0 +1,98 @@
+//! The command line of `drumline-train`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use super::pieces;
+
+const EXAMPLES: &str = "\
+Examples:
+  drumline-train train --cfg config/cifar-resnet18.yaml OPTIM.MAX_EPOCH 2
+  drumline run --nproc-per-node 2 drumline-train train --cfg config/cifar-resnet18.yaml
+  drumline-train data synth-cifar --out data/cifar --train 4000 --test 1000
+  drumline-train keys
+
+drumline train starts this program with as many ranks as it is told to.";
+
+/// Train and evaluate networks; one rank of a run
+#[derive(Debug, Parser)]
+#[command(name = "drumline-train", version, after_help = EXAMPLES)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Train a network
+    Train(TrainArgs),
+    /// Evaluate a network on the test set: its last checkpoint, or MODEL.WEIGHTS
+    Test(TestArgs),
+    /// Make data sets
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
+    },
+    /// List the keys of a configuration with their defaults
+    Keys,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TrainArgs {
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+    /// The first K steps are made by one rank and by all, and compared; nothing is kept [default: 5 steps]
+    #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) verify_parity: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TestArgs {
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+/// What makes a configuration, and where rank 0 draws.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// The configuration, a YAML file
+    #[arg(long, value_name = "FILE")]
+    pub(super) cfg: PathBuf,
+    /// The user's terminal, from the launcher between it and this process
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub(super) terminal: Option<PathBuf>,
+    /// Keys of the configuration with their values, which win over the file
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_names = ["KEY", "VALUE"])]
+    pub(super) pairs: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum DataCommand {
+    /// A learnable data set in CIFAR-10's binary format
+    SynthCifar(SynthCifarArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SynthCifarArgs {
+    /// Folder to write to
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Number of training images
+    #[arg(long, value_name = "N", default_value = "4000", value_parser = clap::value_parser!(u64).range(1..))]
+    train: u64,
+    /// Number of test images
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
+    test: u64,
+    /// Other images for another seed
+    #[arg(long, value_name = "S", default_value = "0")]
+    seed: u64,
+}
+
+impl SynthCifarArgs {
+    pub(super) fn write(&self) -> anyhow::Result<()> {
+        pieces::synth_cifar(&self.out, self.train as usize, self.test as usize, self.seed)?;
+        println!("{} training and {} test images in {}", self.train, self.test, self.out.display());
+        Ok(())
+    }
+}

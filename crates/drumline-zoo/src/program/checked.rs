@@ -1,0 +1,59 @@
+//! What can be found wrong before a run begins: the configuration, its data sets, the device, the place for its output.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use tch::{Cuda, Device};
+
+use super::args::RunArgs;
+use super::data_kind::{Found, Split, find};
+use crate::config::{Config, DeviceKind};
+
+/// What every rank finds out alone, before it waits for the others.
+pub(super) struct Checked {
+    pub(super) config: Config,
+    pub(super) train: Found,
+    pub(super) test: Found,
+}
+
+impl Checked {
+    pub(super) fn new(args: &RunArgs) -> anyhow::Result<Self> {
+        let config = Config::load(Some(&args.cfg), &args.pairs)?;
+        let (train, test) = (find(&config, Split::Train)?, find(&config, Split::Test)?);
+        if let Some(weights) = &config.model.weights {
+            ensure!(
+                weights.is_file(),
+                "MODEL.WEIGHTS: no file {}; try the path of a .safetensors file",
+                weights.display()
+            );
+        }
+        device(config.run.device, 0)?;
+        Ok(Self { config, train, test })
+    }
+}
+
+/// The device of a rank.
+pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Device> {
+    let there = Cuda::is_available();
+    match kind {
+        DeviceKind::Cuda => {
+            ensure!(there, "DEVICE is cuda, but libtorch finds no GPU here; try DEVICE cpu");
+            Ok(Device::Cuda(local_rank % (Cuda::device_count().max(1) as usize)))
+        }
+        DeviceKind::Auto if there => device(DeviceKind::Cuda, local_rank),
+        DeviceKind::Auto | DeviceKind::Cpu => Ok(Device::Cpu),
+    }
+}
+
+/// Makes `OUT_DIR` and tries to write to it, so that hours of work are not lost at their end.
+pub(super) fn check_out_dir(folder: &Path) -> anyhow::Result<()> {
+    let advice = || format!("OUT_DIR {} cannot be written to; try another OUT_DIR", folder.display());
+    std::fs::create_dir_all(folder).with_context(advice)?;
+    tempfile(folder).with_context(advice)
+}
+
+fn tempfile(folder: &Path) -> std::io::Result<()> {
+    let trial = folder.join(format!(".trial-{}", std::process::id()));
+    std::fs::write(&trial, "x")?;
+    std::fs::remove_file(trial)
+}

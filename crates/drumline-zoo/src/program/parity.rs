@@ -1,0 +1,120 @@
+//! `--verify-parity`: the first steps as one rank with the whole batch, and as all ranks with a part each; how far they differ.
+//!
+//! ```text
+//!   every rank:   [batch of rank 0 | batch of rank 1 | …] ─▶ one network alone          ─▶ losses, parameters ─┐ compared
+//!   together:      own batch ─▶ network of this rank, gradients averaged over all ranks ─▶ losses, parameters ─┘ on rank 0
+//! ```
+//!
+//! Both begin with the same weights. Nothing is written to `OUT_DIR`.
+
+use drumline::{GroupOptions, InitOptions, ProcessGroup};
+use drumline_torch::parameters;
+use tch::nn::VarStore;
+use tch::{Device, Kind, Tensor};
+
+use super::checked::{Checked, device};
+use super::job::Job;
+use super::pieces::{self, ImageBatch, Replica, Sgd, TrainLoader};
+use super::step::Sums;
+
+/// What a run of a few steps has come to.
+struct Ran {
+    losses: Vec<f64>,
+    store: VarStore,
+}
+
+/// Makes both runs, and prints on rank 0 how they differ.
+pub(super) fn verify(job: &Job, checked: &Checked, seed: u64, steps: u64) -> anyhow::Result<()> {
+    let device = job.agree(device(checked.config.run.device, job.local_rank))?;
+    let loader = job.agree(TrainLoader::new(checked, &job.group, seed, device))?;
+    let steps = steps.min(loader.num_batches());
+    let world_size = job.group.size();
+
+    let alone = alone()?;
+    let mut shares: Vec<_> = (0..world_size).map(|rank| loader.epoch_of(rank, 0, 0)).collect();
+    let whole = (0..steps).map(|_| whole_batch(shares.iter_mut().filter_map(Iterator::next)));
+    let one = job.agree(train(checked, seed, &alone, (device, whole)))?;
+    let own = loader.epoch(0, 0).take(steps as usize);
+    let all = train(checked, seed, &job.group, (device, own))?;
+    if job.is_first() {
+        println!("{}", compared(&one, &all, world_size, checked.config.train.batch_size));
+        if has_own_statistics(&all.store) && world_size > 1 && !checked.config.model.syncbn {
+            println!(
+                "note: batch norm sees another batch on each side; MODEL.SYNCBN True makes them the same"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A group of this process only.
+fn alone() -> anyhow::Result<ProcessGroup> {
+    let options = InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() };
+    let member = drumline::init("tcp://127.0.0.1:0", options)?;
+    Ok(ProcessGroup::new(member, GroupOptions::from_env()?)?)
+}
+
+fn whole_batch(parts: impl Iterator<Item = anyhow::Result<ImageBatch>>) -> anyhow::Result<ImageBatch> {
+    let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
+    let images: Vec<_> = parts.iter().map(|part| &part.images).collect();
+    let labels: Vec<_> = parts.iter().map(|part| &part.labels).collect();
+    Ok(ImageBatch { images: Tensor::cat(&images, 0), labels: Tensor::cat(&labels, 0) })
+}
+
+/// The steps on `group`, from the seed's weights.
+fn train(
+    checked: &Checked,
+    seed: u64,
+    group: &ProcessGroup,
+    (device, batches): (Device, impl Iterator<Item = anyhow::Result<ImageBatch>>),
+) -> anyhow::Result<Ran> {
+    let config = &checked.config;
+    tch::manual_seed(seed as i64);
+    let store = VarStore::new(device);
+    let net = pieces::model(config, &store)?;
+    let replica = Replica::new(net, &store, group)?;
+    let mut optimizer = Sgd::new(parameters(&store), &config.optim);
+    optimizer.set_lr(pieces::lr(&config.optim, 0.0));
+    let mut losses = Vec::new();
+    for batch in batches {
+        let batch = batch?;
+        let output = replica.forward_t(&batch.images, true)?;
+        let loss = output.cross_entropy_for_logits(&batch.labels);
+        optimizer.zero_grad()?;
+        replica.backward(&loss)?;
+        optimizer.step()?;
+        losses.push(Sums::of(&output, &batch.labels, &loss, 1).reduced(group)?.loss());
+    }
+    Ok(Ran { losses, store })
+}
+
+fn compared(one: &Ran, all: &Ran, world_size: usize, batch_size: usize) -> String {
+    let (left, right) =
+        (format!("1 rank x {}", world_size * batch_size), format!("{world_size} ranks x {batch_size}"));
+    let mut text = format!("step  loss, {left:<14}  loss, {right:<14}  relative difference\n");
+    for (step, (one, all)) in one.losses.iter().zip(&all.losses).enumerate() {
+        let difference = (one - all).abs() / one.abs().max(f64::MIN_POSITIVE);
+        text.push_str(&format!("{:4}  {one:<20.9}  {all:<20.9}  {difference:.2e}\n", step + 1));
+    }
+    let (name, difference) = furthest(&one.store, &all.store);
+    text.push_str(&format!(
+        "parameters after {} steps: largest difference {difference:.2e} ({name})",
+        one.losses.len()
+    ));
+    text
+}
+
+/// The parameter that differs most, relative to its largest value.
+fn furthest(one: &VarStore, all: &VarStore) -> (String, f64) {
+    let pairs = parameters(one).into_iter().zip(parameters(all));
+    let differences = pairs.map(|(one, all)| {
+        let most = |tensor: &Tensor| tensor.abs().max().to_kind(Kind::Double).double_value(&[]);
+        let difference = most(&(&one.tensor - &all.tensor).detach());
+        (one.name, difference / most(&one.tensor.detach()).max(f64::MIN_POSITIVE))
+    });
+    differences.max_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap_or_default()
+}
+
+fn has_own_statistics(store: &VarStore) -> bool {
+    drumline_torch::buffers(store).iter().any(|buffer| buffer.name.ends_with("running_mean"))
+}

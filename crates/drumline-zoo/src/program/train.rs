@@ -1,0 +1,178 @@
+//! `drumline-train train`: from a configuration to a trained network.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use drumline::ProcessGroup;
+use drumline_torch::{
+    Determinism, flush_denormals, keep_freed_memory, parameters, use_deterministic_algorithms,
+};
+use serde_json::Value as Json;
+use tch::nn::VarStore;
+
+use super::args::TrainArgs;
+use super::checked::{Checked, check_out_dir, device};
+use super::job::Job;
+use super::parity;
+use super::pieces::{self, Replica, Sgd, TestLoader, TrainLoader};
+use super::trainer::{EpochEnd, IsBest, Position, Trainer};
+use crate::config::{Config, Value};
+use crate::events::{Begin, Event, EventLog, RunEvent};
+use crate::progress::Progress;
+
+/// The version that the workspace pins.
+const LIBTORCH: &str = "2.11.0";
+
+/// Trains as the command line says; an error if that was not possible.
+pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
+    set_up_process()?;
+    let checked = Checked::new(&args.run);
+    let job = Job::join()?;
+    let checked = job.agree(checked)?;
+    job.say_hello();
+    let seed = job.seed(checked.config.run.rng_seed)?;
+    if let Some(steps) = args.verify_parity {
+        return parity::verify(&job, &checked, seed, steps);
+    }
+    prepare_folder(&job, &checked.config)?;
+    let mut trainer = build(&job, &checked, seed)?;
+    let begin = resume(&mut trainer)?;
+    trainer.progress = progress(&job, args, &checked.config);
+    trainer.log = job.agree(open_log(&trainer, begin, seed))?;
+    trainer.progress.say("            =======  Training  =======");
+    let end = epochs(&mut trainer)?;
+    trainer.progress.finish();
+    trainer.progress.say(&last_words(&trainer, end));
+    Ok(())
+}
+
+/// Epochs, each with an evaluation and a checkpoint, until there are enough or a signal asks for the end.
+fn epochs(trainer: &mut Trainer<'_>) -> anyhow::Result<EpochEnd> {
+    let max_epoch = trainer.config.optim.max_epoch;
+    let mut end = EpochEnd::Finished;
+    while trainer.at.epoch < max_epoch && end == EpochEnd::Finished {
+        end = trainer.train_epoch()?;
+        let is_best = match end {
+            EpochEnd::Stopped => Some(IsBest::No),
+            EpochEnd::Finished | EpochEnd::MaxSteps => trainer.evaluate()?,
+        };
+        trainer.save(is_best.unwrap_or(IsBest::No))?;
+        if is_best.is_none() {
+            end = EpochEnd::Stopped;
+        }
+    }
+    Ok(end)
+}
+
+/// What must be set before the first tensor.
+fn set_up_process() -> anyhow::Result<()> {
+    keep_freed_memory();
+    flush_denormals(true)?;
+    Ok(())
+}
+
+fn prepare_folder(job: &Job, config: &Config) -> anyhow::Result<()> {
+    let outcome = match job.is_first() {
+        true => check_out_dir(&config.run.out_dir).and_then(|()| Ok(drop(config.save()?))),
+        false => Ok(()),
+    };
+    job.agree(outcome)
+}
+
+/// Model, data and optimizer, equal on all ranks.
+fn build<'a>(job: &'a Job, checked: &'a Checked, seed: u64) -> anyhow::Result<Trainer<'a>> {
+    let config = &checked.config;
+    let device = job.agree(device(config.run.device, job.local_rank))?;
+    if config.cudnn.deterministic {
+        use_deterministic_algorithms(Determinism::Require)?;
+    }
+    tch::Cuda::cudnn_set_benchmark(config.cudnn.benchmark);
+    tch::manual_seed(seed as i64);
+    let store = VarStore::new(device);
+    let net = job.agree(pieces::model(config, &store))?;
+    let replica = Replica::new(net, &store, &job.group)?;
+    let optimizer = Sgd::new(parameters(&store), &config.optim);
+    let train = job.agree(TrainLoader::new(checked, &job.group, seed, device))?;
+    let test = job.agree(TestLoader::new(checked, &job.group, device))?;
+    let (progress, at) = (Progress::silent(), Position::default());
+    Ok(Trainer { job, config, device, store, replica, optimizer, train, test, log: None, progress, at })
+}
+
+/// Goes on from the last checkpoint, if there is one and that is wanted.
+fn resume(trainer: &mut Trainer<'_>) -> anyhow::Result<Begin> {
+    let config = &trainer.config.train;
+    if !config.auto_resume {
+        return Ok(Begin::Anew);
+    }
+    let loaded = trainer.job.agree(pieces::load_latest(&trainer.config.run.out_dir))?;
+    let Some(state) = loaded else { return Ok(Begin::Anew) };
+    let outcome = state.restore(&trainer.store, config.load_opt.then_some(&mut trainer.optimizer));
+    trainer.job.agree(outcome)?;
+    trainer.at = state.at;
+    trainer.at.in_epoch = trainer.train.steps_of(state.samples_seen);
+    Ok(Begin::After { step: state.at.step })
+}
+
+fn progress(job: &Job, args: &TrainArgs, config: &Config) -> Progress {
+    match job.is_first() {
+        true => Progress::new(config.train.print_freq as u64, args.run.terminal.as_deref()),
+        false => Progress::silent(),
+    }
+}
+
+/// Rank 0 opens `metrics.jsonl` and writes its first line.
+fn open_log(trainer: &Trainer<'_>, begin: Begin, seed: u64) -> anyhow::Result<Option<EventLog>> {
+    if !trainer.job.is_first() {
+        return Ok(None);
+    }
+    if let Begin::After { step } = begin {
+        trainer.progress.say(&format!("[resume] == after step {step}, epoch {} ==", trainer.at.epoch));
+    }
+    for remark in pieces::remarks(trainer.config) {
+        trainer.progress.say(&format!("note: {remark}"));
+    }
+    let mut log = EventLog::open(&trainer.config.run.out_dir, begin)?;
+    log.write(&Event::Run(run_event(trainer, &trainer.job.group, seed)))?;
+    Ok(Some(log))
+}
+
+fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent {
+    let entries = trainer.config.entries().into_iter();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    RunEvent {
+        step: trainer.at.step,
+        epoch: trainer.at.epoch,
+        world_size: group.size(),
+        num_nodes: group.num_nodes(),
+        seed,
+        device: format!("{:?}", trainer.device).to_lowercase(),
+        num_threads: tch::get_num_threads(),
+        drumline: env!("CARGO_PKG_VERSION"),
+        libtorch: LIBTORCH,
+        time: now.map_or(0, |now| now.as_secs()),
+        config: entries.map(|entry| (entry.key, json(&entry.value))).collect(),
+    }
+}
+
+fn json(value: &Value) -> Json {
+    match value {
+        Value::Null | Value::Section(_) => Json::Null,
+        Value::Bool(value) => (*value).into(),
+        Value::Int(value) => (*value).into(),
+        Value::Float(value) => (*value).into(),
+        Value::Text(text) => text.as_str().into(),
+        Value::List(values) => values.iter().map(json).collect(),
+    }
+}
+
+fn last_words(trainer: &Trainer<'_>, end: EpochEnd) -> String {
+    let Position { step, best, .. } = trainer.at;
+    let folder = trainer.config.run.out_dir.display();
+    match end {
+        EpochEnd::Stopped => format!(
+            "[stop] == asked to stop after step {step}; the checkpoint is in {folder}; the same command goes on =="
+        ),
+        EpochEnd::MaxSteps | EpochEnd::Finished => {
+            format!("            =======  Training Finished  =======\n   best Acc@1 {best:.3} | {folder}")
+        }
+    }
+}

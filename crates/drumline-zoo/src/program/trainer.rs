@@ -1,0 +1,251 @@
+//! The state of a training run, and what is done with it: an epoch, an evaluation, a checkpoint.
+
+use std::time::{Duration, Instant};
+
+use tch::nn::VarStore;
+use tch::{Device, Kind};
+
+use super::evaluate::evaluate;
+use super::failure::Shared;
+use super::job::{Job, Vote};
+use super::pieces::{self, Replica, Sgd, TestLoader, TrainLoader, TrainState};
+use super::step::Sums;
+use crate::config::Config;
+use crate::events::{EvalEvent, Event, EventLog, StepEvent};
+use crate::progress::{At, Progress, Shown};
+
+pub(super) struct Trainer<'a> {
+    pub(super) job: &'a Job,
+    pub(super) config: &'a Config,
+    pub(super) device: Device,
+    pub(super) store: VarStore,
+    pub(super) replica: Replica<'a>,
+    pub(super) optimizer: Sgd,
+    pub(super) train: TrainLoader,
+    pub(super) test: TestLoader,
+    /// On rank 0 only.
+    pub(super) log: Option<EventLog>,
+    pub(super) progress: Progress,
+    pub(super) at: Position,
+}
+
+/// How far the run is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Position {
+    /// Epochs done.
+    pub(super) epoch: u64,
+    /// Steps done in the epoch that is under way.
+    pub(super) in_epoch: u64,
+    /// Steps done.
+    pub(super) step: u64,
+    /// Steps after which the last checkpoint was written.
+    pub(super) saved: Option<u64>,
+    /// Best accuracy so far, in percent.
+    pub(super) best: f64,
+}
+
+/// Why an epoch is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EpochEnd {
+    /// All its samples were seen.
+    Finished,
+    /// `TRAIN.MAX_STEPS` were made.
+    MaxSteps,
+    /// A signal asked for it.
+    Stopped,
+}
+
+impl Trainer<'_> {
+    /// Trains to the end of the epoch, or as far as it may go.
+    pub(super) fn train_epoch(&mut self) -> anyhow::Result<EpochEnd> {
+        let lr = pieces::lr(&self.config.optim, self.at.epoch as f64);
+        self.optimizer.set_lr(lr);
+        self.progress.begin_epoch(self.place());
+        let mut batches = self.train.epoch(self.at.epoch, self.at.in_epoch);
+        let mut pace = Pace::new();
+        let mut sums = Sums::default();
+        while self.config.train.max_steps.is_none_or(|most| self.at.step < most) {
+            let batch = batches.next().transpose();
+            let own = match &batch {
+                Ok(Some(_)) => Vote::GoOn,
+                Ok(None) => Vote::Ended,
+                Err(_) => Vote::Failed,
+            };
+            match self.job.vote(own)? {
+                Vote::GoOn => {}
+                Vote::Ended => return Ok(self.end_epoch()),
+                Vote::Stop => return Ok(EpochEnd::Stopped),
+                Vote::Failed => drop(self.job.agree(batch.as_ref().map(drop).map_err(told))?),
+            }
+            let batch = batch?.expect("no rank has voted that its batches are at their end");
+            let step = self.step(&batch, lr)?;
+            sums += step;
+            pace.step(step.samples());
+            self.tell(&step, &sums, lr, &pace)?;
+        }
+        Ok(EpochEnd::MaxSteps)
+    }
+
+    /// Forward, backward with the mean of all ranks' gradients, optimizer. The figures are those of all ranks.
+    fn step(&mut self, batch: &pieces::ImageBatch, lr: f64) -> anyhow::Result<Sums> {
+        let output = self.replica.forward_t(&batch.images, true)?;
+        let loss = output.cross_entropy_for_logits(&batch.labels);
+        self.optimizer.zero_grad()?;
+        self.replica.backward(&loss)?;
+        let own = Sums::of(&output, &batch.labels, &loss.to_kind(Kind::Double), self.config.train.topk);
+        let all = own.reduced(&self.job.group)?;
+        if !all.loss().is_finite() {
+            return Err(self.not_finite(&all, lr)?);
+        }
+        self.optimizer.step()?;
+        self.at.step += 1;
+        self.at.in_epoch += 1;
+        Ok(all)
+    }
+
+    /// Found by every rank in the same numbers, before the weights are touched.
+    fn not_finite(&mut self, step: &Sums, lr: f64) -> anyhow::Result<anyhow::Error> {
+        let Position { epoch, in_epoch, step: done, saved, .. } = self.at;
+        let samples = step.samples();
+        let (loss, acc1, samples_per_s) = (step.loss(), step.acc1(), 0.0);
+        let event = StepEvent { step: done + 1, epoch, loss, lr, acc1, samples, samples_per_s };
+        self.write(&Event::Step(event))?;
+        self.progress.finish();
+        let kept = match saved {
+            Some(at) => {
+                format!("the checkpoint after step {at} is kept in {}", self.config.run.out_dir.display())
+            }
+            None => "no checkpoint was written yet".to_owned(),
+        };
+        Ok(Shared::alike(format!(
+            "the loss is {loss} at step {} (epoch {}, batch {} of {}, lr {lr}); {kept}; \
+             try a smaller OPTIM.BASE_LR or more OPTIM.WARMUP_EPOCHS",
+            done + 1,
+            epoch + 1,
+            in_epoch + 1,
+            self.train.num_batches(),
+        ))
+        .into())
+    }
+
+    fn tell(&mut self, step: &Sums, sums: &Sums, lr: f64, pace: &Pace) -> anyhow::Result<()> {
+        let samples_per_s = pace.last();
+        let event = StepEvent {
+            step: self.at.step,
+            epoch: self.at.epoch,
+            loss: step.loss(),
+            lr,
+            acc1: step.acc1(),
+            samples: step.samples(),
+            samples_per_s,
+        };
+        self.write(&Event::Step(event))?;
+        let left = pace.mean_step() * self.steps_left().min(u32::MAX as u64) as u32;
+        let (loss, acc1, images_per_s) = (sums.loss(), sums.acc1(), pace.mean());
+        self.progress.step(self.place(), &Shown { loss, acc1, lr, images_per_s, left });
+        Ok(())
+    }
+
+    /// Evaluates on the test set and remembers the best; `None` if a signal asked for the end.
+    pub(super) fn evaluate(&mut self) -> anyhow::Result<Option<IsBest>> {
+        let k = self.config.train.topk;
+        let Some(sums) = evaluate(self.job, &self.replica, &self.test, k)? else { return Ok(None) };
+        let is_best = sums.acc1() > self.at.best;
+        self.at.best = self.at.best.max(sums.acc1());
+        let Position { epoch, step, best, .. } = self.at;
+        let (acc1, acck, loss, samples) = (sums.acc1(), sums.acck(), sums.loss(), sums.samples());
+        self.write(&Event::Eval(EvalEvent { epoch, step, acc1, acck, k, loss, samples }))?;
+        self.progress.say(&format!(
+            "   == eval: [{epoch}/{}] | loss: {loss:.3} | Acc@1 {acc1:.3} | Acc@{k} {acck:.3} | best Acc@1 {best:.3} | {samples} images",
+            self.config.optim.max_epoch
+        ));
+        Ok(Some(if is_best { IsBest::Yes } else { IsBest::No }))
+    }
+
+    /// Writes a checkpoint that the run can go on from.
+    pub(super) fn save(&mut self, is_best: IsBest) -> anyhow::Result<()> {
+        let state =
+            TrainState::of(&self.store, &self.optimizer, self.at, self.train.samples_seen(self.at.in_epoch));
+        self.job.agree(pieces::save(&self.config.run.out_dir, &state, &self.job.group))?;
+        if is_best == IsBest::Yes {
+            self.job.agree(pieces::save_best(&self.config.run.out_dir, &self.store, &self.job.group))?;
+        }
+        self.at.saved = Some(self.at.step);
+        Ok(())
+    }
+
+    fn end_epoch(&mut self) -> EpochEnd {
+        self.at.epoch += 1;
+        self.at.in_epoch = 0;
+        EpochEnd::Finished
+    }
+
+    fn write(&mut self, event: &Event) -> anyhow::Result<()> {
+        self.log.as_mut().map_or(Ok(()), |log| log.write(event))?;
+        Ok(())
+    }
+
+    fn place(&self) -> At {
+        let (epochs, steps) = (self.config.optim.max_epoch, self.train.num_batches());
+        At { epoch: self.at.epoch, epochs, step: self.at.in_epoch, steps }
+    }
+
+    fn steps_left(&self) -> u64 {
+        let whole = self.config.optim.max_epoch * self.train.num_batches();
+        let last = self.config.train.max_steps.map_or(whole, |most| most.min(whole));
+        last.saturating_sub(self.at.step)
+    }
+}
+
+/// Whether an evaluation was better than all before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IsBest {
+    Yes,
+    No,
+}
+
+fn told(error: &anyhow::Error) -> anyhow::Error {
+    anyhow::anyhow!("{}", super::failure::in_words(error))
+}
+
+/// How fast the steps of an epoch are.
+struct Pace {
+    begin: Instant,
+    last: Instant,
+    steps: u32,
+    samples: u64,
+    rate: f64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { begin: now, last: now, steps: 0, samples: 0, rate: 0.0 }
+    }
+
+    fn step(&mut self, samples: u64) {
+        let now = Instant::now();
+        self.rate = rate(samples, now - self.last);
+        self.last = now;
+        self.steps += 1;
+        self.samples += samples;
+    }
+
+    /// Samples a second of the last step.
+    fn last(&self) -> f64 {
+        self.rate
+    }
+
+    /// Samples a second since the beginning.
+    fn mean(&self) -> f64 {
+        rate(self.samples, self.last - self.begin)
+    }
+
+    fn mean_step(&self) -> Duration {
+        (self.last - self.begin) / self.steps.max(1)
+    }
+}
+
+fn rate(samples: u64, time: Duration) -> f64 {
+    samples as f64 / time.as_secs_f64().max(1e-9)
+}
