@@ -124,7 +124,7 @@ pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessG
     let shape = |named: &Named| (named.name.clone(), kind_name(named.tensor.kind()), named.tensor.size());
     let outline = (own.kind.clone(), own.scalars.clone(), own.tensors.iter().map(shape).collect::<Vec<_>>());
     type Outline = (String, BTreeMap<String, f64>, Vec<(String, String, Vec<i64>)>);
-    let (kind, scalars, shapes): Outline = group.broadcast_object(outline, root)?;
+    let (kind, scalars, shapes): Outline = group.broadcast_object(Some(&outline), root)?;
     let is_root = group.rank() == root;
     let mut tensors = Vec::new();
     for (index, (name, kind, size)) in shapes.into_iter().enumerate() {

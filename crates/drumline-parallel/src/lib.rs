@@ -3,6 +3,7 @@
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process, a thread for each device
+//! - [`SyncBatchNorm`]: batch normalisation over the batch of all ranks
 //! - [`Uneven`]: ranks whose data ends earlier take part with nothing until all are done
 //!
 //! # Who divides the loss by what
@@ -17,12 +18,16 @@ mod ddp;
 mod distributed_optimizer;
 mod error;
 mod layout;
+mod sync_batch_norm;
+mod sync_group;
 mod uneven;
 
 pub use data_parallel::{DataParallel, Traffic};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use error::ParallelError;
+pub use sync_batch_norm::SyncBatchNorm;
+pub use sync_group::{SyncCall, SyncGroup};
 pub use uneven::{Share, Turn, Uneven};
 
 /// A group of the same ranks, whose calls cannot come between those that the program makes.
@@ -31,10 +36,3 @@ fn own_group(group: &drumline_comm::ProcessGroup) -> Result<drumline_comm::Proce
     let own = group.new_group(&all)?;
     own.ok_or_else(|| ParallelError::Unfit("a group of all ranks has this one".into()))
 }
-//! - `sync_batch_norm`, `sync_group`: batch normalisation over the batch of all ranks
-
-mod sync_batch_norm;
-mod sync_group;
-
-pub use sync_batch_norm::SyncBatchNorm;
-pub use sync_group::{SyncCall, SyncGroup};

@@ -8,9 +8,8 @@
 //! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
 //! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
 //! - `collectives`: all-reduce and its kin on tensors of any strides
-//! - `function`: functions of autograd made of Rust closures
-//! - `autocast`: mixed precision in a scope
-//! - `batch_norm`: the sums of its backward
+//! - `function`: autograd functions from Rust closures
+//! - `autocast`: forward passes in fewer bits
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
@@ -18,17 +17,15 @@
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
+mod autocast;
+mod batch_norm;
 mod bytes;
 mod clip;
 mod collectives;
 mod error;
 mod foreach;
-mod fused;
-mod autocast;
-mod batch_norm;
-mod collectives;
-mod error;
 mod function;
+mod fused;
 mod grad;
 mod hook;
 mod knobs;
@@ -39,19 +36,16 @@ mod optim;
 mod rng;
 mod status;
 
+pub use autocast::{Autocast, autocast, no_autocast};
+pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
 pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
 pub use collectives::TensorCollectives;
 pub use error::TorchError;
 pub use foreach::{foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar, foreach_norm, foreach_zero};
+pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
 pub use grad::{grad, move_grad, set_grad, take_grad};
-pub use autocast::{Autocast, autocast, no_autocast};
-pub use batch_norm::batch_norm_sums;
-pub use collectives::TensorCollectives;
-pub use error::TorchError;
-pub use function::{Backward, Forward, FunctionError, autograd_function};
-pub use grad::{grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};

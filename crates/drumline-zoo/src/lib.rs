@@ -1,8 +1,10 @@
-//! Models, data sets and the ready programs.
+//! Models, data sets and the ready programs. The binary `drumline-train` is a thin door to [`program`].
 //!
 //! ```text
 //!   models::build("resnet50", …) ─▶ a model with torchvision's names ◀─ weights::load / save (safetensors)
 //!   data: CIFAR, image folders, dummy ─▶ transforms: u8 pixels → crop, flip, normalise → the batch's f32 memory
+//!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─┬▶ progress: a bar or lines, for people
+//!                                                             └▶ events: metrics.jsonl, for programs
 //! ```
 //!
 //! - `models`: the ResNet family, and two small models for tests
@@ -10,29 +12,18 @@
 //! - `synth_cifar`: pictures to learn from where no data set can be fetched
 //! - `transforms`: crops, flips and colours, from an image's bytes straight into the batch
 //! - `weights`: a model's tensors from and to a file that Python reads as well
-//!
-//! Not here: batches over ranks and threads (`drumline`).
+//! - `config`: what a run is told, from YAML and from the command line
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod data;
-mod dataset;
 mod error;
+pub mod events;
 pub mod models;
+pub mod program;
+pub mod progress;
 pub mod synth_cifar;
 pub mod transforms;
 pub mod weights;
 
-pub use dataset::{Dataset, ImageBatch, Sample, SampleError, SampleRng};
 pub use error::{Mismatch, WrongShape, ZooError};
-//! Models, data sets and the ready programs. The binary `drumline-train` is a thin door to [`program`].
-//!
-//! ```text
-//!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─┬▶ progress: a bar or lines, for people
-//!                                                             └▶ events: metrics.jsonl, for programs
-//! ```
-#![forbid(unsafe_code)]
-
-pub mod config;
-pub mod events;
-pub mod program;
-pub mod progress;

@@ -27,11 +27,11 @@
 //! Not here: the command `drumline` (`drumline-cli`).
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod loader;
 mod metrics;
 mod predictions;
 mod sampler;
-pub mod checkpoint;
 mod schedule;
 mod spawn;
 mod stop_request;
@@ -52,9 +52,18 @@ pub use drumline_comm::{
     Scope, Source, Transport, Work, bf16, f16,
 };
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
+pub use drumline_parallel::{
+    AllReduce, CommHook, DataParallel, Ddp, DdpOptions, DistributedOptimizer, Divide, GradBucket,
+    ParallelError, Share, Traffic, Turn, Uneven, broadcast_optimizer_state,
+};
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
-pub use drumline_torch::TorchError;
+pub use drumline_torch::{
+    Adam, AdamOptions, AdamW, Determinism, Named, NormType, Optimizer, OptimizerState, ParameterGroup,
+    ParameterGroups, RngState, Sgd, SgdOptions, TensorCollectives, TorchError, buffers, clip_grad_norm,
+    clip_grad_value, flush_denormals, keep_freed_memory, no_decay_on_norms, parameters,
+    use_deterministic_algorithms,
+};
 pub use loader::{
     Cause, Dataset, Epoch, ImageBatch, Loader, LoaderError, LoaderOptions, MapDataset, Sample, SampleError,
     SampleRng,

@@ -1,14 +1,10 @@
-//! Loading and predicting; programs that spawn their ranks and are asked to stop, as real processes.
-#![allow(clippy::unwrap_used)]
-
-mod it {
-    mod loading;
-    mod predicting;
-//! Checkpoints under fire, and programs that spawn their ranks and are asked to stop, as real processes.
+//! Loading and predicting, checkpoints under fire, programs that spawn their ranks and are asked to stop: as real processes.
 #![allow(clippy::unwrap_used)]
 
 mod it {
     mod checkpoint;
+    mod loading;
+    mod predicting;
     mod program;
     mod spawn_life;
     mod spawning;

@@ -3,7 +3,7 @@
 use drumline_torch::tensor_from_vec;
 use tch::Tensor;
 
-use crate::dataset::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::transforms::{Painter, Transform};
 
 /// Why an image cannot be made.

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::assemble::{self, Cause, Paint};
-use crate::dataset::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
 

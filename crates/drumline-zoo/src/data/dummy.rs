@@ -1,7 +1,7 @@
 //! Made-up input, to measure training without reading anything.
 
 use super::assemble::{self, Cause, Paint};
-use crate::dataset::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::transforms::{Layout, Painter, Pixels, Transform};
 
 /// As many images as asked for, of a few different ones; classes by turns.

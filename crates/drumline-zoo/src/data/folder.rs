@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::assemble::{self, Cause, Paint};
 use super::decode::decode;
-use crate::dataset::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
 

@@ -18,7 +18,7 @@ pub use cifar::{Cifar, CifarKind, Split};
 pub use dummy::Dummy;
 pub use folder::ImageFolder;
 
-use crate::dataset::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::error::ZooError;
 use crate::transforms::Transform;
 

@@ -9,7 +9,7 @@ mod picture;
 use std::fs;
 use std::path::Path;
 
-use crate::dataset::{Sample, SampleRng};
+use drumline::{Sample, SampleRng};
 use crate::error::ZooError;
 use picture::Picture;
 
@@ -24,7 +24,8 @@ pub const CLASSES: [&str; 10] =
 /// ```
 /// use drumline_zoo::data::{Cifar, Split};
 /// use drumline_zoo::transforms::Transform;
-/// use drumline_zoo::{Dataset, synth_cifar};
+/// use drumline::Dataset;
+/// use drumline_zoo::synth_cifar;
 ///
 /// let folder = tempfile::tempdir()?;
 /// synth_cifar::write(folder.path(), 100, 20, 42)?;

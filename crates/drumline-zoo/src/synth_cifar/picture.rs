@@ -3,7 +3,7 @@
 use std::f32::consts::{PI, SQRT_2};
 
 use super::between;
-use crate::dataset::SampleRng;
+use drumline::SampleRng;
 
 const SIDE: usize = 32;
 

@@ -1,7 +1,7 @@
 //! Which part of an image is taken, by torchvision's rules.
 
 use super::resize::Resize;
-use crate::dataset::SampleRng;
+use drumline::SampleRng;
 
 /// Which part of an image is taken, and at what size: always a square.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,7 +117,7 @@ fn random_region((width, height): (usize, usize), size: usize, rng: &mut SampleR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::Sample;
+    use drumline::Sample;
 
     #[test]
     fn random_crops_reach_every_place_and_no_other() {

@@ -16,7 +16,7 @@ pub use geometry::Geometry;
 pub use normalize::Normalize;
 pub use pixels::{Layout, Pixels};
 
-use crate::dataset::SampleRng;
+use drumline::SampleRng;
 use resize::Resizer;
 use window::Window;
 

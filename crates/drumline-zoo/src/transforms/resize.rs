@@ -104,7 +104,7 @@ mod tests {
             (0..3).flat_map(|channel| image.as_raw().iter().skip(channel).step_by(3).copied()).collect();
         let planar = Pixels::new(&planar, sizes, Layout::Planar).unwrap();
         let geometry = Geometry::CenterCrop { resize: Some(30), size: 24 };
-        let plan = geometry.plan(sizes, &mut crate::dataset::Sample::new(0, 0, 0).rng()).unwrap();
+        let plan = geometry.plan(sizes, &mut drumline::Sample::new(0, 0, 0).rng()).unwrap();
         let (left, top) = (plan.left as usize, plan.top as usize);
         for source in [source, planar] {
             let mut resizer = Resizer::default();
