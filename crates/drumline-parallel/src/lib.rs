@@ -2,6 +2,8 @@
 //!
 //! - `sync_batch_norm`, `sync_group`: batch normalisation over the batch of all ranks
 
+#![forbid(unsafe_code)]
+
 mod sync_batch_norm;
 mod sync_group;
 
