@@ -12,7 +12,7 @@ pub enum ParallelError {
     Torch(#[from] TorchError),
     /// A collective.
     #[error(transparent)]
-    Comm(#[from] CommError),
+    Comm(Box<CommError>),
     /// The ranks built different models.
     #[error(
         "rank {rank} has another model than rank 0: {difference}; try building it from the same configuration on all ranks"
@@ -36,6 +36,12 @@ impl ParallelError {
             Self::Comm(error) => error.is_recoverable(),
             _ => false,
         }
+    }
+}
+
+impl From<CommError> for ParallelError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
     }
 }
 

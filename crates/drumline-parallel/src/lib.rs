@@ -18,8 +18,6 @@ mod ddp;
 mod distributed_optimizer;
 mod error;
 mod layout;
-#![forbid(unsafe_code)]
-
 mod sync_batch_norm;
 mod sync_group;
 mod uneven;

@@ -16,7 +16,7 @@ pub enum TorchError {
     },
     /// A collective on a tensor failed.
     #[error(transparent)]
-    Comm(#[from] CommError),
+    Comm(Box<CommError>),
     /// A tensor that cannot be used for this.
     #[error("{0}")]
     Unfit(String),
@@ -26,6 +26,12 @@ impl TorchError {
     /// Whether a new group may do better: nobody made a mistake, a process was lost.
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Self::Comm(error) if error.is_recoverable())
+    }
+}
+
+impl From<CommError> for TorchError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
     }
 }
 

@@ -54,12 +54,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-pub use drumline_torch::RngState;
+pub use drumline_torch::{OptimizerState, RngState};
 pub use error::CheckpointError;
 pub use load::{Loaded, Refused};
 pub use restore::{check_optimizer, named, restore};
 pub use save::Saved;
-pub use state::{Mark, OptimizerState, TrainState};
+pub use state::{Mark, TrainState};
 
 /// How many are kept unless the program says otherwise: one to fall back on.
 const KEPT: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");

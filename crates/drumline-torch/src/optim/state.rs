@@ -15,7 +15,7 @@ use crate::named::Named;
 pub(super) const STEP: &str = "step";
 
 /// What an optimizer knows beside the parameters.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
     /// Which optimizer: `sgd`, `adam` or `adamw`.
     pub kind: String,

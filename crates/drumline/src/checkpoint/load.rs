@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{Named, RngState};
+use drumline_torch::{Named, OptimizerState, RngState};
 use serde::{Deserialize, Serialize};
 
 use super::Checkpoints;
@@ -19,7 +19,7 @@ use super::manifest::{FileEntry, Manifest, OptimizerEntry};
 use super::on_rank_zero::on_rank_zero;
 use super::rng::{self, Origin};
 use super::scalar::to_values;
-use super::state::{OptimizerState, TrainState};
+use super::state::TrainState;
 use super::tensor_file;
 
 /// The weights.

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use drumline_torch::{Named, TorchError, buffers, parameters};
+use drumline_torch::{Named, OptimizerState, TorchError, buffers, parameters};
 use tch::Tensor;
 use tch::nn::VarStore;
 
 use super::error::CheckpointError;
-use super::state::OptimizerState;
 
 /// All of a model: its parameters, then its buffers.
 pub fn named(store: &VarStore) -> Vec<Named> {

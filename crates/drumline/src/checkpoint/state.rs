@@ -1,8 +1,6 @@
 //! What is saved: the whole state of a run at one step.
 
-use std::collections::BTreeMap;
-
-use drumline_torch::{Named, RngState, TorchError};
+use drumline_torch::{Named, OptimizerState, RngState, TorchError};
 use serde_json::Value;
 
 /// All that a run needs to go on. Every rank gives its own; what is the same on all ranks is written once.
@@ -46,17 +44,6 @@ impl TrainState {
             rng: RngState::capture()?,
         })
     }
-}
-
-/// An optimizer's state: what kind it is, its numbers, its tensors (`<parameter>.momentum_buffer`, …).
-#[derive(Debug, Clone, Default)]
-pub struct OptimizerState {
-    /// The optimizer's name, such as `sgd`.
-    pub kind: String,
-    /// Its numbers.
-    pub scalars: BTreeMap<String, f64>,
-    /// Its tensors.
-    pub tensors: Vec<Named>,
 }
 
 /// What a new checkpoint is to be.
