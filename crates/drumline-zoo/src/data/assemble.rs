@@ -3,8 +3,8 @@
 use drumline_torch::tensor_from_vec;
 use tch::Tensor;
 
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::transforms::{Painter, Transform};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 
 /// Why an image cannot be made.
 pub(super) type Cause = Box<dyn std::error::Error + Send + Sync>;

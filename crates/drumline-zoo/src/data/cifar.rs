@@ -9,9 +9,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::assemble::{self, Cause, Paint};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 
 /// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

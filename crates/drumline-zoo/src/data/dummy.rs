@@ -1,8 +1,8 @@
 //! Made-up input, to measure training without reading anything.
 
 use super::assemble::{self, Cause, Paint};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::transforms::{Layout, Painter, Pixels, Transform};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 
 /// As many images as asked for, of a few different ones; classes by turns.
 pub struct Dummy {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use super::assemble::{self, Cause, Paint};
 use super::decode::decode;
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 
 /// The images of one folder; files are read when they are needed.
 pub struct ImageFolder {

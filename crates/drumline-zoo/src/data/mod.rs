@@ -18,9 +18,9 @@ pub use cifar::{Cifar, CifarKind, Split};
 pub use dummy::Dummy;
 pub use folder::ImageFolder;
 
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
 use crate::error::ZooError;
 use crate::transforms::Transform;
+use drumline::{Dataset, ImageBatch, Sample, SampleError};
 
 /// Any of the data sets.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ mod picture;
 use std::fs;
 use std::path::Path;
 
-use drumline::{Sample, SampleRng};
 use crate::error::ZooError;
+use drumline::{Sample, SampleRng};
 use picture::Picture;
 
 /// The classes, in the order of their labels.
