@@ -169,7 +169,7 @@ mod tests {
             ["TRAIN.BATCH_SIZE", "16", "RNG_SEED", "None", "TRAIN.SHUFFLE", "False", "OPTIM.STEPS", "(0, 5)"];
         let config = Config::load(Some(&path), &pairs).unwrap();
         assert_eq!((config.optim.base_lr, config.train.batch_size, config.run.rng_seed), (0.1, 16, None));
-        assert_eq!((config.optim.steps.as_slice(), config.train.shuffle), (&[0.0, 5.0][..], false));
+        assert_eq!((config.optim.steps.as_slice(), config.train.shuffle), (&[0, 5][..], false));
         assert_eq!(config.optim.lr_policy, LrPolicy::Steps);
     }
 
@@ -187,7 +187,7 @@ mod tests {
             "RNG_SEED",
             "3",
             "OPTIM.STEPS",
-            "[0,1.5]",
+            "[0,15]",
             "TRAIN.MAX_STEPS",
             "9",
             "MODEL.WEIGHTS",

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod failing_runs;
     mod golden;
+    mod programs;
     mod python_weights;
     mod resnet;
+    mod running;
 }

@@ -51,7 +51,6 @@ impl Config {
             ("OPTIM.LR_MULT", optim.lr_mult),
             ("OPTIM.MOMENTUM", optim.momentum),
             ("OPTIM.WARMUP_FACTOR", optim.warmup_factor),
-            ("OPTIM.WARMUP_EPOCHS", optim.warmup_epochs),
             ("OPTIM.WEIGHT_DECAY", optim.weight_decay),
         ];
         if let Some((key, value)) = not_negative.into_iter().find(|(_, value)| *value < 0.0) {
@@ -63,7 +62,7 @@ impl Config {
         }
         let rises = optim.steps.windows(2).all(|pair| pair[0] < pair[1]);
         match optim.lr_policy {
-            LrPolicy::Steps if optim.steps.first() != Some(&0.0) || !rises => unfit(
+            LrPolicy::Steps if optim.steps.first() != Some(&0) || !rises => unfit(
                 "OPTIM.STEPS",
                 "must begin with 0 and rise when OPTIM.LR_POLICY is steps; try [0, 30, 60, 90]",
             ),

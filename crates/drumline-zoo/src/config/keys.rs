@@ -170,7 +170,7 @@ section! {
         /// Where cos ends, as a part of BASE_LR
         "MIN_LR" min_lr: f64 = 0.0;
         /// Epochs at which steps multiplies by LR_MULT; the first is 0
-        "STEPS" steps: Vec<f64> = Vec::new();
+        "STEPS" steps: Vec<u64> = Vec::new();
         /// Factor at each of STEPS
         "LR_MULT" lr_mult: f64 = 0.1;
         /// Momentum
@@ -182,7 +182,7 @@ section! {
         /// Where the warm-up begins, as a part of the learning rate
         "WARMUP_FACTOR" warmup_factor: f64 = 0.1;
         /// Epochs of warm-up
-        "WARMUP_EPOCHS" warmup_epochs: f64 = 5.0;
+        "WARMUP_EPOCHS" warmup_epochs: u64 = 5;
         /// Weight decay
         "WEIGHT_DECAY" weight_decay: f64 = 5e-5;
     }

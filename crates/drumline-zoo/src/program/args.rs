@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::pieces;
+use crate::synth_cifar;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +91,7 @@ pub(super) struct SynthCifarArgs {
 
 impl SynthCifarArgs {
     pub(super) fn write(&self) -> anyhow::Result<()> {
-        pieces::synth_cifar(&self.out, self.train as usize, self.test as usize, self.seed)?;
+        synth_cifar::write(&self.out, self.train as usize, self.test as usize, self.seed)?;
         println!("{} training and {} test images in {}", self.train, self.test, self.out.display());
         Ok(())
     }

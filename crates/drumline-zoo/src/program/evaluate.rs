@@ -1,39 +1,48 @@
 //! Evaluation on the whole test set: each rank takes its share, and each sample counts once.
 
-use tch::no_grad;
+use drumline::{Ddp, Loader};
+use tch::Device;
 
 use super::job::{Job, Vote};
-use super::pieces::{Replica, TestLoader};
+use super::pieces::{Images, Net};
 use super::step::Sums;
 
-/// The figures of all ranks together, the same on each of them; `None` if a signal asked for the end meanwhile.
-///
-/// No rank waits for another within its share; shares need not be equal.
-pub(super) fn evaluate(
-    job: &Job,
-    replica: &Replica<'_>,
-    loader: &TestLoader,
-    k: usize,
-) -> anyhow::Result<Option<Sums>> {
-    // Running means are each rank's own; those of rank 0 are the ones that are saved.
-    replica.share_buffers()?;
-    let own = job.agree(no_grad(|| share(job, replica, loader, k)))?;
-    match job.vote(Vote::GoOn)? {
-        Vote::Stop => Ok(None),
-        _ => Ok(Some(own.reduced(&job.group)?)),
-    }
+/// The network whose gradients are the mean of all ranks'.
+pub(super) type Replica = Ddp<Net>;
+
+/// What an evaluation needs.
+pub(super) struct Evaluation {
+    pub(super) loader: Loader<Images>,
+    pub(super) device: Device,
+    /// The second accuracy counts an image whose class is among the best k.
+    pub(super) k: usize,
 }
 
-fn share(job: &Job, replica: &Replica<'_>, loader: &TestLoader, k: usize) -> anyhow::Result<Sums> {
-    let mut sums = Sums::default();
-    for batch in loader.epoch() {
-        let batch = batch?;
-        if job.is_asked_to_stop() {
-            break;
+impl Evaluation {
+    /// The figures of all ranks together, the same on each of them; `None` if a signal asked for the end meanwhile.
+    ///
+    /// No rank waits for another within its share; shares need not be equal.
+    pub(super) fn run(&self, job: &Job, replica: &Replica) -> anyhow::Result<Option<Sums>> {
+        // Running means are each rank's own; those of rank 0 are the ones that are saved.
+        replica.sync_buffers()?;
+        let own = job.agree(self.share(job, replica))?;
+        match job.vote(Vote::GoOn)? {
+            Vote::Stop => Ok(None),
+            _ => Ok(Some(own.reduced(&job.group)?)),
         }
-        let output = replica.forward_t(&batch.images, false)?;
-        let loss = output.cross_entropy_for_logits(&batch.labels);
-        sums += Sums::of(&output, &batch.labels, &loss, k);
     }
-    Ok(sums)
+
+    fn share(&self, job: &Job, replica: &Replica) -> anyhow::Result<Sums> {
+        let mut sums = Sums::default();
+        for batch in self.loader.epoch(0) {
+            if job.is_asked_to_stop() {
+                break;
+            }
+            let batch = batch?.to_device(self.device)?;
+            let output = replica.evaluate(&batch.images);
+            let loss = output.cross_entropy_for_logits(&batch.labels);
+            sums += Sums::of(&output, &batch.labels, &loss, self.k);
+        }
+        Ok(sums)
+    }
 }

@@ -56,6 +56,11 @@ impl Job {
         self.group.rank() == 0
     }
 
+    /// This rank, and the number of ranks.
+    pub(super) fn place(&self) -> (usize, usize) {
+        (self.group.rank(), self.group.size())
+    }
+
     /// The outcome if all ranks had a good one; otherwise what went wrong, the same on all.
     #[track_caller]
     pub(super) fn agree<T>(&self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {

@@ -7,14 +7,16 @@
 //!
 //! Both begin with the same weights. Nothing is written to `OUT_DIR`.
 
-use drumline::{GroupOptions, InitOptions, ProcessGroup};
-use drumline_torch::parameters;
+use drumline::{
+    At, Ddp, DdpOptions, GroupOptions, ImageBatch, InitOptions, LoaderError, ProcessGroup, Schedule,
+};
+use drumline_torch::{Optimizer, parameters};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
 use super::checked::{Checked, device};
 use super::job::Job;
-use super::pieces::{self, ImageBatch, Replica, Sgd, TrainLoader};
+use super::pieces;
 use super::step::Sums;
 
 /// What a run of a few steps has come to.
@@ -26,15 +28,17 @@ struct Ran {
 /// Makes both runs, and prints on rank 0 how they differ.
 pub(super) fn verify(job: &Job, checked: &Checked, seed: u64, steps: u64) -> anyhow::Result<()> {
     let device = job.agree(device(checked.config.run.device, job.local_rank))?;
-    let loader = job.agree(TrainLoader::new(checked, &job.group, seed, device))?;
-    let steps = steps.min(loader.num_batches());
-    let world_size = job.group.size();
+    let (config, world_size) = (&checked.config, job.group.size());
+    let images = job.agree(pieces::train_images(checked))?;
+    let loader = |rank| pieces::train_loader(&images, config, (rank, world_size), seed);
+    let loaders = job.agree((0..world_size).map(loader).collect::<anyhow::Result<Vec<_>>>())?;
+    let steps = (steps as usize).min(loaders[0].num_batches());
 
     let alone = alone()?;
-    let mut shares: Vec<_> = (0..world_size).map(|rank| loader.epoch_of(rank, 0, 0)).collect();
+    let mut shares: Vec<_> = loaders.iter().map(|loader| loader.epoch(0)).collect();
     let whole = (0..steps).map(|_| whole_batch(shares.iter_mut().filter_map(Iterator::next)));
     let one = job.agree(train(checked, seed, &alone, (device, whole)))?;
-    let own = loader.epoch(0, 0).take(steps as usize);
+    let own = loaders[job.group.rank()].epoch(0).take(steps).map(|batch| Ok(batch?));
     let all = train(checked, seed, &job.group, (device, own))?;
     if job.is_first() {
         println!("{}", compared(&one, &all, world_size, checked.config.train.batch_size));
@@ -54,11 +58,12 @@ fn alone() -> anyhow::Result<ProcessGroup> {
     Ok(ProcessGroup::new(member, GroupOptions::from_env()?)?)
 }
 
-fn whole_batch(parts: impl Iterator<Item = anyhow::Result<ImageBatch>>) -> anyhow::Result<ImageBatch> {
-    let parts = parts.collect::<anyhow::Result<Vec<_>>>()?;
+fn whole_batch(parts: impl Iterator<Item = Result<ImageBatch, LoaderError>>) -> anyhow::Result<ImageBatch> {
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
     let images: Vec<_> = parts.iter().map(|part| &part.images).collect();
     let labels: Vec<_> = parts.iter().map(|part| &part.labels).collect();
-    Ok(ImageBatch { images: Tensor::cat(&images, 0), labels: Tensor::cat(&labels, 0) })
+    let indices = parts.iter().flat_map(|part| part.indices.clone()).collect();
+    Ok(ImageBatch { images: Tensor::cat(&images, 0), labels: Tensor::cat(&labels, 0), indices })
 }
 
 /// The steps on `group`, from the seed's weights.
@@ -72,13 +77,13 @@ fn train(
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
     let net = pieces::model(config, &store)?;
-    let replica = Replica::new(net, &store, group)?;
-    let mut optimizer = Sgd::new(parameters(&store), &config.optim);
-    optimizer.set_lr(pieces::lr(&config.optim, 0.0));
+    let replica = Ddp::new(net, &store, group, DdpOptions::default())?;
+    let mut optimizer = pieces::sgd(&store, &config.optim)?;
+    optimizer.set_lr(pieces::schedule(&config.optim)?.lr(At { epoch: 0.0, step: 0 }));
     let mut losses = Vec::new();
     for batch in batches {
-        let batch = batch?;
-        let output = replica.forward_t(&batch.images, true)?;
+        let batch = batch?.to_device(device)?;
+        let output = replica.forward(&batch.images)?;
         let loss = output.cross_entropy_for_logits(&batch.labels);
         optimizer.zero_grad()?;
         replica.backward(&loss)?;

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
+use drumline::{Ddp, DdpOptions};
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
 use super::checked::{Checked, device};
-use super::evaluate::evaluate;
+use super::evaluate::Evaluation;
 use super::job::Job;
-use super::pieces::{self, Replica, TestLoader};
+use super::pieces::{self, Resumed};
 use crate::config::Config;
 
 /// Evaluates as the command line says, and prints one line on rank 0.
@@ -22,11 +23,12 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let device = job.agree(device(config.run.device, job.local_rank))?;
     let store = VarStore::new(device);
     let net = job.agree(pieces::model(config, &store))?;
-    let weights = job.agree(load(config, &store))?;
-    let replica = Replica::new(net, &store, &job.group)?;
-    let test = job.agree(TestLoader::new(&checked, &job.group, device))?;
+    let weights = load(&job, config, &store)?;
+    let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
+    let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
-    let sums = evaluate(&job, &replica, &test, k)?.context("asked to stop before the end")?;
+    let evaluation = Evaluation { loader, device, k };
+    let sums = evaluation.run(&job, &replica)?.context("asked to stop before the end")?;
     if job.is_first() {
         let (acc1, acck, loss, samples) = (sums.acc1(), sums.acck(), sums.loss(), sums.samples());
         println!(
@@ -38,17 +40,18 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
 }
 
 /// `MODEL.WEIGHTS`, which building the model has read already, or else the last checkpoint of `OUT_DIR`.
-fn load(config: &Config, store: &VarStore) -> anyhow::Result<PathBuf> {
+fn load(job: &Job, config: &Config, store: &VarStore) -> anyhow::Result<PathBuf> {
     if let Some(weights) = &config.model.weights {
         return Ok(weights.clone());
     }
-    let out_dir = &config.run.out_dir;
-    let state = pieces::load_latest(out_dir)?.with_context(|| {
-        format!(
-            "no checkpoint in {}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR",
-            out_dir.display()
-        )
-    })?;
-    state.restore(store, None)?;
-    Ok(out_dir.clone())
+    let checkpoints = pieces::checkpoints(config);
+    let Some(found) = checkpoints.load_latest(&job.group)? else {
+        let folder = checkpoints.dir().display();
+        return job.agree(Err(anyhow::anyhow!(
+            "no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR"
+        )));
+    };
+    let path = found.path.clone();
+    job.agree(Resumed::new(found.state).and_then(|resumed| resumed.restore(store, None)))?;
+    Ok(path)
 }

@@ -2,18 +2,17 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drumline::ProcessGroup;
-use drumline_torch::{
-    Determinism, flush_denormals, keep_freed_memory, parameters, use_deterministic_algorithms,
-};
+use drumline::{Ddp, DdpOptions, ProcessGroup};
+use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use serde_json::Value as Json;
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
 use super::checked::{Checked, check_out_dir, device};
+use super::evaluate::Evaluation;
 use super::job::Job;
 use super::parity;
-use super::pieces::{self, Replica, Sgd, TestLoader, TrainLoader};
+use super::pieces::{self, Resumed};
 use super::trainer::{EpochEnd, IsBest, Position, Trainer};
 use crate::config::{Config, Value};
 use crate::events::{Begin, Event, EventLog, RunEvent};
@@ -34,8 +33,10 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
         return parity::verify(&job, &checked, seed, steps);
     }
     prepare_folder(&job, &checked.config)?;
+    let resumed = find_checkpoint(&job, &checked.config)?;
+    let seed = seed_of(&checked.config, seed, resumed.as_ref());
     let mut trainer = build(&job, &checked, seed)?;
-    let begin = resume(&mut trainer)?;
+    let begin = resume(&mut trainer, resumed)?;
     trainer.progress = progress(&job, args, &checked.config);
     trainer.log = job.agree(open_log(&trainer, begin, seed))?;
     trainer.progress.say("            =======  Training  =======");
@@ -89,27 +90,55 @@ fn build<'a>(job: &'a Job, checked: &'a Checked, seed: u64) -> anyhow::Result<Tr
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
     let net = job.agree(pieces::model(config, &store))?;
-    let replica = Replica::new(net, &store, &job.group)?;
-    let optimizer = Sgd::new(parameters(&store), &config.optim);
-    let train = job.agree(TrainLoader::new(checked, &job.group, seed, device))?;
-    let test = job.agree(TestLoader::new(checked, &job.group, device))?;
-    let (progress, at) = (Progress::silent(), Position::default());
-    Ok(Trainer { job, config, device, store, replica, optimizer, train, test, log: None, progress, at })
+    let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
+    let optimizer = job.agree(pieces::sgd(&store, &config.optim))?;
+    let schedule = job.agree(pieces::schedule(&config.optim))?;
+    let images = job.agree(pieces::train_images(checked))?;
+    let train = job.agree(pieces::train_loader(&images, config, job.place(), seed))?;
+    let loader = job.agree(pieces::test_loader(checked, job.place()))?;
+    Ok(Trainer {
+        job,
+        config,
+        device,
+        replica,
+        store,
+        optimizer,
+        schedule,
+        at: Position { sampler: train.sampler().start(0), ..Position::default() },
+        train,
+        evaluation: Evaluation { loader, device, k: config.train.topk },
+        checkpoints: pieces::checkpoints(config),
+        log: None,
+        progress: Progress::silent(),
+    })
 }
 
-/// Goes on from the last checkpoint, if there is one and that is wanted.
-fn resume(trainer: &mut Trainer<'_>) -> anyhow::Result<Begin> {
-    let config = &trainer.config.train;
-    if !config.auto_resume {
-        return Ok(Begin::Anew);
+/// The last checkpoint, if there is one and it is wanted.
+fn find_checkpoint(job: &Job, config: &Config) -> anyhow::Result<Option<Resumed>> {
+    if !config.train.auto_resume {
+        return Ok(None);
     }
-    let loaded = trainer.job.agree(pieces::load_latest(&trainer.config.run.out_dir))?;
-    let Some(state) = loaded else { return Ok(Begin::Anew) };
-    let outcome = state.restore(&trainer.store, config.load_opt.then_some(&mut trainer.optimizer));
-    trainer.job.agree(outcome)?;
-    trainer.at = state.at;
-    trainer.at.in_epoch = trainer.train.steps_of(state.samples_seen);
-    Ok(Begin::After { step: state.at.step })
+    let found = pieces::checkpoints(config).load_latest(&job.group)?;
+    job.agree(found.map(|found| Resumed::new(found.state)).transpose())
+}
+
+/// A run that was given no seed goes on with the one that it drew.
+fn seed_of(config: &Config, seed: u64, resumed: Option<&Resumed>) -> u64 {
+    match (config.run.rng_seed, resumed) {
+        (None, Some(resumed)) => resumed.at.sampler.seed,
+        _ => seed,
+    }
+}
+
+/// Goes on from a checkpoint.
+fn resume(trainer: &mut Trainer<'_>, resumed: Option<Resumed>) -> anyhow::Result<Begin> {
+    let Some(resumed) = resumed else { return Ok(Begin::Anew) };
+    let optimizer = trainer.config.train.load_opt.then_some(&mut trainer.optimizer);
+    trainer.job.agree(resumed.restore(&trainer.store, optimizer))?;
+    trainer.at = resumed.at;
+    let in_a_step = trainer.config.train.batch_size * trainer.job.group.size();
+    trainer.at.in_epoch = (trainer.at.sampler.samples_seen / in_a_step) as u64;
+    Ok(Begin::After { step: resumed.at.step })
 }
 
 fn progress(job: &Job, args: &TrainArgs, config: &Config) -> Progress {
@@ -126,9 +155,6 @@ fn open_log(trainer: &Trainer<'_>, begin: Begin, seed: u64) -> anyhow::Result<Op
     }
     if let Begin::After { step } = begin {
         trainer.progress.say(&format!("[resume] == after step {step}, epoch {} ==", trainer.at.epoch));
-    }
-    for remark in pieces::remarks(trainer.config) {
-        trainer.progress.say(&format!("note: {remark}"));
     }
     let mut log = EventLog::open(&trainer.config.run.out_dir, begin)?;
     log.write(&Event::Run(run_event(trainer, &trainer.job.group, seed)))?;

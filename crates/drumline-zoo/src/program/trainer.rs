@@ -2,13 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
+use drumline::checkpoint::{Checkpoints, Mark};
+use drumline::{ImageBatch, Loader, LrSchedule, SamplerPosition, Schedule};
+use drumline_torch::{Optimizer, Sgd};
 use tch::nn::VarStore;
 use tch::{Device, Kind};
 
-use super::evaluate::evaluate;
+use super::evaluate::{Evaluation, Replica};
 use super::failure::Shared;
 use super::job::{Job, Vote};
-use super::pieces::{self, Replica, Sgd, TestLoader, TrainLoader, TrainState};
+use super::pieces::{self, Images};
 use super::step::Sums;
 use crate::config::Config;
 use crate::events::{EvalEvent, Event, EventLog, StepEvent};
@@ -19,10 +23,12 @@ pub(super) struct Trainer<'a> {
     pub(super) config: &'a Config,
     pub(super) device: Device,
     pub(super) store: VarStore,
-    pub(super) replica: Replica<'a>,
+    pub(super) replica: Replica,
     pub(super) optimizer: Sgd,
-    pub(super) train: TrainLoader,
-    pub(super) test: TestLoader,
+    pub(super) schedule: LrSchedule,
+    pub(super) train: Loader<Images>,
+    pub(super) evaluation: Evaluation,
+    pub(super) checkpoints: Checkpoints,
     /// On rank 0 only.
     pub(super) log: Option<EventLog>,
     pub(super) progress: Progress,
@@ -42,6 +48,8 @@ pub(super) struct Position {
     pub(super) saved: Option<u64>,
     /// Best accuracy so far, in percent.
     pub(super) best: f64,
+    /// The samples that are done.
+    pub(super) sampler: SamplerPosition,
 }
 
 /// Why an epoch is over.
@@ -58,10 +66,11 @@ pub(super) enum EpochEnd {
 impl Trainer<'_> {
     /// Trains to the end of the epoch, or as far as it may go.
     pub(super) fn train_epoch(&mut self) -> anyhow::Result<EpochEnd> {
-        let lr = pieces::lr(&self.config.optim, self.at.epoch as f64);
+        let at = drumline::At { epoch: self.at.epoch as f64, step: self.at.step };
+        let lr = self.schedule.lr(at);
         self.optimizer.set_lr(lr);
         self.progress.begin_epoch(self.place());
-        let mut batches = self.train.epoch(self.at.epoch, self.at.in_epoch);
+        let mut batches = self.job.agree(self.train.resume(self.at.sampler).map_err(Into::into))?;
         let mut pace = Pace::new();
         let mut sums = Sums::default();
         while self.config.train.max_steps.is_none_or(|most| self.at.step < most) {
@@ -75,10 +84,13 @@ impl Trainer<'_> {
                 Vote::GoOn => {}
                 Vote::Ended => return Ok(self.end_epoch()),
                 Vote::Stop => return Ok(EpochEnd::Stopped),
-                Vote::Failed => drop(self.job.agree(batch.as_ref().map(drop).map_err(told))?),
+                Vote::Failed => {
+                    self.job.agree(batch.as_ref().map(drop).map_err(|error| anyhow!("{error}")))?
+                }
             }
             let batch = batch?.expect("no rank has voted that its batches are at their end");
-            let step = self.step(&batch, lr)?;
+            let step = self.step(&batch.to_device(self.device)?, lr)?;
+            self.at.sampler = batches.sampler_position();
             sums += step;
             pace.step(step.samples());
             self.tell(&step, &sums, lr, &pace)?;
@@ -87,8 +99,8 @@ impl Trainer<'_> {
     }
 
     /// Forward, backward with the mean of all ranks' gradients, optimizer. The figures are those of all ranks.
-    fn step(&mut self, batch: &pieces::ImageBatch, lr: f64) -> anyhow::Result<Sums> {
-        let output = self.replica.forward_t(&batch.images, true)?;
+    fn step(&mut self, batch: &ImageBatch, lr: f64) -> anyhow::Result<Sums> {
+        let output = self.replica.forward(&batch.images)?;
         let loss = output.cross_entropy_for_logits(&batch.labels);
         self.optimizer.zero_grad()?;
         self.replica.backward(&loss)?;
@@ -149,7 +161,7 @@ impl Trainer<'_> {
     /// Evaluates on the test set and remembers the best; `None` if a signal asked for the end.
     pub(super) fn evaluate(&mut self) -> anyhow::Result<Option<IsBest>> {
         let k = self.config.train.topk;
-        let Some(sums) = evaluate(self.job, &self.replica, &self.test, k)? else { return Ok(None) };
+        let Some(sums) = self.evaluation.run(self.job, &self.replica)? else { return Ok(None) };
         let is_best = sums.acc1() > self.at.best;
         self.at.best = self.at.best.max(sums.acc1());
         let Position { epoch, step, best, .. } = self.at;
@@ -164,12 +176,10 @@ impl Trainer<'_> {
 
     /// Writes a checkpoint that the run can go on from.
     pub(super) fn save(&mut self, is_best: IsBest) -> anyhow::Result<()> {
-        let state =
-            TrainState::of(&self.store, &self.optimizer, self.at, self.train.samples_seen(self.at.in_epoch));
-        self.job.agree(pieces::save(&self.config.run.out_dir, &state, &self.job.group))?;
-        if is_best == IsBest::Yes {
-            self.job.agree(pieces::save_best(&self.config.run.out_dir, &self.store, &self.job.group))?;
-        }
+        let config = self.config.to_yaml().into();
+        let state = self.job.agree(pieces::state(&self.store, &self.optimizer, &self.at, config))?;
+        let mark = if is_best == IsBest::Yes { Mark::Best } else { Mark::Latest };
+        self.checkpoints.save(&state, mark, &self.job.group)?;
         self.at.saved = Some(self.at.step);
         Ok(())
     }
@@ -177,6 +187,7 @@ impl Trainer<'_> {
     fn end_epoch(&mut self) -> EpochEnd {
         self.at.epoch += 1;
         self.at.in_epoch = 0;
+        self.at.sampler = self.train.sampler().start(self.at.epoch);
         EpochEnd::Finished
     }
 
@@ -186,12 +197,12 @@ impl Trainer<'_> {
     }
 
     fn place(&self) -> At {
-        let (epochs, steps) = (self.config.optim.max_epoch, self.train.num_batches());
+        let (epochs, steps) = (self.config.optim.max_epoch, self.train.num_batches() as u64);
         At { epoch: self.at.epoch, epochs, step: self.at.in_epoch, steps }
     }
 
     fn steps_left(&self) -> u64 {
-        let whole = self.config.optim.max_epoch * self.train.num_batches();
+        let whole = self.config.optim.max_epoch * self.train.num_batches() as u64;
         let last = self.config.train.max_steps.map_or(whole, |most| most.min(whole));
         last.saturating_sub(self.at.step)
     }
@@ -202,10 +213,6 @@ impl Trainer<'_> {
 pub(super) enum IsBest {
     Yes,
     No,
-}
-
-fn told(error: &anyhow::Error) -> anyhow::Error {
-    anyhow::anyhow!("{}", super::failure::in_words(error))
 }
 
 /// How fast the steps of an epoch are.

@@ -1,23 +1,30 @@
 //! A network by its name, with the weights of `MODEL.WEIGHTS` or fresh ones.
 
-use anyhow::{Context, bail, ensure};
+use anyhow::ensure;
+use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
-use tch::vision::resnet;
 
 use crate::config::Config;
+use crate::models::{ModelOptions, build};
+use crate::weights;
+
+/// Any network: a box of one is none in tch's eyes.
+#[derive(Debug)]
+pub(in crate::program) struct Net(Box<dyn ModuleT>);
+
+impl ModuleT for Net {
+    fn forward_t(&self, images: &Tensor, train: bool) -> Tensor {
+        self.0.forward_t(images, train)
+    }
+}
 
 /// Builds the network in `store`.
-pub(in crate::program) fn model(config: &Config, store: &VarStore) -> anyhow::Result<Box<dyn ModuleT>> {
-    let (path, classes) = (store.root(), config.model.num_classes as i64);
+pub(in crate::program) fn model(config: &Config, store: &VarStore) -> anyhow::Result<Net> {
     ensure!(!config.model.syncbn, "MODEL.SYNCBN is not in this build; try MODEL.SYNCBN False");
-    let net: Box<dyn ModuleT> = match config.model.arch.as_str() {
-        "resnet18" => Box::new(resnet::resnet18(&path, classes)),
-        "resnet34" => Box::new(resnet::resnet34(&path, classes)),
-        "resnet50" => Box::new(resnet::resnet50(&path, classes)),
-        other => bail!("MODEL.ARCH: no network `{other}`; try resnet18, resnet34 or resnet50"),
-    };
+    let options = ModelOptions { num_classes: config.model.num_classes as i64, ..ModelOptions::default() };
+    let net = build(&config.model.arch, &store.root(), &options)?;
     if let Some(file) = &config.model.weights {
-        store.read_safetensors(file).with_context(|| format!("MODEL.WEIGHTS {}", file.display()))?;
+        weights::load(store, file)?;
     }
-    Ok(net)
+    Ok(Net(net))
 }

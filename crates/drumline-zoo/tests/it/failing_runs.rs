@@ -1,0 +1,72 @@
+//! Runs that cannot go well: rank 0 says why, once, all ranks end, and nothing is lost.
+
+use std::fs;
+
+use drumline_launch::Exit;
+
+use super::running::{Place, Rank, column};
+
+/// What rank 0 said of a failure that all ranks share.
+fn shared(ranks: &[Rank]) -> &str {
+    for rank in ranks {
+        assert_eq!(rank.exit, Exit::Code(1), "{}{}", rank.stdout, rank.stderr);
+    }
+    assert_eq!(ranks[1].stderr, "", "what all know is told by rank 0");
+    let said = &ranks[0].stderr;
+    assert!(said.starts_with("error: ") && said.matches("error: ").count() == 1, "{said}");
+    said
+}
+
+#[test]
+fn bad_input_is_told_once_by_rank_0() {
+    for (words, told) in [
+        ("train TRAIN.DATASET /no/such/folder", "TRAIN.DATASET: no data set in /no/such/folder"),
+        ("train TRAIN.BATCHSIZE 3", "unknown key TRAIN.BATCHSIZE; try TRAIN.BATCH_SIZE"),
+        ("train TRAIN.BATCH_SIZE many", "TRAIN.BATCH_SIZE: expected a whole number, got many"),
+        ("train MODEL.ARCH resnet19", "resnet19"),
+        ("train MODEL.NUM_CLASSES 100", "100"),
+        ("train MODEL.WEIGHTS /no/such/file", "MODEL.WEIGHTS: no file /no/such/file"),
+        ("train OUT_DIR /proc/none", "OUT_DIR /proc/none cannot be written to"),
+        ("test", "no checkpoint in"),
+    ] {
+        let place = Place::new();
+        let ranks = place.run(2, words);
+        let said = shared(&ranks);
+        assert!(said.contains(told), "{words}: {said}");
+    }
+}
+
+#[test]
+fn bad_files_are_told_once_by_rank_0() {
+    let place = Place::new();
+    let data = place.path("data/test_batch.bin");
+    let whole = fs::read(&data).unwrap();
+    fs::write(&data, &whole[..whole.len() - 5]).unwrap();
+    let ranks = place.run(2, "train");
+    assert!(shared(&ranks).contains("test_batch.bin"), "{}", ranks[0].stderr);
+    fs::write(&data, &whole).unwrap();
+    fs::write(place.path("c.yaml"), "TRAIN: [\n").unwrap();
+    let ranks = place.run(2, "train");
+    assert!(shared(&ranks).contains("c.yaml:"), "{}", ranks[0].stderr);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_all_ranks_and_keeps_the_checkpoint() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let ranks = place.run(2, "train OPTIM.BASE_LR 1e38");
+    let said = shared(&ranks);
+    for words in [
+        "the loss is ",
+        " at step ",
+        "batch ",
+        "lr 1",
+        "the checkpoint after step 2 is kept",
+        "try a smaller OPTIM.BASE_LR",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(column(&place.events(), "step", "loss").last().unwrap().is_nan());
+    let said = place.passes(2, "train");
+    assert!(said.contains("after step 2"), "control: it goes on from there: {said}");
+}

@@ -1,0 +1,76 @@
+//! Runs that end well: what they print, write and go on from.
+
+use std::time::{Duration, Instant};
+
+use drumline_launch::Signal;
+use drumline_zoo::config::Config;
+
+use super::running::{Place, column, ended};
+
+#[test]
+fn two_ranks_train_and_rank_0_alone_speaks() {
+    let place = Place::new();
+    let ranks = place.run(2, "train");
+    assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{}{}", ranks[0].stderr, ranks[1].stderr);
+    assert_eq!(ranks[1].stdout, "[init] == local rank: 1, global rank: 1 ==\n");
+    let said = &ranks[0].stdout;
+    for words in [
+        "[init] == local rank: 0, global rank: 0 ==",
+        "=  Training  =",
+        "   == step: [2/5] [1/2] | loss: ",
+        "Training Finished",
+    ] {
+        assert_eq!(said.matches(words).count(), 1, "{words}: {said}");
+    }
+    let events = place.events();
+    assert_eq!((events[0]["kind"].as_str(), events[0]["world_size"].as_u64()), (Some("run"), Some(2)));
+    assert_eq!(events[0]["config"]["MODEL.ARCH"], "mlp");
+    let steps: Vec<_> = (1..=10).map(f64::from).collect();
+    assert_eq!(column(&events, "step", "step"), steps);
+    assert_eq!(column(&events, "step", "samples"), [8.0; 10]);
+    assert_eq!(column(&events, "eval", "samples"), [21.0; 2], "each test image counts once");
+    let config = Config::load::<&str>(Some(&place.path("exp/config.yaml")), &[]).unwrap();
+    assert_eq!((config.model.arch.as_str(), config.run.rng_seed), ("mlp", Some(7)));
+
+    let tested = place.passes(2, "test");
+    let acc1 = column(&events, "eval", "acc1")[1];
+    assert!(tested.contains(&format!("Acc@1 {acc1:.3} |")) && tested.contains("| 21 images |"), "{tested}");
+}
+
+#[test]
+fn a_run_in_two_parts_is_the_same_as_one() {
+    let (whole, parts) = (Place::new(), Place::new());
+    whole.passes(1, "train");
+    parts.passes(1, "train TRAIN.MAX_STEPS 3");
+    let said = parts.passes(1, "train");
+    assert!(said.contains("[resume] == after step 3, epoch 0 =="), "{said}");
+    let (whole, parts) = (whole.events(), parts.events());
+    assert_eq!(column(&whole, "step", "step"), column(&parts, "step", "step"));
+    assert_eq!(column(&whole, "step", "loss"), column(&parts, "step", "loss"), "bit for bit");
+    assert_eq!(column(&parts, "run", "step"), [0.0, 3.0]);
+}
+
+#[test]
+fn a_signal_to_one_rank_stops_all_after_a_checkpoint() {
+    let place = Place::new();
+    let job = place.start(2, "train OPTIM.MAX_EPOCH 100000");
+    job.wait_for_line(0, "== step:", Instant::now() + Duration::from_secs(120)).unwrap();
+    job.signal(1, Signal::TERM).unwrap();
+    let ranks = ended(job);
+    assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{}{}", ranks[0].stderr, ranks[1].stderr);
+    assert!(ranks[0].stdout.contains("[stop] == asked to stop after step"), "{}", ranks[0].stdout);
+    let last = *column(&place.events(), "step", "step").last().unwrap();
+    assert!(place.path(&format!("exp/checkpoints/step-{:08}", last as u64)).is_dir());
+    let said = place.passes(1, &format!("train OPTIM.MAX_EPOCH 100000 TRAIN.MAX_STEPS {}", last as u64 + 2));
+    assert!(said.contains(&format!("after step {last}")), "on another number of ranks: {said}");
+}
+
+#[test]
+fn parity_is_shown_and_nothing_is_kept() {
+    let place = Place::new();
+    let said = place.passes(2, "train --verify-parity=3");
+    assert!(said.contains("1 rank x 8") && said.contains("2 ranks x 4"), "{said}");
+    let difference = said.split("largest difference ").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(difference.parse::<f64>().unwrap() < 1e-5, "{said}");
+    assert!(!place.path("exp").exists());
+}

@@ -1,0 +1,91 @@
+//! `drumline-train` as ranks of a job, with a small data set and a folder of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drumline_launch::{Exit, LocalJob, Output, RunningJob};
+use drumline_zoo::synth_cifar;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_drumline-train");
+const LONGEST: Duration = Duration::from_secs(240);
+
+/// 40 training and 21 test images, and a configuration for them.
+pub(super) struct Place {
+    folder: TempDir,
+}
+
+/// How a rank ended.
+pub(super) struct Rank {
+    pub(super) exit: Exit,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+}
+
+impl Place {
+    pub(super) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        synth_cifar::write(&folder.path().join("data"), 40, 21, 1).unwrap();
+        let text = format!(
+            "MODEL: {{ARCH: mlp, NUM_CLASSES: 10}}\n\
+             TRAIN: {{DATASET: {0}/data, BATCH_SIZE: 4, IM_SIZE: 32, WORKERS: 1, PRINT_FREQ: 2}}\n\
+             TEST: {{BATCH_SIZE: 3, IM_SIZE: 32}}\n\
+             OPTIM: {{MAX_EPOCH: 2, BASE_LR: 0.01, WARMUP_EPOCHS: 0}}\n\
+             OUT_DIR: {0}/exp\nRNG_SEED: 7\n",
+            folder.path().display()
+        );
+        std::fs::write(folder.path().join("c.yaml"), text).unwrap();
+        Self { folder }
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts `drumline-train`; `words` are split at spaces, and `--cfg` is put behind the first.
+    pub(super) fn start(&self, nproc: usize, words: &str) -> RunningJob {
+        let mut args: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
+        args.splice(1..1, ["--cfg".to_owned(), self.path("c.yaml").display().to_string()]);
+        let job = LocalJob::new(nproc, BINARY, args).env("OMP_NUM_THREADS", "1");
+        job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30)).start().unwrap()
+    }
+
+    pub(super) fn run(&self, nproc: usize, words: &str) -> Vec<Rank> {
+        ended(self.start(nproc, words))
+    }
+
+    /// The same, to a good end on all ranks; what rank 0 said.
+    pub(super) fn passes(&self, nproc: usize, words: &str) -> String {
+        let ranks = self.run(nproc, words);
+        for rank in &ranks {
+            assert!(rank.exit.is_success(), "{words}: {}{}", rank.stdout, rank.stderr);
+        }
+        ranks[0].stdout.clone()
+    }
+
+    /// The lines of `metrics.jsonl`.
+    pub(super) fn events(&self) -> Vec<Value> {
+        events(&self.path("exp/metrics.jsonl"))
+    }
+}
+
+pub(super) fn ended(job: RunningJob) -> Vec<Rank> {
+    let report = job.wait();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let ranks = report.ranks.iter();
+    ranks
+        .map(|rank| Rank { exit: rank.exit, stdout: text(&rank.stdout), stderr: text(&rank.stderr) })
+        .collect()
+}
+
+pub(super) fn events(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A key of each event of a kind.
+pub(super) fn column(events: &[Value], kind: &str, key: &str) -> Vec<f64> {
+    let of_kind = events.iter().filter(|event| event["kind"] == kind);
+    of_kind.map(|event| event[key].as_f64().unwrap_or(f64::NAN)).collect()
+}
