@@ -1,4 +1,4 @@
-//! What a data set is, as the loader of `drumline` asks for it.
+//! What a data set is, as the loader of `drumline` asks for it: its shapes, kept here until that crate has them, then gone.
 
 use std::error::Error;
 
