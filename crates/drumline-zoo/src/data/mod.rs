@@ -90,3 +90,24 @@ impl Dataset for Images {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth_cifar;
+
+    #[test]
+    fn what_lies_in_a_folder_is_found_and_held_against_the_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let missing = Images::open(dir, "val", Transform::cifar_test()).unwrap_err().to_string();
+        assert!(missing.contains("val"), "{missing}");
+        synth_cifar::write(dir, 10, 7, 1).unwrap();
+        let [train, test] =
+            ["train", "val"].map(|split| Images::open(dir, split, Transform::cifar_test()).unwrap());
+        assert_eq!((train.len(), test.len(), test.num_classes()), (10, 7, 10));
+        test.check_classes(10, dir).unwrap();
+        let refused = test.check_classes(1000, dir).unwrap_err().to_string();
+        assert!(refused.contains("10 classes, the model 1000; try MODEL.NUM_CLASSES 10"), "{refused}");
+    }
+}

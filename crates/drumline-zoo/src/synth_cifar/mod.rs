@@ -1,8 +1,8 @@
 //! Pictures in CIFAR-10's binary format, made by rule: something to learn from where no data set can be fetched.
 //!
-//! Ten classes of shapes and patterns. Place, size, angle, both colours and which of them is the brighter are random, and light and noise
-//! lie over all: a class has no typical colour at any pixel, so that a linear model finds little, and a small convolutional one
-//! finds the shapes within minutes.
+//! Ten classes of shapes and patterns. Place, size, angle and the colours are random, and light and noise lie over all; each class has a
+//! colour that its figures tend to. A linear model finds that tendency and little else, a convolutional one finds the shapes within
+//! minutes.
 
 mod picture;
 

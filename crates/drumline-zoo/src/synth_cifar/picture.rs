@@ -30,8 +30,8 @@ impl Form {
         Self {
             centre: (between(rng, 10.0, 21.0), between(rng, 10.0, 21.0)),
             angle: between(rng, -0.2, 0.2),
-            radius: between(rng, 6.5, 11.0),
-            period: between(rng, 5.0, 10.0),
+            radius: between(rng, 8.0, 12.0),
+            period: between(rng, 6.0, 10.0),
             phase: (between(rng, 0.0, 2.0 * PI), between(rng, 0.0, 2.0 * PI)),
             hand: if rng.chance(0.5) { 1.0 } else { -1.0 },
         }
@@ -80,23 +80,29 @@ struct Paint {
 }
 
 impl Paint {
-    /// Colours that differ by at least 60 in the mean.
-    fn draw(rng: &mut SampleRng) -> Self {
+    /// Colours that differ by at least 70 in the mean.
+    fn draw(class: usize, rng: &mut SampleRng) -> Self {
         let light = (between(rng, -1.0, 1.0), between(rng, -1.0, 1.0));
         loop {
-            let colours: [[f32; 3]; 2] =
-                std::array::from_fn(|_| std::array::from_fn(|_| between(rng, 20.0, 235.0)));
-            let apart: f32 = (0..3).map(|channel| (colours[0][channel] - colours[1][channel]).abs()).sum();
-            if apart >= 3.0 * 60.0 {
-                return Self { colours, light };
+            let ground: [f32; 3] = std::array::from_fn(|_| between(rng, 20.0, 235.0));
+            let figure: [f32; 3] =
+                std::array::from_fn(|channel| 0.5 * (tint(class, channel) + between(rng, 20.0, 235.0)));
+            let apart: f32 = ground.iter().zip(figure).map(|(ground, figure)| (ground - figure).abs()).sum();
+            if apart >= 3.0 * 70.0 {
+                return Self { colours: [ground, figure], light };
             }
         }
     }
 }
 
+/// The colour that figures of a class tend to: a hint, as the sky is of aeroplanes, but not enough to tell them.
+fn tint(class: usize, channel: usize) -> f32 {
+    127.0 + 110.0 * (2.0 * PI * (class as f32 / 10.0 + channel as f32 / 3.0)).cos()
+}
+
 impl Picture {
     pub(super) fn draw(class: usize, rng: &mut SampleRng) -> Self {
-        let (form, paint) = (Form::draw(rng), Paint::draw(rng));
+        let (form, paint) = (Form::draw(rng), Paint::draw(class, rng));
         let mut picture = Self { planes: [[0; SIDE * SIDE]; 3] };
         for place in 0..SIDE * SIDE {
             let (x, y) = ((place % SIDE) as f32, (place / SIDE) as f32);
@@ -104,7 +110,7 @@ impl Picture {
             let light = paint.light.0 * (x - 15.5) + paint.light.1 * (y - 15.5);
             for (channel, plane) in picture.planes.iter_mut().enumerate() {
                 let [ground, figure] = paint.colours.map(|colour| colour[channel]);
-                let noise = between(rng, -25.0, 25.0);
+                let noise = between(rng, -16.0, 16.0);
                 plane[place] = (ground + (figure - ground) * cover + light + noise).clamp(0.0, 255.0) as u8;
             }
         }

@@ -62,7 +62,7 @@ impl Window {
 
     fn look_up<'a>(
         &self,
-        bytes: impl Iterator<Item = &'a u8> + DoubleEndedIterator,
+        bytes: impl DoubleEndedIterator<Item = &'a u8>,
         table: &[f32; 256],
         line: &mut [f32],
     ) {
