@@ -1,11 +1,17 @@
 //! Data parallelism as real processes, against the same training in one process.
 #![allow(clippy::unwrap_used)]
 
+#[path = "it/averaging.rs"]
+mod averaging;
 #[path = "it/ddp.rs"]
 mod ddp;
 #[path = "it/ddp_faults.rs"]
 mod ddp_faults;
+#[path = "it/hooks.rs"]
+mod hooks;
 #[path = "it/net.rs"]
 mod net;
+#[path = "it/power_sgd.rs"]
+mod power_sgd;
 #[path = "it/uneven.rs"]
 mod uneven;

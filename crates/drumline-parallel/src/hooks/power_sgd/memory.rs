@@ -1,0 +1,192 @@
+//! What PowerSGD keeps for a bucket between steps, and one step with it.
+//!
+//! ```text
+//!   first    | gradients in full, one after the other | P of each matrix |      reduced in one call
+//!   second   | Q of each matrix |                                               reduced in one call
+//! ```
+//! Both lie in the symmetric heap.
+
+use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_torch::{HeapTensor, TorchError};
+use tch::Tensor;
+
+use super::PowerSgdOptions;
+use crate::ddp::{BucketShape, GradBucket};
+use crate::hooks::normal::{Normal, Seeds};
+use crate::hooks::orthogonal::{orthogonalize, wide};
+
+/// One gradient as a matrix.
+#[derive(Debug)]
+pub(super) struct Matrix {
+    /// Which of the bucket's gradients.
+    gradient: usize,
+    /// Rows and columns.
+    sizes: [i64; 2],
+    p: Tensor,
+    q: Tensor,
+    /// What this rank's gradients have lost so far.
+    error: Option<Tensor>,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) shape: BucketShape,
+    pub(super) matrices: Vec<Matrix>,
+    /// Gradients that are not compressed, and their places in `first`.
+    full: Vec<(usize, Tensor)>,
+    first: HeapTensor,
+    second: HeapTensor,
+}
+
+impl Memory {
+    /// Made by all ranks of the group together.
+    pub(super) fn new(
+        bucket: &GradBucket,
+        group: &ProcessGroup,
+        options: &PowerSgdOptions,
+    ) -> Result<Self, TorchError> {
+        let ranks: Vec<Option<i64>> =
+            bucket.gradients.iter().map(|gradient| options.rank_for(&gradient.size())).collect();
+        let (mut in_first, mut in_second) = (0, 0);
+        for (gradient, rank) in bucket.gradients.iter().zip(&ranks) {
+            let [rows, columns] = matrix_sizes(gradient);
+            in_first += rank.map_or(rows * columns, |rank| rows * rank);
+            in_second += rank.map_or(0, |rank| columns * rank);
+        }
+        if in_second == 0 {
+            in_first = 0; // nothing is compressed, the bucket is reduced where it is
+        }
+        let heap = |len: i64| HeapTensor::zeros(group, bucket.kind(), len as usize);
+        let (first, second) = (heap(in_first)?, heap(in_second)?);
+        let mut memory =
+            Self { shape: bucket.shape(), matrices: Vec::new(), full: Vec::new(), first, second };
+        if in_second > 0 {
+            memory.lay_out(bucket, &ranks, options)?;
+        }
+        Ok(memory)
+    }
+
+    fn lay_out(
+        &mut self,
+        bucket: &GradBucket,
+        ranks: &[Option<i64>],
+        options: &PowerSgdOptions,
+    ) -> Result<(), TorchError> {
+        let (mut at_first, mut at_second) = (0, 0);
+        let gradients = || bucket.gradients.iter().zip(ranks).enumerate();
+        for (index, (gradient, _)) in gradients().filter(|(_, (_, rank))| rank.is_none()) {
+            let place = take(self.first.tensor(), &mut at_first, &gradient.size())?;
+            self.full.push((index, place));
+        }
+        for (gradient, (tensor, rank)) in gradients() {
+            let Some(rank) = *rank else { continue };
+            let sizes = matrix_sizes(tensor);
+            let p = take(self.first.tensor(), &mut at_first, &[sizes[0], rank])?;
+            let q = take(self.second.tensor(), &mut at_second, &[sizes[1], rank])?;
+            let error =
+                options.use_error_feedback.then(|| Tensor::zeros(sizes, (tensor.kind(), tensor.device())));
+            self.matrices.push(Matrix { gradient, sizes, p, q, error });
+        }
+        Ok(())
+    }
+
+    /// Begins the search anew, in random directions.
+    pub(super) fn randomize(&mut self, normal: &mut Normal) -> Result<(), TorchError> {
+        self.matrices.iter().try_for_each(|matrix| fill(&matrix.q, normal))
+    }
+
+    /// Gives new directions where the last step left none: where gradients were zero, or were not numbers. All ranks have the same Q,
+    /// so all do the same.
+    pub(super) fn mend(&mut self, seeds: &mut Seeds) -> Result<(), TorchError> {
+        for Matrix { q, .. } in &self.matrices {
+            let squares = q.f_to_kind(wide(q.kind()))?.f_square()?.f_sum_dim_intlist(0, false, None)?;
+            let lengths: Vec<f64> = squares.f_to_kind(tch::Kind::Double)?.try_into()?;
+            for (column, length) in lengths.iter().enumerate() {
+                if *length == 0.0 || !length.is_finite() {
+                    fill(&q.f_narrow(1, column as i64, 1)?, &mut Normal::new(seeds.next()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One step; returns how many bytes were reduced.
+    pub(super) fn reduce(
+        &mut self,
+        bucket: &GradBucket,
+        group: &ProcessGroup,
+        options: &PowerSgdOptions,
+    ) -> Result<usize, TorchError> {
+        let epsilon = options.orthogonalization_epsilon;
+        let inputs =
+            self.matrices.iter().map(|matrix| matrix.input(bucket)).collect::<Result<Vec<_>, _>>()?;
+        for (matrix, input) in self.matrices.iter().zip(&inputs) {
+            orthogonalize(&matrix.q, epsilon)?;
+            let _ = input.f_mm_out(&matrix.p, &matrix.q)?;
+        }
+        for (gradient, place) in &self.full {
+            place.shallow_clone().f_copy_(&bucket.gradients[*gradient])?;
+        }
+        let mut bytes = reduce_all(&self.first, group)?;
+        for (gradient, place) in &self.full {
+            bucket.gradients[*gradient].shallow_clone().f_copy_(place)?;
+        }
+        for (matrix, input) in self.matrices.iter().zip(&inputs) {
+            orthogonalize(&matrix.p, epsilon)?;
+            let _ = input.f_tr()?.f_mm_out(&matrix.q, &matrix.p)?;
+        }
+        bytes += reduce_all(&self.second, group)?;
+        self.matrices.iter_mut().zip(inputs).try_for_each(|(matrix, input)| matrix.output(bucket, input))?;
+        Ok(bytes)
+    }
+}
+
+impl Matrix {
+    /// The gradient with what earlier ones have lost.
+    fn input(&self, bucket: &GradBucket) -> Result<Tensor, TorchError> {
+        let gradient = bucket.gradients[self.gradient].f_reshape(self.sizes)?;
+        Ok(match &self.error {
+            Some(error) => gradient.f_add(error)?,
+            None => gradient,
+        })
+    }
+
+    /// Puts P·Qᵀ where the gradient was, and keeps the difference.
+    fn output(&mut self, bucket: &GradBucket, mut input: Tensor) -> Result<(), TorchError> {
+        let mut gradient = bucket.gradients[self.gradient].shallow_clone();
+        let approximation = self.p.f_mm(&self.q.f_tr()?)?;
+        gradient.f_copy_(&approximation.f_view_as(&gradient)?)?;
+        // A step in which a gradient was not a number is one to forget.
+        let is_sound = self.q.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
+        if let Some(error) = self.error.as_mut().filter(|_| is_sound) {
+            *error = input.f_sub_(&approximation)?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows and columns of a gradient as a matrix: its first dimension, and all others together.
+fn matrix_sizes(gradient: &Tensor) -> [i64; 2] {
+    let sizes = gradient.size();
+    [sizes.first().copied().unwrap_or(1), sizes.iter().skip(1).product()]
+}
+
+/// The next elements of `flat` as a tensor.
+fn take(flat: &Tensor, at: &mut i64, sizes: &[i64]) -> Result<Tensor, TorchError> {
+    let numel = sizes.iter().product::<i64>();
+    let place = flat.f_narrow(0, *at, numel)?.f_view(sizes)?;
+    *at += numel;
+    Ok(place)
+}
+
+fn fill(tensor: &Tensor, normal: &mut Normal) -> Result<(), TorchError> {
+    let values = Tensor::f_from_slice(&normal.draw(tensor.numel()))?;
+    tensor.shallow_clone().f_copy_(&values.f_view_as(tensor)?)?;
+    Ok(())
+}
+
+fn reduce_all(flat: &HeapTensor, group: &ProcessGroup) -> Result<usize, TorchError> {
+    let len = flat.tensor().numel();
+    flat.all_reduce(group, 0..len, ReduceOp::Avg)?;
+    Ok(len * flat.kind().elt_size_in_bytes())
+}
