@@ -59,7 +59,7 @@ impl<H> Compressed<H> {
     fn narrow(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError> {
         let shape = bucket.shape();
         if self.buckets.get(&bucket.index).is_none_or(|(known, _)| *known != shape) {
-            self.buckets.remove(&bucket.index);
+            self.buckets.retain(|index, _| *index != bucket.index && *index < bucket.num_buckets);
             let narrow = bucket.in_kind(group, self.kind)?;
             self.buckets.insert(bucket.index, (shape, narrow));
         }

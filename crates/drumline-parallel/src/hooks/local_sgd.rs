@@ -13,7 +13,8 @@ use crate::ddp::{CommHook, GradBucket};
 use crate::error::ParallelError;
 
 /// The mean over all ranks for the first steps, then over a subgroup. To be used with an averager whose `warmup_steps` is the same
-/// number, as subgroups drift apart otherwise.
+/// number, as subgroups drift apart otherwise. Steps are counted from the making of the hook; after a restart from a checkpoint, give it what is
+/// left of them.
 #[derive(Debug)]
 pub struct PostLocalSgd {
     start_step: u64,

@@ -78,7 +78,10 @@ impl PowerSgdOptions {
     }
 }
 
-/// Low-rank gradients with error feedback; see the [guide](https://arxiv.org/abs/1905.13727) of its inventors.
+/// Low-rank gradients with error feedback; see the [paper](https://arxiv.org/abs/1905.13727).
+///
+/// It begins anew with each process: after a restart from a checkpoint there are `start_power_sgd_iter` steps in full once more, and what
+/// earlier gradients had lost is gone.
 #[derive(Debug)]
 pub struct PowerSgd {
     options: PowerSgdOptions,
@@ -103,17 +106,16 @@ impl PowerSgd {
     }
 
     fn compressed(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<usize, TorchError> {
+        if bucket.gradients.iter().all(|gradient| self.options.rank_for(&gradient.size()).is_none()) {
+            bucket.all_reduce(group, ReduceOp::Avg)?;
+            return Ok(bucket.num_bytes());
+        }
         let shape = bucket.shape();
         let known = self.memories.remove(&bucket.index).filter(|memory| memory.shape == shape);
         let (mut memory, is_new) = match known {
             Some(memory) => (memory, false),
             None => (Memory::new(bucket, group, &self.options)?, true),
         };
-        if memory.matrices.is_empty() {
-            bucket.all_reduce(group, ReduceOp::Avg)?;
-            self.memories.insert(bucket.index, memory);
-            return Ok(bucket.num_bytes());
-        }
         if is_new || !self.options.warm_start {
             memory.randomize(&mut Normal::new(self.seeds.next()))?;
         } else {
@@ -134,7 +136,11 @@ impl CommHook for PowerSgd {
             self.compressed(bucket, group)?
         };
         self.traffic.add(bucket.num_bytes(), bytes);
-        self.step += u64::from(bucket.is_last());
+        if bucket.is_last() {
+            self.step += 1;
+            // There may have been more, before the buckets changed.
+            self.memories.retain(|index, _| *index < bucket.num_buckets);
+        }
         Ok(())
     }
 }

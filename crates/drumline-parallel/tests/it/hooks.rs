@@ -198,7 +198,8 @@ ranks_test!(
         for step in 0..4 {
             let (x, y) = part(&group, step);
             let began = Instant::now();
-            if let Err(error) = ddp.forward(&x).and_then(|output| ddp.backward(&loss(&output, &y))) {
+            let train = || -> Result<()> { Ok(ddp.backward(&loss(&ddp.forward(&x)?, &y))?) };
+            if let Err(error) = train() {
                 println!("told in {} s: {error}", began.elapsed().as_secs());
                 return Ok(());
             }

@@ -10,7 +10,7 @@ use tch::nn::{Module, VarStore};
 use tch::{Device, Kind, Tensor};
 
 use super::hooks::{all_ranks, part, replica_with};
-use super::net::{assert_close, descend, loss, samples};
+use super::net::{Net, assert_close, descend, loss, samples};
 
 /// From the third step on; every matrix is compressed that becomes smaller at all.
 const SOON: PowerSgdOptions = PowerSgdOptions {
@@ -78,7 +78,7 @@ ranks_test!(five_steps_are_pytorchs, 2, {
                     .flat_map(|param| Vec::<f32>::try_from(mean(param, 2, step).flatten(0, -1)).unwrap())
                     .collect(),
             };
-            assert_close(&[bucket.tensor()], &[Tensor::from_slice(&theirs)], 2e-5);
+            assert_close(&[bucket.tensor()], &[Tensor::from_slice(&theirs)], 1e-5);
         }
     }
 });
@@ -163,23 +163,51 @@ ranks_test!(zeros_and_what_is_no_number_leave_no_trace, 2, {
     }
 });
 
-ranks_test!(fewer_bytes_travel, 2, {
+ranks_test!(strides_do_not_matter, 2, {
     let group = ProcessGroup::from_env()?;
-    let bucket = GradBucket::zeros(&group, Kind::Float, &[vec![256, 256], vec![256]])?;
-    let mut plain = PowerSgd::new(AT_ONCE)?;
-    plain.reduce(&bucket, &group)?;
-    assert_eq!((plain.traffic().given(), plain.traffic().reduced()), (263_168, 4 * (256 + 512)));
-    let inner = PowerSgd::new(AT_ONCE)?;
-    let traffic = inner.traffic();
-    Compressed::half().around(inner).reduce(&bucket, &group)?;
-    assert_eq!(traffic.reduced(), 2 * (256 + 512));
+    let mut bucket = bucket(&group)?;
+    // As a gradient of a transposed parameter, and as one in channels-last order.
+    bucket.gradients[0] = bucket.gradients[0].view([20, 6]).tr();
+    bucket.gradients[2] = bucket.gradients[2].view([8, 2, 2, 3]).permute([0, 3, 1, 2]);
+    let full = PowerSgdOptions { matrix_approximation_rank: 12, min_compression_rate: 0.0, ..SOON };
+    let mut hooks: [Box<dyn CommHook>; 2] =
+        [Box::new(PowerSgd::new(full)?), Box::new(Compressed::half().around(PowerSgd::new(full)?))];
+    for (hook, tolerance) in hooks.iter_mut().zip([1e-5, 5e-3]) {
+        for step in 0..4 {
+            give(&bucket, group.rank(), step);
+            hook.reduce(&bucket, &group)?;
+            for param in 0..3 {
+                assert_close(&[bucket.gradients[param].copy()], &[mean(param, 2, step)], tolerance);
+            }
+        }
+    }
 });
 
-/// The loss on samples nobody trained on, after 150 steps.
+// The figures of docs/ddp-hooks.md.
+ranks_test!(fewer_bytes_travel, 2, {
+    let group = ProcessGroup::from_env()?;
+    let bucket = GradBucket::zeros(&group, Kind::Float, &[vec![1024, 1024], vec![1024]])?;
+    let reduced = |rank: usize| -> Result<(u64, u64)> {
+        let options = PowerSgdOptions { matrix_approximation_rank: rank, ..AT_ONCE };
+        let (mut plain, inner) = (PowerSgd::new(options)?, PowerSgd::new(options)?);
+        let traffic = inner.traffic();
+        plain.reduce(&bucket, &group)?;
+        Compressed::half().around(inner).reduce(&bucket, &group)?;
+        assert_eq!(plain.traffic().given(), 4_198_400);
+        Ok((plain.traffic().reduced(), traffic.reduced()))
+    };
+    assert_eq!(reduced(1)?, (12_288, 6_144));
+    assert_eq!(reduced(4)?, (36_864, 18_432));
+    let mut half = Compressed::half();
+    half.reduce(&bucket, &group)?;
+    assert_eq!((half.traffic().given(), half.traffic().reduced()), (4_198_400, 2_099_200));
+});
+
+/// The loss on samples nobody trained on, after 400 steps.
 fn trained(group: &ProcessGroup, hook: impl CommHook + 'static) -> Result<f64> {
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica_with(group, &vs, hook)?;
-    for step in 0..150 {
+    for step in 0..400 {
         let (x, y) = part(group, step);
         ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
         descend(&parameters(&vs))?;
@@ -196,7 +224,12 @@ ranks_test!(a_regression_is_learnt_as_well_as_with_all_gradients, 4, {
     let traffic = hook.traffic();
     let low = trained(&group, hook)?;
     let half = trained(&group, Compressed::bf16().around(PowerSgd::new(SOON)?))?;
-    println!("full {full}, low {low}, half {half}, {traffic:?}");
+    let untrained = {
+        let net = Net::new(&VarStore::new(Device::Cpu), 0);
+        let (x, y) = samples(100_000..100_400);
+        f64::try_from(tch::no_grad(|| loss(&net.forward(&x), &y)))?
+    };
+    assert!(full < untrained / 2.0, "control: something was learnt, from {untrained} to {full}");
     assert!(low < full * 1.1 && half < full * 1.1, "full {full}, low rank {low}, and in 16 bits {half}");
     assert!(traffic.reduced() * 2 < traffic.given());
 });

@@ -4,7 +4,7 @@
 //!   first    | gradients in full, one after the other | P of each matrix |      reduced in one call
 //!   second   | Q of each matrix |                                               reduced in one call
 //! ```
-//! Both lie in the symmetric heap.
+//! Both lie in the symmetric heap, column after column: with P and Q row by row, products of four columns take ten times as long.
 
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_torch::{HeapTensor, TorchError};
@@ -17,7 +17,7 @@ use crate::hooks::orthogonal::{orthogonalize, wide};
 
 /// One gradient as a matrix.
 #[derive(Debug)]
-pub(super) struct Matrix {
+struct Matrix {
     /// Which of the bucket's gradients.
     gradient: usize,
     /// Rows and columns.
@@ -31,7 +31,7 @@ pub(super) struct Matrix {
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) shape: BucketShape,
-    pub(super) matrices: Vec<Matrix>,
+    matrices: Vec<Matrix>,
     /// Gradients that are not compressed, and their places in `first`.
     full: Vec<(usize, Tensor)>,
     first: HeapTensor,
@@ -53,16 +53,11 @@ impl Memory {
             in_first += rank.map_or(rows * columns, |rank| rows * rank);
             in_second += rank.map_or(0, |rank| columns * rank);
         }
-        if in_second == 0 {
-            in_first = 0; // nothing is compressed, the bucket is reduced where it is
-        }
         let heap = |len: i64| HeapTensor::zeros(group, bucket.kind(), len as usize);
         let (first, second) = (heap(in_first)?, heap(in_second)?);
         let mut memory =
             Self { shape: bucket.shape(), matrices: Vec::new(), full: Vec::new(), first, second };
-        if in_second > 0 {
-            memory.lay_out(bucket, &ranks, options)?;
-        }
+        memory.lay_out(bucket, &ranks, options)?;
         Ok(memory)
     }
 
@@ -81,8 +76,8 @@ impl Memory {
         for (gradient, (tensor, rank)) in gradients() {
             let Some(rank) = *rank else { continue };
             let sizes = matrix_sizes(tensor);
-            let p = take(self.first.tensor(), &mut at_first, &[sizes[0], rank])?;
-            let q = take(self.second.tensor(), &mut at_second, &[sizes[1], rank])?;
+            let p = take(self.first.tensor(), &mut at_first, &[rank, sizes[0]])?.f_tr()?;
+            let q = take(self.second.tensor(), &mut at_second, &[rank, sizes[1]])?.f_tr()?;
             let error =
                 options.use_error_feedback.then(|| Tensor::zeros(sizes, (tensor.kind(), tensor.device())));
             self.matrices.push(Matrix { gradient, sizes, p, q, error });
@@ -133,35 +128,42 @@ impl Memory {
         }
         for (matrix, input) in self.matrices.iter().zip(&inputs) {
             orthogonalize(&matrix.p, epsilon)?;
-            let _ = input.f_tr()?.f_mm_out(&matrix.q, &matrix.p)?;
+            let _ = matrix.p.f_tr()?.f_mm_out(&matrix.q.f_tr()?, input)?;
         }
         bytes += reduce_all(&self.second, group)?;
-        self.matrices.iter_mut().zip(inputs).try_for_each(|(matrix, input)| matrix.output(bucket, input))?;
+        self.matrices.iter_mut().try_for_each(|matrix| matrix.output(bucket))?;
         Ok(bytes)
     }
 }
 
 impl Matrix {
-    /// The gradient with what earlier ones have lost.
+    /// The gradient with what earlier ones have lost; in the memory of the error, where that is kept.
     fn input(&self, bucket: &GradBucket) -> Result<Tensor, TorchError> {
         let gradient = bucket.gradients[self.gradient].f_reshape(self.sizes)?;
         Ok(match &self.error {
-            Some(error) => gradient.f_add(error)?,
+            Some(error) => error.shallow_clone().f_add_(&gradient)?,
             None => gradient,
         })
     }
 
-    /// Puts P·Qᵀ where the gradient was, and keeps the difference.
-    fn output(&mut self, bucket: &GradBucket, mut input: Tensor) -> Result<(), TorchError> {
-        let mut gradient = bucket.gradients[self.gradient].shallow_clone();
-        let approximation = self.p.f_mm(&self.q.f_tr()?)?;
-        gradient.f_copy_(&approximation.f_view_as(&gradient)?)?;
+    /// Puts P·Qᵀ where the gradient was, and keeps what differs from the input.
+    fn output(&mut self, bucket: &GradBucket) -> Result<(), TorchError> {
+        let approximation = self.product(&bucket.gradients[self.gradient])?;
+        let Some(error) = &mut self.error else { return Ok(()) };
         // A step in which a gradient was not a number is one to forget.
         let is_sound = self.q.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
-        if let Some(error) = self.error.as_mut().filter(|_| is_sound) {
-            *error = input.f_sub_(&approximation)?;
-        }
+        let _ = if is_sound { error.f_sub_(&approximation)? } else { error.f_zero_()? };
         Ok(())
+    }
+
+    fn product(&self, gradient: &Tensor) -> Result<Tensor, TorchError> {
+        let q = self.q.f_tr()?;
+        if gradient.is_contiguous() {
+            return Ok(self.p.f_mm_out(&gradient.f_view(self.sizes)?, &q)?);
+        }
+        let product = self.p.f_mm(&q)?;
+        gradient.shallow_clone().f_copy_(&product.f_view_as(gradient)?)?;
+        Ok(product)
     }
 }
 
