@@ -3,8 +3,8 @@
 //! ```text
 //!   bucket, f32 ─cast─▶ bucket, 16 bits, in the symmetric heap ─▶ the hook inside, e.g. all-reduce ─cast─▶ bucket, f32
 //! ```
-//! The 16-bit bucket is kept between steps. Sums are made in `f32` on a node, but cross between nodes in 16 bits; so that they
-//! cannot overflow there, halves are divided by the number of ranks before and multiplied after.
+//! The 16-bit bucket is kept between steps. Sums need no care: an all-reduce adds 16-bit elements up in `f32`, divides, and rounds once,
+//! so that means of halves cannot overflow where the halves did not.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use tch::Kind;
 use super::Traffic;
 use crate::ddp::{AllReduce, BucketShape, CommHook, GradBucket};
 
-/// Casts buckets to 16 bits for the hook inside, which is the plain mean unless another is put [around](Self::around).
+/// Casts buckets to 16 bits for the hook inside, which is the plain mean unless this is put [around](Self::around) another.
 ///
 /// A gradient beyond ±65504 becomes infinite as `half`; `bf16` has the range of `f32` but only 8 bits of precision.
 #[derive(Debug)]
@@ -49,22 +49,6 @@ impl<H> Compressed<H> {
     pub fn traffic(&self) -> Traffic {
         self.traffic.clone()
     }
-
-    /// What halves are divided by; the same on all ranks.
-    fn divisor(&self, group: &ProcessGroup) -> f64 {
-        if self.kind == Kind::Half && group.num_nodes() > 1 { group.size() as f64 } else { 1.0 }
-    }
-
-    /// The 16-bit form of a bucket; made anew when the buckets have changed, which they do on all ranks in the same step.
-    fn narrow(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError> {
-        let shape = bucket.shape();
-        if self.buckets.get(&bucket.index).is_none_or(|(known, _)| *known != shape) {
-            self.buckets.retain(|index, _| *index != bucket.index && *index < bucket.num_buckets);
-            let narrow = bucket.in_kind(group, self.kind)?;
-            self.buckets.insert(bucket.index, (shape, narrow));
-        }
-        Ok(())
-    }
 }
 
 impl<H: CommHook> CommHook for Compressed<H> {
@@ -72,23 +56,20 @@ impl<H: CommHook> CommHook for Compressed<H> {
         if bucket.kind().elt_size_in_bytes() <= self.kind.elt_size_in_bytes() {
             return self.inner.reduce(bucket, group);
         }
-        self.narrow(bucket, group)?;
-        let divisor = self.divisor(group);
-        let Some((_, narrow)) = self.buckets.get_mut(&bucket.index) else {
-            return Err(TorchError::Unfit("a bucket has a 16-bit form".into()));
+        let shape = bucket.shape();
+        let mut narrow = match self.buckets.remove(&bucket.index).filter(|(known, _)| *known == shape) {
+            Some((_, narrow)) => narrow,
+            // The first step, or the buckets have changed, which they do on all ranks in the same step.
+            None => bucket.in_kind(group, self.kind)?,
         };
         narrow.num_buckets = bucket.num_buckets;
-        let mut wide = bucket.tensor();
-        if divisor != 1.0 {
-            let _ = wide.f_div_scalar_(divisor)?;
-        }
-        narrow.tensor().f_copy_(&wide)?;
-        self.inner.reduce(narrow, group)?;
+        narrow.tensor().f_copy_(&bucket.tensor())?;
+        self.inner.reduce(&narrow, group)?;
+        bucket.tensor().f_copy_(&narrow.tensor())?;
         self.traffic.add(bucket.num_bytes(), narrow.num_bytes());
-        wide.f_copy_(&narrow.tensor())?;
-        if divisor != 1.0 {
-            let _ = wide.f_mul_scalar_(divisor)?;
-        }
+        self.buckets.insert(bucket.index, (shape, narrow));
+        // There may have been more, before the buckets changed.
+        self.buckets.retain(|index, _| *index < bucket.num_buckets);
         Ok(())
     }
 }
