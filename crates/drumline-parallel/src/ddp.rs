@@ -20,6 +20,7 @@ use drumline_torch::{GradHook, Named, buffers, parameters};
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
+pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
 
 use crate::error::ParallelError;

@@ -4,6 +4,8 @@
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process, a thread for each device
 //! - [`SyncBatchNorm`]: batch normalisation over the batch of all ranks
+//! - [`Compressed`], [`PowerSgd`], [`PostLocalSgd`]: hooks of `Ddp` that send less
+//! - [`PeriodicAverager`], [`HierarchicalAverager`]: parameters that are averaged now and then, after steps of their own
 //! - [`Uneven`]: ranks whose data ends earlier take part with nothing until all are done
 //!
 //! # Who divides the loss by what
@@ -14,6 +16,7 @@
 mod agreement;
 mod arena;
 mod data_parallel;
+mod averaging;
 mod ddp;
 mod distributed_optimizer;
 mod error;
@@ -23,11 +26,23 @@ mod sync_group;
 mod uneven;
 
 pub use data_parallel::{DataParallel, Traffic};
+mod hooks;
+mod uneven;
+
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/ddp-hooks.md")]
+    mod ddp_hooks {}
+}
+
+pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use error::ParallelError;
 pub use sync_batch_norm::SyncBatchNorm;
 pub use sync_group::{SyncCall, SyncGroup};
+pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use uneven::{Share, Turn, Uneven};
 
 /// A group of the same ranks, whose calls cannot come between those that the program makes.

@@ -3,13 +3,19 @@
 
 #[path = "it/data_parallel.rs"]
 mod data_parallel;
+#[path = "it/averaging.rs"]
+mod averaging;
 #[path = "it/ddp.rs"]
 mod ddp;
 #[path = "it/ddp_faults.rs"]
 mod ddp_faults;
 #[path = "it/distributed_optimizer.rs"]
 mod distributed_optimizer;
+#[path = "it/hooks.rs"]
+mod hooks;
 #[path = "it/net.rs"]
 mod net;
+#[path = "it/power_sgd.rs"]
+mod power_sgd;
 #[path = "it/uneven.rs"]
 mod uneven;
