@@ -162,7 +162,7 @@ impl<M> Ddp<M> {
         }
         self.reducer().begin()?;
         if let Err(error) = scaled.f_backward() {
-            self.reducer().abandon();
+            self.reducer().abandon(&error.to_string());
             return Err(error.into());
         }
         self.reducer().finish(|| Ok(()))

@@ -15,18 +15,15 @@
 
 mod agreement;
 mod arena;
-mod data_parallel;
 mod averaging;
+mod data_parallel;
 mod ddp;
 mod distributed_optimizer;
 mod error;
+mod hooks;
 mod layout;
 mod sync_batch_norm;
 mod sync_group;
-mod uneven;
-
-pub use data_parallel::{DataParallel, Traffic};
-mod hooks;
 mod uneven;
 
 /// The guide's examples compile, too.
@@ -37,12 +34,13 @@ mod guides {
 }
 
 pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
+pub use data_parallel::{DataParallel, StageBytes};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use error::ParallelError;
+pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use sync_batch_norm::SyncBatchNorm;
 pub use sync_group::{SyncCall, SyncGroup};
-pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use uneven::{Share, Turn, Uneven};
 
 /// A group of the same ranks, whose calls cannot come between those that the program makes.

@@ -1,10 +1,10 @@
 //! Data parallelism as real processes, against the same training in one process.
 #![allow(clippy::unwrap_used)]
 
-#[path = "it/data_parallel.rs"]
-mod data_parallel;
 #[path = "it/averaging.rs"]
 mod averaging;
+#[path = "it/data_parallel.rs"]
+mod data_parallel;
 #[path = "it/ddp.rs"]
 mod ddp;
 #[path = "it/ddp_faults.rs"]

@@ -6,6 +6,7 @@
 //! It has a group of its own, so that calls that the program makes meanwhile cannot come between. After an error it only answers with that.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -173,7 +174,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It has told its errors; a panic of a hook was printed.
+            // It has told its errors.
             let _ = thread.join();
         }
     }
@@ -185,12 +186,15 @@ fn serve(group: &ProcessGroup, mut hook: Box<dyn CommHook>, jobs: &Receiver<Job>
     let mut failure: Option<String> = None;
     for job in jobs {
         let done = match &failure {
-            None => carry_out(group, &mut *hook, job),
+            None => catch_unwind(AssertUnwindSafe(|| carry_out(group, &mut *hook, job)))
+                .unwrap_or_else(|_| Err(ParallelError::Unfit("a communication hook panicked".into()))),
             Some(cause) => {
                 Err(ParallelError::Unfit(format!("gradients are not reduced any more, since: {cause}")))
             }
         };
         if let (None, Err(error)) = (&failure, &done) {
+            // The others may be in a call for which this rank will not come.
+            group.abort(&error.to_string());
             failure = Some(error.to_string());
         }
         if results.send(done).is_err() {
