@@ -23,6 +23,7 @@ use tch::nn::{ModuleT, VarStore};
 pub use lane::{AllReduce, CommHook, GradBucket};
 
 use crate::error::ParallelError;
+use crate::sync_group::SyncGroup;
 use reducer::Reducer;
 use shared_buffers::SharedBuffers;
 
@@ -38,6 +39,8 @@ pub struct DdpOptions {
     pub broadcast_buffers: bool,
     /// How a bucket is reduced.
     pub hook: Box<dyn CommHook>,
+    /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has some and ranks may run out of data.
+    pub sync_group: Option<SyncGroup>,
     /// Names of parameters and buffers that every rank keeps to itself.
     pub ignored: Vec<String>,
 }
@@ -49,6 +52,7 @@ impl Default for DdpOptions {
             first_bucket: 1 << 20,
             broadcast_buffers: true,
             hook: Box::new(AllReduce),
+            sync_group: None,
             ignored: Vec::new(),
         }
     }
@@ -56,7 +60,7 @@ impl Default for DdpOptions {
 
 impl std::fmt::Debug for DdpOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { bucket_cap, first_bucket, broadcast_buffers, ignored, hook: _ } = self;
+        let Self { bucket_cap, first_bucket, broadcast_buffers, ignored, hook: _, sync_group: _ } = self;
         f.debug_struct("DdpOptions")
             .field("bucket_cap", bucket_cap)
             .field("first_bucket", first_bucket)
@@ -88,6 +92,7 @@ pub struct Ddp<M> {
     hooks: Vec<GradHook>,
     reducer: Arc<Mutex<Reducer>>,
     buffers: Option<SharedBuffers>,
+    sync_group: Option<SyncGroup>,
     /// Whether backward reduces.
     is_syncing: Cell<bool>,
     /// Who gives its buffers; another than rank 0 when that has run out of data.
@@ -118,7 +123,7 @@ impl<M> Ddp<M> {
         crate::agreement::check(group, &[params.clone(), shared.clone()].concat())?;
         let group = Arc::new(crate::own_group(group)?);
 
-        let broadcast_buffers = options.broadcast_buffers;
+        let (broadcast_buffers, sync_group) = (options.broadcast_buffers, options.sync_group.clone());
         let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params, options)?));
         let buffers = SharedBuffers::new(group.clone(), shared)?;
         buffers.broadcast(0)?;
@@ -129,6 +134,7 @@ impl<M> Ddp<M> {
             hooks,
             reducer,
             buffers: broadcast_buffers.then_some(buffers),
+            sync_group,
             is_syncing: Cell::new(true),
             buffers_of: Cell::new(0),
             loss_factor: Cell::new(1.0),
@@ -158,17 +164,22 @@ impl<M> Ddp<M> {
             self.reducer().abandon();
             return Err(error.into());
         }
-        self.reducer().finish()
+        self.reducer().finish(|| Ok(()))
     }
 
-    /// Takes part in a backward of the others with nothing: this rank's gradients count as zero.
+    /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
+    /// have no samples.
     pub fn backward_nothing(&self) -> Result {
         if !self.is_syncing.get() || self.hooks.is_empty() {
             return Ok(());
         }
         let mut reducer = self.reducer();
         reducer.begin()?;
-        reducer.finish()
+        // Buckets are reduced on another thread, so that the others' norms, which wait for this rank, do not wait for ever.
+        reducer.finish(|| match &self.sync_group {
+            Some(sync_group) => Ok(sync_group.shadow_step()?),
+            None => Ok(()),
+        })
     }
 
     /// What is done in `body` reduces nothing: backwards add up gradients on this rank. The next backward outside reduces the sum.
@@ -218,6 +229,7 @@ impl<M: ModuleT> Ddp<M> {
         if self.is_syncing.get() {
             self.sync_buffers()?;
         }
+        self.sync_group.iter().for_each(SyncGroup::begin_step);
         Ok(self.module.forward_t(input, true))
     }
 

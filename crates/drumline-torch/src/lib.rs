@@ -42,7 +42,10 @@ pub use bytes::{bytes, bytes_mut};
 pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
 pub use collectives::TensorCollectives;
 pub use error::TorchError;
-pub use foreach::{foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar, foreach_norm, foreach_zero};
+pub use foreach::{
+    foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar,
+    foreach_norm, foreach_zero,
+};
 pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
 pub use grad::{grad, move_grad, set_grad, take_grad};
@@ -50,5 +53,8 @@ pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
 pub use named::{Named, buffers, parameters};
-pub use optim::{Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd, SgdOptions, no_decay_on_norms};
+pub use optim::{
+    Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
+    SgdOptions, no_decay_on_norms,
+};
 pub use rng::RngState;

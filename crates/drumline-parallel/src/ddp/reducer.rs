@@ -32,10 +32,10 @@ enum Mode {
 enum Order {
     /// The reverse of creation.
     Guessed,
-    /// A step has shown the real one.
-    Seen,
-    /// All use rank 0's.
+    /// The first step has shown the real one; all ranks know rank 0's.
     Agreed,
+    /// The buckets have it.
+    InUse,
 }
 
 pub(super) struct Reducer {
@@ -76,8 +76,8 @@ impl Reducer {
 
     /// A backward that reduces is about to begin.
     pub(super) fn begin(&mut self) -> Result {
-        if self.stage == Order::Seen {
-            self.agree_on_order()?;
+        if self.stage == Order::Agreed {
+            self.use_order()?;
         }
         self.progress.begin(&self.arena.layout);
         self.mode = Mode::Reducing;
@@ -112,8 +112,8 @@ impl Reducer {
         }
     }
 
-    /// Backward is over: sends what is left, and waits for all of it.
-    pub(super) fn finish(&mut self) -> Result {
+    /// Backward is over: sends what is left, does something else, and waits for all of it.
+    pub(super) fn finish(&mut self, meanwhile: impl FnOnce() -> Result) -> Result {
         self.mode = Mode::Idle;
         let arrived = self.progress.order(&self.order);
         let mut used = vec![1u8; self.params().len()];
@@ -125,10 +125,11 @@ impl Reducer {
             }
         }
         self.lane.send(Job::Flags(used.clone()));
+        meanwhile()?;
         let used_anywhere = self.lane.wait()?.unwrap_or_default();
         self.settle_unused(&used, &used_anywhere)?;
         if self.stage == Order::Guessed {
-            (self.order, self.stage) = (arrived, Order::Seen);
+            self.agree_on_order(&arrived)?;
         }
         Ok(())
     }
@@ -159,11 +160,17 @@ impl Reducer {
         Ok(())
     }
 
-    /// From now on all ranks reduce in the order in which rank 0's gradients came.
-    fn agree_on_order(&mut self) -> Result {
-        let mut order: Vec<u64> = self.order.iter().map(|param| *param as u64).collect();
+    /// From the next step on all ranks reduce in the order in which rank 0's gradients came. Agreed on here, where all ranks are at the same
+    /// point: before a step one may have to answer another's forward first.
+    fn agree_on_order(&mut self, arrived: &[usize]) -> Result {
+        let mut order: Vec<u64> = arrived.iter().map(|param| *param as u64).collect();
         self.group.broadcast(&mut order, 0)?;
         self.order = order.into_iter().map(|param| param as usize).collect();
+        self.stage = Order::Agreed;
+        Ok(())
+    }
+
+    fn use_order(&mut self) -> Result {
         // Gradients of earlier backwards lie in places that are about to be given to others.
         for param in self.params() {
             if let Some(held) = grad(&param.tensor)?.filter(|held| self.arena.holds(held)) {
@@ -171,7 +178,7 @@ impl Reducer {
             }
         }
         self.arena.reorder(&self.order)?;
-        self.stage = Order::Agreed;
+        self.stage = Order::InUse;
         let megabytes: Vec<_> = self.bucket_bytes().iter().map(|bytes| *bytes as f64 / 1e6).collect();
         tracing::debug!(rank = self.group.rank(), ?megabytes, "buckets in the order of the first step");
         Ok(())

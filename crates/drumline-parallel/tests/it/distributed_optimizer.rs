@@ -10,8 +10,14 @@ use tch::{Device, Reduction, Tensor};
 
 use super::net::{Net, assert_close, samples, values};
 
-const OPTIONS: SgdOptions =
-    SgdOptions { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, maximize: false };
+const OPTIONS: SgdOptions = SgdOptions {
+    lr: 0.1,
+    momentum: 0.9,
+    dampening: 0.0,
+    nesterov: false,
+    weight_decay: 0.0,
+    maximize: false,
+};
 const STEPS: i64 = 4;
 
 /// The micro-batches of a rank in a step: another number on each, of uneven sizes; none for the last rank in step 2.
@@ -105,7 +111,8 @@ ranks_test!(the_state_of_one_rank_becomes_everybodys, 2, {
     assert_eq!(optimizer.lr(), 0.03);
     let kept = optimizer.state();
     assert_eq!(kept.tensors.len(), 4, "{:?}", kept.tensors.iter().map(|n| &n.name).collect::<Vec<_>>());
-    let sums: Vec<f64> = kept.tensors.iter().map(|n| n.tensor.abs().sum(tch::Kind::Double).double_value(&[])).collect();
+    let sums: Vec<f64> =
+        kept.tensors.iter().map(|n| n.tensor.abs().sum(tch::Kind::Double).double_value(&[])).collect();
     let mut all = vec![0f64; 8];
     group.all_gather(&sums, &mut all)?;
     assert_eq!(all[..4], all[4..]);

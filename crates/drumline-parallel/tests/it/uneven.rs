@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Share, Turn};
+use drumline_parallel::{Ddp, DdpOptions, Share, SyncBatchNorm, SyncGroup, Turn};
 use drumline_torch::parameters;
 use rank_test::ranks_test;
-use tch::nn::{Module, VarStore};
+use tch::nn::{BatchNormConfig, Module, ModuleT, VarStore, linear, seq_t};
 use tch::{Device, Tensor};
 
 use super::net::{Net, assert_close, descend, loss, replica, samples, values};
@@ -75,4 +75,44 @@ ranks_test!(a_rank_without_any_batch_takes_part, 2, {
     let mut all = vec![0f64; sums.len() * 2];
     group.all_gather(&sums, &mut all)?;
     assert_eq!(all[..sums.len()], all[sums.len()..]);
+});
+
+/// A norm over all ranks between two layers.
+fn normed(vs: &VarStore, sync: &SyncGroup) -> impl ModuleT + use<> {
+    let (a, b) = (
+        linear(vs.root() / "a", 6, 4, Default::default()),
+        linear(vs.root() / "b", 4, 3, Default::default()),
+    );
+    let norm = SyncBatchNorm::new(vs.root() / "n", 4, BatchNormConfig::default(), sync);
+    seq_t().add(a).add(norm).add_fn(|x| x.tanh()).add(b)
+}
+
+ranks_test!(synchronised_norms_go_on_while_others_have_run_out, 3, {
+    let group = ProcessGroup::from_env()?;
+    let sync = SyncGroup::new(&group)?;
+    let vs = VarStore::new(Device::Cpu);
+    let net = normed(&vs, &sync);
+    let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
+    let ddp = Ddp::new(net, &vs, &group, options)?;
+    let mut turns = 0;
+    for turn in ddp.uneven(batches(group.rank()), Share::RanksWithData) {
+        match turn? {
+            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            Turn::Empty => ddp.backward_nothing()?,
+        }
+        descend(&parameters(&vs))?;
+        turns += 1;
+    }
+    assert_eq!(turns, 3);
+    let sums: Vec<f64> = vs
+        .variables()
+        .iter()
+        .collect::<std::collections::BTreeMap<_, _>>()
+        .values()
+        .map(|t| t.sum(tch::Kind::Double).double_value(&[]))
+        .collect();
+    let mut all = vec![0f64; sums.len() * 3];
+    group.all_gather(&sums, &mut all)?;
+    assert_eq!(all[..sums.len()], all[sums.len()..2 * sums.len()], "equal on all ranks, running means too");
+    assert_eq!(all[..sums.len()], all[2 * sums.len()..]);
 });
