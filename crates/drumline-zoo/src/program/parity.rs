@@ -74,7 +74,7 @@ fn train(
     let config = &checked.config;
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
-    let net = pieces::model(config, &store)?;
+    let net = pieces::model(config, &store, group)?;
     let replica = Ddp::new(net, &store, group, DdpOptions::default())?;
     let mut optimizer = pieces::sgd(&store, &config.optim)?;
     optimizer.set_lr(pieces::schedule(&config.optim)?.lr(At { epoch: 0.0, step: 0 }));
