@@ -89,7 +89,7 @@ fn build<'a>(job: &'a Job, checked: &'a Checked, seed: u64) -> anyhow::Result<Tr
     tch::Cuda::cudnn_set_benchmark(config.cudnn.benchmark);
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
-    let net = job.agree(pieces::model(config, &store))?;
+    let net = job.agree(pieces::model(config, &store, &job.group))?;
     let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
     let optimizer = job.agree(pieces::sgd(&store, &config.optim))?;
     let schedule = job.agree(pieces::schedule(&config.optim))?;
