@@ -57,8 +57,6 @@ pub use drumline_parallel::{
     Divide, GradBucket, HierarchicalAverager, ParallelError, PeriodicAverager, PostLocalSgd, PowerSgd,
     PowerSgdOptions, Share, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven,
     broadcast_optimizer_state, subgroup,
-    AllReduce, CommHook, DataParallel, Ddp, DdpOptions, DistributedOptimizer, Divide, GradBucket,
-    ParallelError, Share, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven, broadcast_optimizer_state,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};

@@ -11,7 +11,7 @@ use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
 
-use crate::models::{self, ModelOptions};
+use crate::models::{self, Model, ModelOptions};
 
 const WARM_UP: usize = 5;
 const EDGE: i64 = 32;
@@ -54,7 +54,7 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
     fill(&parameters(&store));
     let backward = match &group {
         Some(group) if args.mode == Mode::Ddp => {
-            Backward::Ddp(Ddp::new(net, &store, group, DdpOptions::default())?)
+            Backward::Ddp(Box::new(Ddp::new(net, &store, group, DdpOptions::default())?))
         }
         _ => Backward::Plain(net),
     };
@@ -75,8 +75,8 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
 
 /// The model, and how its loss becomes gradients.
 enum Backward {
-    Ddp(Ddp<Box<dyn ModuleT>>),
-    Plain(Box<dyn ModuleT>),
+    Ddp(Box<Ddp<Model>>),
+    Plain(Model),
 }
 
 impl Backward {

@@ -3,36 +3,25 @@
 use std::sync::Arc;
 
 use drumline::{ProcessGroup, SyncBatchNorm, SyncGroup};
-use tch::Tensor;
-use tch::nn::{BatchNormConfig, Init, ModuleT, VarStore};
+use tch::nn::{BatchNormConfig, Init, VarStore};
 
 use crate::config::Config;
-use crate::models::{ModelOptions, Norm, build};
+use crate::models::{Model, ModelOptions, Norm, build};
 use crate::weights;
-
-/// Any network: a box of one is none in tch's eyes.
-#[derive(Debug)]
-pub(in crate::program) struct Net(Box<dyn ModuleT>);
-
-impl ModuleT for Net {
-    fn forward_t(&self, images: &Tensor, train: bool) -> Tensor {
-        self.0.forward_t(images, train)
-    }
-}
 
 /// Builds the network in `store`; called by all ranks of `group`.
 pub(in crate::program) fn model(
     config: &Config,
     store: &VarStore,
     group: &ProcessGroup,
-) -> anyhow::Result<Net> {
+) -> anyhow::Result<Model> {
     let norm = if config.model.syncbn { over_all_ranks(group)? } else { Norm::Batch };
     let options = ModelOptions { num_classes: config.model.num_classes as i64, norm };
     let net = build(&config.model.arch, &store.root(), &options)?;
     if let Some(file) = &config.model.weights {
         weights::load(store, file)?;
     }
-    Ok(Net(net))
+    Ok(net)
 }
 
 /// Batch norm whose batch is that of all ranks.
