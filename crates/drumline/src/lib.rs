@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod device;
 mod loader;
 mod metrics;
 mod predictions;
@@ -47,6 +48,7 @@ mod guides {
     mod launching {}
 }
 
+pub use device::local_device;
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
     Scope, Source, Transport, Work, bf16, f16,
@@ -54,7 +56,7 @@ pub use drumline_comm::{
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
 pub use drumline_parallel::{
     AllReduce, CommHook, DataParallel, Ddp, DdpOptions, DistributedOptimizer, Divide, GradBucket,
-    ParallelError, Share, Traffic, Turn, Uneven, broadcast_optimizer_state,
+    ParallelError, Share, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven, broadcast_optimizer_state,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
@@ -79,3 +81,5 @@ pub use schedule::{
 };
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;
+/// The tensors and layers that all of this is made for, at the version that it is made for.
+pub use tch;

@@ -5,7 +5,8 @@
 //!
 //! ```
 //! use drumline_zoo::models::{ModelOptions, build};
-//! use tch::{Device, Kind, Tensor, nn};
+//! use tch::nn::{self, ModuleT};
+//! use tch::{Device, Kind, Tensor};
 //!
 //! let vs = nn::VarStore::new(Device::Cpu);
 //! let model = build("resnet18", &vs.root(), &ModelOptions { num_classes: 10, ..Default::default() })?;
@@ -20,6 +21,7 @@ mod norm;
 mod resnet;
 mod small;
 
+use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
 pub use norm::{Norm, NormBuilder};
@@ -43,20 +45,30 @@ impl Default for ModelOptions {
     }
 }
 
+/// A model that was built by its name. (A box of one is none in tch's eyes.)
+#[derive(Debug)]
+pub struct Net(Box<dyn ModuleT>);
+
+impl ModuleT for Net {
+    fn forward_t(&self, images: &Tensor, train: bool) -> Tensor {
+        self.0.forward_t(images, train)
+    }
+}
+
 /// The names that [`build`] knows.
 pub fn names() -> impl Iterator<Item = &'static str> {
     resnet::ARCHES.iter().map(|(name, _)| *name).chain(["mlp", "convnet"])
 }
 
 /// Build a model under `path`; its input is f32, N × 3 × height × width.
-pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Box<dyn ModuleT>, ZooError> {
+pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Net, ZooError> {
     let builder = Builder::new(&options.norm);
     let num_classes = options.num_classes;
     match arch {
-        "mlp" => Ok(Box::new(small::mlp(&builder, path, num_classes))),
-        "convnet" => Ok(Box::new(small::conv_net(&builder, path, num_classes))),
+        "mlp" => Ok(Net(Box::new(small::mlp(&builder, path, num_classes)))),
+        "convnet" => Ok(Net(Box::new(small::conv_net(&builder, path, num_classes)))),
         _ => match resnet::ARCHES.iter().find(|(name, _)| *name == arch) {
-            Some((_, shape)) => Ok(Box::new(resnet::resnet(&builder, path, shape, num_classes))),
+            Some((_, shape)) => Ok(Net(Box::new(resnet::resnet(&builder, path, shape, num_classes)))),
             None => Err(ZooError::UnknownArch { arch: arch.to_owned() }),
         },
     }
@@ -65,7 +77,7 @@ pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Box<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind, Tensor, nn::VarStore};
+    use tch::{Device, Kind, nn::VarStore};
 
     #[test]
     fn an_unknown_name_is_answered_with_the_nearest() {
