@@ -52,6 +52,7 @@ fn run() -> anyhow::Result<()> {
     let mut ones = [1_u32];
     group.all_reduce(&mut ones, ReduceOp::Sum)?;
     println!("rank {}: {} ranks have met in attempt {attempt}", group.rank(), ones[0]);
+    group.barrier()?; // so that all have said it before one fails
 
     let is_last = group.rank() + 1 == group.size();
     if attempt == 0 && is_last {

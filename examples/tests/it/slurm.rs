@@ -14,10 +14,11 @@ fn each_task_is_a_rank_that_trains() {
     let key = slurm.folder().join("key");
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key).unwrap();
     file.write_all("5a".repeat(32).as_bytes()).unwrap();
+    let data = Data::new(320, 10);
     for step in [["-N1", "-n2"], ["-N2", "-n2"]] {
         let mut command = slurm.command("timeout");
         command.args(["120", "srun"]).args(step).arg(env!("CARGO_BIN_EXE_mnmc_ddp_slurm"));
-        command.args(Data::new(320, 10).args("--epochs 3 --batch-size 16 --steps 8"));
+        command.args(data.args("--epochs 3 --batch-size 16 --steps 8"));
         let said = told(command.env("DRUMLINE_JOB_KEY_FILE", &key).env("DRUMLINE_TIMEOUT", "60s"));
         check(&said, 2, 3);
         let on_two_nodes = step[0] == "-N2";

@@ -51,7 +51,7 @@ pub(super) fn as_ranks(ranks: usize, program: &str, args: Vec<String>) -> Vec<St
     let job = LocalJob::new(ranks, program, args).env("OMP_NUM_THREADS", "1").output(Output::Capture);
     let report = job.deadline(LONGEST).start().unwrap().wait();
     assert!(report.is_success(), "{report}");
-    report.ranks.iter().map(|rank| rank.stdout_text()).collect()
+    report.ranks.iter().map(|rank| rank.stdout_text().into_owned()).collect()
 }
 
 /// The command `drumline`, which a test of the whole workspace builds beside the examples.

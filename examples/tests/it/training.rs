@@ -37,22 +37,25 @@ fn several_devices_of_one_process_train_as_one() {
 #[test]
 fn ranks_of_a_launcher_train() {
     let Some(drumline) = drumline() else { return };
+    let data = Data::new(320, 10);
     let mut command = Command::new("timeout");
     command.arg("240").arg(drumline).args(["run", "--nproc-per-node", "2"]);
-    command.arg(env!("CARGO_BIN_EXE_mnmc_ddp_launch")).args(Data::new(320, 10).args(FEW));
+    command.arg(env!("CARGO_BIN_EXE_mnmc_ddp_launch")).args(data.args(FEW));
     check(&told(&mut command), 2, 3);
 }
 
 #[test]
 fn ranks_that_a_program_spawns_train() {
-    let args = Data::new(320, 10).args(&format!("{FEW} --nproc 2"));
+    let data = Data::new(320, 10);
+    let args = data.args(&format!("{FEW} --nproc 2"));
     check(&alone(env!("CARGO_BIN_EXE_mnmc_ddp_spawn"), args), 2, 3);
 }
 
 #[test]
 fn a_resnet_trains() {
-    let args = Data::new(40, 10).args("--arch resnet18 --epochs 2 --batch-size 4 --steps 4");
-    check(&alone(env!("CARGO_BIN_EXE_snsc"), args), 0, 2);
+    let data = Data::new(256, 10);
+    let args = data.args("--arch resnet18 --epochs 3 --batch-size 32");
+    check(&alone(env!("CARGO_BIN_EXE_snsc"), args), 0, 3);
 }
 
 #[test]
