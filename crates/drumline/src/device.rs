@@ -9,7 +9,11 @@ use tch::{Cuda, Device};
 /// use drumline::{LocalGroup, local_device};
 /// use drumline::tch::nn::VarStore;
 ///
-/// LocalGroup::run(2, |group| Ok(drop(VarStore::new(local_device(&group)))))?;
+/// LocalGroup::run(2, |group| {
+///     let store = VarStore::new(local_device(&group));
+///     assert!(store.device() == local_device(&group));
+///     Ok(())
+/// })?;
 /// # Ok::<(), drumline::CommError>(())
 /// ```
 pub fn local_device(group: &ProcessGroup) -> Device {

@@ -66,6 +66,10 @@ fn main() -> anyhow::Result<()> {
         Distribuuuu { max_epoch: args.epochs, warmup_epochs: args.epochs / 20, ..Default::default() };
     let schedule = LrSchedule::new(lr, LrPolicy::Distribuuuu(cosine))?;
 
+    if rank == 0 {
+        println!("            =======  Training  =======\n");
+    }
+
     // 4. train
     let (epochs, steps) = (args.epochs, args.steps_of(train_loader.num_batches()));
     for epoch in 1..=epochs {

@@ -73,7 +73,7 @@ fn set_up_process() -> anyhow::Result<()> {
 
 fn prepare_folder(job: &Job, config: &Config) -> anyhow::Result<()> {
     let outcome = match job.is_first() {
-        true => check_out_dir(&config.run.out_dir).and_then(|()| Ok(drop(config.save()?))),
+        true => check_out_dir(&config.run.out_dir).and_then(|()| config.save().map(drop).map_err(Into::into)),
         false => Ok(()),
     };
     job.agree(outcome)
