@@ -4,5 +4,9 @@
 mod it {
     mod collectives;
     mod launch_try;
+    mod same_result;
+    mod slurm;
     mod spawn;
+    mod started;
+    mod training;
 }
