@@ -41,10 +41,14 @@ mod stop_request;
 mod guides {
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
+    #[doc = include_str!("../../../docs/data-parallel.md")]
+    mod data_parallel {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
     #[doc = include_str!("../../../docs/launching.md")]
     mod launching {}
+    #[doc = include_str!("../../../docs/loading.md")]
+    mod loading {}
 }
 
 pub use drumline_comm::{
@@ -54,7 +58,7 @@ pub use drumline_comm::{
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
 pub use drumline_parallel::{
     AllReduce, CommHook, DataParallel, Ddp, DdpOptions, DistributedOptimizer, Divide, GradBucket,
-    ParallelError, Share, Traffic, Turn, Uneven, broadcast_optimizer_state,
+    ParallelError, Share, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven, broadcast_optimizer_state,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
