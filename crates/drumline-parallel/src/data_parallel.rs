@@ -10,7 +10,7 @@
 //!   6 reduce                         ◀────────────────────── gradients of all parameters
 //!   7 update                         by the program's optimizer
 //! ```
-//! On a CPU several devices are several replicas in one memory. [`Traffic`] counts what goes from device to device.
+//! On a CPU several devices are several replicas in one memory. [`StageBytes`] counts what goes from device to device.
 
 use std::panic::AssertUnwindSafe;
 
@@ -24,7 +24,7 @@ type Result<T = ()> = std::result::Result<T, ParallelError>;
 
 /// Bytes that went from one device to another, by stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct StageBytes {
     /// Inputs, to all but the first device.
     pub scatter_inputs: usize,
     /// Parameters and buffers, to all but the first device.
@@ -68,7 +68,7 @@ pub struct DataParallel<M> {
     replicas: Vec<Replica<M>>,
     /// The gathered outputs, from which backward begins on each device.
     gathered: Option<Tensor>,
-    traffic: Traffic,
+    traffic: StageBytes,
 }
 
 impl<M: ModuleT> DataParallel<M> {
@@ -86,7 +86,7 @@ impl<M: ModuleT> DataParallel<M> {
         Ok(Self {
             replicas: devices.iter().map(replica).collect(),
             gathered: None,
-            traffic: Traffic::default(),
+            traffic: StageBytes::default(),
         })
     }
 
@@ -96,13 +96,13 @@ impl<M: ModuleT> DataParallel<M> {
     }
 
     /// What the last forward and backward sent from device to device.
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> StageBytes {
         self.traffic
     }
 
     /// Stages 8, 1 and 2: the batch is cut into equal parts, one for each device; the outputs come back in order, on the first device.
     pub fn forward_t(&mut self, input: &Tensor, train: bool) -> Result<Tensor> {
-        self.traffic = Traffic::default();
+        self.traffic = StageBytes::default();
         let parts = self.scatter(input)?;
         self.replicate(parts.len())?;
         let outputs = on_each_device(self.replicas.iter_mut().zip(parts), |replica, part| {

@@ -20,6 +20,7 @@ use drumline_torch::{GradHook, Named, buffers, parameters};
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
+pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
 
 use crate::error::ParallelError;
@@ -161,7 +162,7 @@ impl<M> Ddp<M> {
         }
         self.reducer().begin()?;
         if let Err(error) = scaled.f_backward() {
-            self.reducer().abandon();
+            self.reducer().abandon(&error.to_string());
             return Err(error.into());
         }
         self.reducer().finish(|| Ok(()))

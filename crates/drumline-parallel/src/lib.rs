@@ -4,6 +4,8 @@
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process, a thread for each device
 //! - [`SyncBatchNorm`]: batch normalisation over the batch of all ranks
+//! - [`Compressed`], [`PowerSgd`], [`PostLocalSgd`]: hooks of `Ddp` that send less
+//! - [`PeriodicAverager`], [`HierarchicalAverager`]: parameters that are averaged now and then, after steps of their own
 //! - [`Uneven`]: ranks whose data ends earlier take part with nothing until all are done
 //!
 //! # Who divides the loss by what
@@ -13,19 +15,30 @@
 
 mod agreement;
 mod arena;
+mod averaging;
 mod data_parallel;
 mod ddp;
 mod distributed_optimizer;
 mod error;
+mod hooks;
 mod layout;
 mod sync_batch_norm;
 mod sync_group;
 mod uneven;
 
-pub use data_parallel::{DataParallel, Traffic};
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/ddp-hooks.md")]
+    mod ddp_hooks {}
+}
+
+pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
+pub use data_parallel::{DataParallel, StageBytes};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use error::ParallelError;
+pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use sync_batch_norm::SyncBatchNorm;
 pub use sync_group::{SyncCall, SyncGroup};
 pub use uneven::{Share, Turn, Uneven};

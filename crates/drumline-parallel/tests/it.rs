@@ -1,6 +1,8 @@
 //! Data parallelism as real processes, against the same training in one process.
 #![allow(clippy::unwrap_used)]
 
+#[path = "it/averaging.rs"]
+mod averaging;
 #[path = "it/data_parallel.rs"]
 mod data_parallel;
 #[path = "it/ddp.rs"]
@@ -9,7 +11,11 @@ mod ddp;
 mod ddp_faults;
 #[path = "it/distributed_optimizer.rs"]
 mod distributed_optimizer;
+#[path = "it/hooks.rs"]
+mod hooks;
 #[path = "it/net.rs"]
 mod net;
+#[path = "it/power_sgd.rs"]
+mod power_sgd;
 #[path = "it/uneven.rs"]
 mod uneven;

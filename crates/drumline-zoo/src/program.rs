@@ -9,6 +9,8 @@
 //! ```
 
 mod args;
+mod bench_loader;
+mod bench_step;
 mod checked;
 mod data_kind;
 mod ending;
@@ -37,6 +39,8 @@ pub fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Data { command: DataCommand::SynthCifar(args) } => args.write(),
         Command::Keys => show_keys(),
+        Command::BenchStep(args) => bench_step::run(&args),
+        Command::BenchLoader(args) => bench_loader::run(&args),
     };
     ending::end(outcome)
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-const TEMPLATE: &str = "{prefix} {bar:24} {pos}/{len} {wide_msg}";
+const TEMPLATE: &str = "{prefix} {bar:12} {pos}/{len} {wide_msg}";
 /// Drawings in a second.
 const RATE: u8 = 10;
 

@@ -43,6 +43,8 @@ mod guides {
     mod checkpoints {}
     #[doc = include_str!("../../../docs/data-parallel.md")]
     mod data_parallel {}
+    #[doc = include_str!("../../../docs/ddp-hooks.md")]
+    mod ddp_hooks {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
     #[doc = include_str!("../../../docs/launching.md")]
@@ -57,8 +59,10 @@ pub use drumline_comm::{
 };
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
 pub use drumline_parallel::{
-    AllReduce, CommHook, DataParallel, Ddp, DdpOptions, DistributedOptimizer, Divide, GradBucket,
-    ParallelError, Share, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven, broadcast_optimizer_state,
+    AllReduce, AveragingLevel, CommHook, Compressed, DataParallel, Ddp, DdpOptions, DistributedOptimizer,
+    Divide, GradBucket, HierarchicalAverager, ParallelError, PeriodicAverager, PostLocalSgd, PowerSgd,
+    PowerSgdOptions, Share, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven,
+    broadcast_optimizer_state, subgroup,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};

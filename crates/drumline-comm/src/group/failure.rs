@@ -12,6 +12,27 @@ use crate::shm::{Context, Stop};
 const NEWS_WAIT: Duration = Duration::from_millis(400);
 
 impl ProcessGroup {
+    /// Gives the group up because of something that went wrong on this rank outside of its calls: calls that other ranks are in, and all later ones, end
+    /// with an error that names this rank and `cause`. If the group was given up before, the first cause stays.
+    ///
+    /// ```
+    /// use drumline_comm::{GroupOptions, LocalGroup};
+    ///
+    /// let outcomes = LocalGroup::outcomes(2, &GroupOptions::default(), |group| match group.rank() {
+    ///     0 => group.barrier(), // does not wait for ever
+    ///     _ => Err(group.abort("batch 7 cannot be read")),
+    /// });
+    /// for outcome in outcomes {
+    ///     assert!(outcome.unwrap_err().to_string().contains("batch 7 cannot be read"));
+    /// }
+    /// ```
+    #[cold]
+    pub fn abort(&self, cause: &str) -> CommError {
+        let (group, by) = (self.name().into(), self.members()[self.rank()]);
+        self.inner.process.member.abandon();
+        self.call_off(CommError::CalledOff { group, by, cause: cause.into(), recoverable: false })
+    }
+
     /// The error for the stop of a collective.
     #[cold]
     pub(super) fn failed(&self, tiers: &Tiers, cx: &Context<'_>, call: &Call, stop: Stop) -> CommError {

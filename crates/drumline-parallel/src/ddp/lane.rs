@@ -6,13 +6,14 @@
 //! It has a group of its own, so that calls that the program makes meanwhile cannot come between. After an error it only answers with that.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
-use drumline_torch::{HeapTensor, TorchError};
-use tch::Tensor;
+use drumline_torch::{HeapTensor, TorchError, tensor_within};
+use tch::{Kind, Tensor};
 
 use crate::error::ParallelError;
 
@@ -30,9 +31,62 @@ pub struct GradBucket {
 }
 
 impl GradBucket {
+    /// A bucket of zeros of these sizes, made by all ranks of the group together: to try a hook of one's own without a model.
+    pub fn zeros(group: &ProcessGroup, kind: Kind, sizes: &[Vec<i64>]) -> Result<Self, TorchError> {
+        let numel = |sizes: &Vec<i64>| sizes.iter().product::<i64>();
+        let len: i64 = sizes.iter().map(numel).sum();
+        let flat = Arc::new(HeapTensor::zeros(group, kind, len as usize)?);
+        let mut gradients = Vec::new();
+        let mut offset = 0;
+        for sizes in sizes {
+            gradients.push(flat.tensor().f_narrow(0, offset, numel(sizes))?.f_view(sizes.as_slice())?);
+            offset += numel(sizes);
+        }
+        Ok(Self { index: 0, num_buckets: 1, flat, range: 0..len as usize, gradients })
+    }
+
+    /// The same bucket in other memory, for elements of another kind; made by all ranks of the group together.
+    pub(crate) fn in_kind(&self, group: &ProcessGroup, kind: Kind) -> Result<Self, TorchError> {
+        let flat = Arc::new(HeapTensor::zeros(group, kind, self.range.len())?);
+        let place = |(gradient, at): (&Tensor, usize)| tensor_within(flat.tensor(), at, gradient);
+        let gradients = self.gradients.iter().zip(self.offsets()).map(place).collect::<Result<_, _>>()?;
+        let Self { index, num_buckets, .. } = *self;
+        Ok(Self { index, num_buckets, range: 0..self.range.len(), flat, gradients })
+    }
+
     /// All its gradients as one tensor of one dimension, with some zeros between; the same memory.
     pub fn tensor(&self) -> Tensor {
         self.flat.tensor().narrow(0, self.range.start as i64, self.range.len() as i64)
+    }
+
+    /// The kind of its elements.
+    pub fn kind(&self) -> Kind {
+        self.flat.kind()
+    }
+
+    /// Whether no other comes after it in this step.
+    pub fn is_last(&self) -> bool {
+        self.index + 1 == self.num_buckets
+    }
+
+    /// How many bytes an all-reduce of it moves from a rank's memory.
+    pub fn num_bytes(&self) -> usize {
+        self.range.len() * self.kind().elt_size_in_bytes()
+    }
+
+    /// What must be equal for memory that was laid out for one bucket to fit another.
+    pub(crate) fn shape(&self) -> BucketShape {
+        let gradient = |(gradient, at): (&Tensor, usize)| (at, gradient.size(), gradient.stride());
+        let gradients = self.gradients.iter().zip(self.offsets()).map(gradient).collect();
+        BucketShape { kind: self.kind(), len: self.range.len(), gradients }
+    }
+
+    /// Where each gradient begins in it.
+    fn offsets(&self) -> impl Iterator<Item = usize> {
+        let (start, size) = (self.tensor().data_ptr() as usize, self.kind().elt_size_in_bytes());
+        // A gradient without elements has no address.
+        let offset = move |gradient: &Tensor| (gradient.data_ptr() as usize).saturating_sub(start) / size;
+        self.gradients.iter().map(offset)
     }
 
     /// All-reduces it where it is.
@@ -40,6 +94,14 @@ impl GradBucket {
     pub fn all_reduce(&self, group: &ProcessGroup, op: ReduceOp) -> Result<(), TorchError> {
         self.flat.all_reduce(group, self.range.clone(), op)
     }
+}
+
+/// How the gradients lie in a bucket: for each its offset, sizes and strides.
+#[derive(Debug, PartialEq)]
+pub(crate) struct BucketShape {
+    kind: Kind,
+    len: usize,
+    gradients: Vec<(usize, Vec<i64>, Vec<i64>)>,
 }
 
 /// How a bucket is reduced. The default is [`AllReduce`]; compression is another.
@@ -112,7 +174,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It has told its errors; a panic of a hook was printed.
+            // It has told its errors.
             let _ = thread.join();
         }
     }
@@ -124,12 +186,15 @@ fn serve(group: &ProcessGroup, mut hook: Box<dyn CommHook>, jobs: &Receiver<Job>
     let mut failure: Option<String> = None;
     for job in jobs {
         let done = match &failure {
-            None => carry_out(group, &mut *hook, job),
+            None => catch_unwind(AssertUnwindSafe(|| carry_out(group, &mut *hook, job)))
+                .unwrap_or_else(|_| Err(ParallelError::Unfit("a communication hook panicked".into()))),
             Some(cause) => {
                 Err(ParallelError::Unfit(format!("gradients are not reduced any more, since: {cause}")))
             }
         };
         if let (None, Err(error)) = (&failure, &done) {
+            // The others may be in a call for which this rank will not come.
+            group.abort(&error.to_string());
             failure = Some(error.to_string());
         }
         if results.send(done).is_err() {

@@ -134,9 +134,10 @@ impl Reducer {
         Ok(())
     }
 
-    /// Backward failed here: lets what was sent come to its end, so that nobody writes to the buckets any more.
-    pub(super) fn abandon(&mut self) {
+    /// Backward failed here: tells the others, who wait for gradients that will not come.
+    pub(super) fn abandon(&mut self, cause: &str) {
         self.mode = Mode::Idle;
+        self.group.abort(cause);
         let _ = self.lane.wait();
     }
 

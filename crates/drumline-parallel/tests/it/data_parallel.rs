@@ -1,6 +1,6 @@
 //! DataParallel against the same model on one device.
 
-use drumline_parallel::{DataParallel, Traffic};
+use drumline_parallel::{DataParallel, StageBytes};
 use drumline_torch::{parameters, set_grad};
 use tch::nn::{self, ModuleT, Path};
 use tch::{Device, Kind, Tensor};
@@ -57,7 +57,7 @@ fn every_byte_between_devices_is_counted() {
     let output = model.forward_t(&x, true).unwrap();
     model.backward(&output.mse_loss(&y, tch::Reduction::Mean)).unwrap();
     let (params, buffers) = ((6 * 8 + 8 + 8 + 8 + 8 * 3 + 3) * 4, 2 * 8 * 4);
-    let expected = Traffic {
+    let expected = StageBytes {
         scatter_inputs: 6 * 6 * 4,
         replicate: 2 * (params + buffers),
         gather_outputs: 6 * 3 * 4,
@@ -67,7 +67,7 @@ fn every_byte_between_devices_is_counted() {
     assert_eq!(model.traffic(), expected);
     let one = DataParallel::new(&[Device::Cpu], net)
         .and_then(|mut model| model.forward_t(&x, true).map(|_| model.traffic()));
-    assert_eq!(one.unwrap(), Traffic::default(), "control: one device sends nothing");
+    assert_eq!(one.unwrap(), StageBytes::default(), "control: one device sends nothing");
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod norm;
 mod resnet;
 mod small;
 
+use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
 pub use norm::{Norm, NormBuilder};
@@ -48,18 +49,29 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     resnet::ARCHES.iter().map(|(name, _)| *name).chain(["mlp", "convnet"])
 }
 
+/// Any model; a module for all who take one, which a box of a module is not.
+#[derive(Debug)]
+pub struct Model(Box<dyn ModuleT>);
+
+impl ModuleT for Model {
+    fn forward_t(&self, images: &Tensor, train: bool) -> Tensor {
+        self.0.forward_t(images, train)
+    }
+}
+
 /// Build a model under `path`; its input is f32, N × 3 × height × width.
-pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Box<dyn ModuleT>, ZooError> {
+pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Model, ZooError> {
     let builder = Builder::new(&options.norm);
     let num_classes = options.num_classes;
-    match arch {
-        "mlp" => Ok(Box::new(small::mlp(&builder, path, num_classes))),
-        "convnet" => Ok(Box::new(small::conv_net(&builder, path, num_classes))),
+    let model: Box<dyn ModuleT> = match arch {
+        "mlp" => Box::new(small::mlp(&builder, path, num_classes)),
+        "convnet" => Box::new(small::conv_net(&builder, path, num_classes)),
         _ => match resnet::ARCHES.iter().find(|(name, _)| *name == arch) {
-            Some((_, shape)) => Ok(Box::new(resnet::resnet(&builder, path, shape, num_classes))),
-            None => Err(ZooError::UnknownArch { arch: arch.to_owned() }),
+            Some((_, shape)) => Box::new(resnet::resnet(&builder, path, shape, num_classes)),
+            None => return Err(ZooError::UnknownArch { arch: arch.to_owned() }),
         },
-    }
+    };
+    Ok(Model(model))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::bench_loader::BenchLoaderArgs;
+use super::bench_step::BenchStepArgs;
 use crate::synth_cifar;
 
 const EXAMPLES: &str = "\
@@ -36,6 +38,10 @@ pub(super) enum Command {
     },
     /// List the keys of a configuration with their defaults
     Keys,
+    #[command(hide = true)]
+    BenchStep(BenchStepArgs),
+    #[command(hide = true)]
+    BenchLoader(BenchLoaderArgs),
 }
 
 #[derive(Debug, Args)]

@@ -4,11 +4,12 @@ use drumline::{Ddp, Loader};
 use tch::Device;
 
 use super::job::{Job, Vote};
-use super::pieces::{Images, Net};
+use super::pieces::Images;
 use super::step::Sums;
+use crate::models::Model;
 
 /// The network whose gradients are the mean of all ranks'.
-pub(super) type Replica = Ddp<Net>;
+pub(super) type Replica = Ddp<Model>;
 
 /// What an evaluation needs.
 pub(super) struct Evaluation {

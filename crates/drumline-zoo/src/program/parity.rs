@@ -7,9 +7,8 @@
 //!
 //! Both begin with the same weights. Nothing is written to `OUT_DIR`.
 
-use drumline::{
-    At, Ddp, DdpOptions, GroupOptions, ImageBatch, InitOptions, LoaderError, ProcessGroup, Schedule,
-};
+use anyhow::Context;
+use drumline::{At, Ddp, DdpOptions, ImageBatch, LoaderError, ProcessGroup, Schedule};
 use drumline_torch::{Optimizer, parameters};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
@@ -34,7 +33,7 @@ pub(super) fn verify(job: &Job, checked: &Checked, seed: u64, steps: u64) -> any
     let loaders = job.agree((0..world_size).map(loader).collect::<anyhow::Result<Vec<_>>>())?;
     let steps = (steps as usize).min(loaders[0].num_batches());
 
-    let alone = alone()?;
+    let alone = alone(&job.group)?;
     let mut shares: Vec<_> = loaders.iter().map(|loader| loader.epoch(0)).collect();
     let whole = (0..steps).map(|_| whole_batch(shares.iter_mut().filter_map(Iterator::next)));
     let one = job.agree(train(checked, seed, &alone, (device, whole)))?;
@@ -51,11 +50,10 @@ pub(super) fn verify(job: &Job, checked: &Checked, seed: u64, steps: u64) -> any
     Ok(())
 }
 
-/// A group of this process only.
-fn alone() -> anyhow::Result<ProcessGroup> {
-    let options = InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() };
-    let member = drumline::init("tcp://127.0.0.1:0", options)?;
-    Ok(ProcessGroup::new(member, GroupOptions::from_env()?)?)
+/// A group of this rank only; all ranks call it.
+fn alone(group: &ProcessGroup) -> anyhow::Result<ProcessGroup> {
+    let colour = group.rank() as u32;
+    group.split(Some(colour), 0)?.context("a rank is in the group of its colour")
 }
 
 fn whole_batch(parts: impl Iterator<Item = Result<ImageBatch, LoaderError>>) -> anyhow::Result<ImageBatch> {
@@ -76,7 +74,7 @@ fn train(
     let config = &checked.config;
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
-    let net = pieces::model(config, &store)?;
+    let net = pieces::model(config, &store, group)?;
     let replica = Ddp::new(net, &store, group, DdpOptions::default())?;
     let mut optimizer = pieces::sgd(&store, &config.optim)?;
     optimizer.set_lr(pieces::schedule(&config.optim)?.lr(At { epoch: 0.0, step: 0 }));

@@ -14,5 +14,5 @@ mod optimizer;
 
 pub(super) use checkpoint::{Resumed, checkpoints, state};
 pub(super) use data::{Images, test_loader, train_images, train_loader};
-pub(super) use model::{Net, model};
+pub(super) use model::model;
 pub(super) use optimizer::{schedule, sgd};

@@ -22,7 +22,7 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let config = &checked.config;
     let device = job.agree(device(config.run.device, job.local_rank))?;
     let store = VarStore::new(device);
-    let net = job.agree(pieces::model(config, &store))?;
+    let net = job.agree(pieces::model(config, &store, &job.group))?;
     let weights = load(&job, config, &store)?;
     let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;

@@ -73,7 +73,7 @@ fn set_up_process() -> anyhow::Result<()> {
 
 fn prepare_folder(job: &Job, config: &Config) -> anyhow::Result<()> {
     let outcome = match job.is_first() {
-        true => check_out_dir(&config.run.out_dir).and_then(|()| Ok(drop(config.save()?))),
+        true => check_out_dir(&config.run.out_dir).and_then(|()| Ok(config.save().map(drop)?)),
         false => Ok(()),
     };
     job.agree(outcome)
@@ -89,7 +89,7 @@ fn build<'a>(job: &'a Job, checked: &'a Checked, seed: u64) -> anyhow::Result<Tr
     tch::Cuda::cudnn_set_benchmark(config.cudnn.benchmark);
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
-    let net = job.agree(pieces::model(config, &store))?;
+    let net = job.agree(pieces::model(config, &store, &job.group))?;
     let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
     let optimizer = job.agree(pieces::sgd(&store, &config.optim))?;
     let schedule = job.agree(pieces::schedule(&config.optim))?;

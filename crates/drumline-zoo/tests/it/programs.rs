@@ -68,9 +68,15 @@ fn a_signal_to_one_rank_stops_all_after_a_checkpoint() {
 #[test]
 fn parity_is_shown_and_nothing_is_kept() {
     let place = Place::new();
-    let said = place.passes(2, "train --verify-parity=3");
-    assert!(said.contains("1 rank x 8") && said.contains("2 ranks x 4"), "{said}");
-    let difference = said.split("largest difference ").nth(1).unwrap().split_whitespace().next().unwrap();
-    assert!(difference.parse::<f64>().unwrap() < 1e-5, "{said}");
+    // Without norms, and with norms over all ranks; those of each rank alone are the control.
+    for (words, same) in
+        [("", true), ("MODEL.ARCH convnet MODEL.SYNCBN True", true), ("MODEL.ARCH convnet", false)]
+    {
+        let said = place.passes(2, &format!("train --verify-parity=3 {words}"));
+        assert!(said.contains("1 rank x 8") && said.contains("2 ranks x 4"), "{said}");
+        let difference = said.split("largest difference ").nth(1).unwrap().split_whitespace().next().unwrap();
+        assert_eq!(difference.parse::<f64>().unwrap() < 1e-4, same, "{said}");
+        assert_eq!(said.contains("MODEL.SYNCBN True makes them the same"), !same, "{said}");
+    }
     assert!(!place.path("exp").exists());
 }

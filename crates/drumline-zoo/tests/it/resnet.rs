@@ -3,7 +3,7 @@
 use drumline_torch::{buffers, grad, parameters};
 use drumline_zoo::models::{ModelOptions, build, names};
 use rank_test::ranks_test;
-use tch::nn::VarStore;
+use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::golden::{assert_close, brief, fill, floats, json, strings};
