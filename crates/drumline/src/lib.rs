@@ -43,8 +43,6 @@ mod guides {
     mod checkpoints {}
     #[doc = include_str!("../../../docs/data-parallel.md")]
     mod data_parallel {}
-    #[doc = include_str!("../../../docs/ddp-hooks.md")]
-    mod ddp_hooks {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
     #[doc = include_str!("../../../docs/launching.md")]

@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline::{
-    CommHook, DataParallel, Ddp, DdpOptions, GradBucket, LocalGroup, ProcessGroup, ReduceOp, TorchError, Traffic,
-    buffers, parameters,
+    CommHook, DataParallel, Ddp, DdpOptions, GradBucket, LocalGroup, ProcessGroup, ReduceOp, StageBytes,
+    TorchError, buffers, parameters,
 };
-use drumline_zoo::models::{ModelOptions, build};
-use tch::nn::{FuncT, Path, VarStore, func_t};
+use drumline_zoo::models::{Model, ModelOptions, build};
+use tch::nn::{Path, VarStore};
 use tch::{Device, Kind, Tensor};
 
 const REPLICAS: usize = 2;
@@ -34,14 +34,17 @@ fn main() -> anyhow::Result<()> {
     row("6 gradients of parameters", "to the first device", dp.reduce_gradients, "all-reduced", ddp.reduced);
     row("7 update", "on the first device", 0, "each rank its own", 0);
     row("8 parameters", "and buffers, to the other device", dp.replicate, "equal already", 0);
-    println!("\nDdp, once at the start: {} bytes of parameters and {} of buffers", ddp.parameters, ddp.buffers);
+    println!(
+        "\nDdp, once at the start: {} bytes of parameters and {} of buffers",
+        ddp.parameters, ddp.buffers
+    );
     println!("buckets, in the order of reduction: {:?} bytes", ddp.buckets);
     println!("gradients of a rank: {} bytes, of which {} lie in the buckets", ddp.gradients, ddp.in_buckets);
     Ok(())
 }
 
 /// One step of one process with two replicas.
-fn data_parallel() -> anyhow::Result<Traffic> {
+fn data_parallel() -> anyhow::Result<StageBytes> {
     let mut model = DataParallel::new(&[Device::Cpu; REPLICAS], resnet18)?;
     let loss = model.forward_t(&images(BATCH), true)?.cross_entropy_for_logits(&labels(BATCH));
     model.backward(&loss)?;
@@ -102,10 +105,9 @@ impl CommHook for Watch {
     }
 }
 
-fn resnet18(path: Path<'_>) -> FuncT<'static> {
+fn resnet18(path: Path<'_>) -> Model {
     let options = ModelOptions { num_classes: CLASSES, ..Default::default() };
-    let model = build("resnet18", &path, &options).expect("the zoo has it");
-    func_t(move |images, train| model.forward_t(images, train))
+    build("resnet18", &path, &options).expect("the zoo has it")
 }
 
 fn images(count: i64) -> Tensor {
