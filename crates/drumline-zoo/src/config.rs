@@ -254,6 +254,19 @@ mod tests {
     }
 
     #[test]
+    fn the_guide_has_every_key_with_its_default() {
+        let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");
+        let guide = std::fs::read_to_string(guide).unwrap();
+        let row = |entry: Entry| {
+            format!("| `{}` | `{}` | {} | {} |", entry.key, entry.value, entry.expects, entry.about)
+        };
+        let rows: Vec<_> = Config::default().entries().into_iter().map(row).collect();
+        let table = guide.lines().skip_while(|line| !line.starts_with("| key | default |")).skip(2);
+        let told: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
+        assert_eq!(told, rows, "the table of docs/training.md should be:\n{}", rows.join("\n"));
+    }
+
+    #[test]
     fn the_files_of_the_repository_are_right() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config");
         let mut names = Vec::new();

@@ -52,7 +52,10 @@ fn show_keys() -> anyhow::Result<()> {
     for entry in Config::default().entries() {
         text.push_str(&format!(
             "{:<22} {:<18} {} ({})\n",
-            entry.key, entry.value, entry.about, entry.expects
+            entry.key,
+            entry.value.to_string(),
+            entry.about,
+            entry.expects
         ));
     }
     Ok(std::io::stdout().write_all(text.as_bytes())?)

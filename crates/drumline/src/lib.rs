@@ -42,10 +42,14 @@ mod stop_request;
 mod guides {
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
+    #[doc = include_str!("../../../docs/data-parallel.md")]
+    mod data_parallel {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
     #[doc = include_str!("../../../docs/launching.md")]
     mod launching {}
+    #[doc = include_str!("../../../docs/loading.md")]
+    mod loading {}
 }
 
 pub use device::local_device;
