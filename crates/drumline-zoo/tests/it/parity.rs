@@ -15,7 +15,7 @@ use super::formula::{Samples, fill, samples};
 use super::golden;
 use super::running::Place;
 
-const STEPS: i64 = 5;
+const STEPS: i64 = 8;
 const BATCH: i64 = 64;
 
 /// A model of the zoo for ten classes, with the formula's weights.
@@ -56,6 +56,10 @@ ranks_test!(twenty_losses_of_resnet18_are_pytorchs, 2, timeout = Duration::from_
         ddp.backward(&loss)?;
         optimizer.step()?;
         let ours = mean(&group, &loss)?;
+        println!(
+            "step {step}: {ours}, in PyTorch {theirs}, difference {:.1e}",
+            (ours - theirs).abs() / theirs
+        );
         assert!((ours - theirs).abs() <= 1e-4 * theirs, "step {step}: {ours}, in PyTorch {theirs}");
     }
     let weights: Vec<Named> = parameters(&store).into_iter().filter(|named| named.tensor.dim() > 1).collect();
@@ -96,7 +100,9 @@ fn train(group: &ProcessGroup, normed: Normed, micro_batches: i64) -> Result<Vec
     let store = VarStore::new(Device::Cpu);
     let net = model("convnet", &store, normed.norm(group)?)?;
     let ddp = Ddp::new(net, &store, group, DdpOptions::default())?;
-    let options = SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() };
+    // Without norms gradients are small.
+    let lr = if normed == Normed::Not { 0.5 } else { 0.05 };
+    let options = SgdOptions { lr, momentum: 0.9, ..SgdOptions::default() };
     let mut optimizer = Sgd::new(parameters(&store), options)?;
     let count = BATCH / group.size() as i64 / micro_batches;
     let mut losses = Vec::new();
@@ -115,7 +121,8 @@ fn train(group: &ProcessGroup, normed: Normed, micro_batches: i64) -> Result<Vec
         optimizer.zero_grad()?;
         losses.push(mean(group, &Tensor::from(sum))? as f32);
     }
-    assert!(losses[STEPS as usize - 1] < losses[0], "control: something is learnt: {losses:?}");
+    println!("{normed:?}: losses {losses:?}");
+    assert!(losses[STEPS as usize - 1] < losses[0] - 0.05, "control: something is learnt: {losses:?}");
     let mut all: Vec<(String, Tensor)> = store.variables().into_iter().collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
     let floats = all.iter().filter(|(_, tensor)| tensor.kind() == Kind::Float);
