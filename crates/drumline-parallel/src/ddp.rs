@@ -96,7 +96,9 @@ pub struct Ddp<M> {
     sync_group: Option<SyncGroup>,
     /// Whether backward reduces.
     is_syncing: Cell<bool>,
-    /// Who gives its buffers; another than rank 0 when that has run out of data.
+    /// Whether the next forward begins a step: the one before it was not inside `no_sync`.
+    pub(crate) is_new_step: Cell<bool>,
+    /// Who gives its buffers: rank 0, and where inputs are uneven the last rank that has data.
     pub(crate) buffers_of: Cell<usize>,
     /// What a loss is multiplied with before its backward.
     pub(crate) loss_factor: Cell<f64>,
@@ -137,6 +139,7 @@ impl<M> Ddp<M> {
             buffers: broadcast_buffers.then_some(buffers),
             sync_group,
             is_syncing: Cell::new(true),
+            is_new_step: Cell::new(true),
             buffers_of: Cell::new(0),
             loss_factor: Cell::new(1.0),
         })
@@ -225,12 +228,13 @@ impl<M> Ddp<M> {
 }
 
 impl<M: ModuleT> Ddp<M> {
-    /// Forward in training. Gives all ranks the buffers of rank 0 first, unless inside [`no_sync`](Self::no_sync).
+    /// Forward in training. Gives all ranks the buffers of rank 0 first; of the micro-batches of a step, of which all but the last are inside
+    /// [`no_sync`](Self::no_sync), only the first does so.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        if self.is_syncing.get() {
+        if self.is_new_step.replace(self.is_syncing.get()) {
             self.sync_buffers()?;
+            self.sync_group.iter().for_each(SyncGroup::begin_step);
         }
-        self.sync_group.iter().for_each(SyncGroup::begin_step);
         Ok(self.module.forward_t(input, true))
     }
 

@@ -39,7 +39,8 @@ pub struct Uneven<'a, M, I> {
 }
 
 impl<M> Ddp<M> {
-    /// Goes through `batches`, of which every rank may have another number. All ranks get the same number of turns.
+    /// Goes through `batches`, of which every rank may have another number. All ranks get the same number of turns. A turn is one step: one
+    /// backward that reduces, and as many inside [`no_sync`](Ddp::no_sync) before it as there are micro-batches.
     ///
     /// ```no_run
     /// # use drumline_parallel::{Ddp, ParallelError, Share, Turn};
@@ -67,11 +68,13 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
         let mut all = vec![0u8; group.size()];
         group.all_gather(&[u8::from(has_batch)], &mut all)?;
         let count = all.iter().filter(|has| **has == 1).count();
-        Ok(all.iter().position(|has| *has == 1).map(|first| WhoHasData { first, count }))
+        Ok(all.iter().rposition(|has| *has == 1).map(|last| WhoHasData { last, count }))
     }
 
     fn set(&self, who: &WhoHasData) {
-        self.ddp.buffers_of.set(who.first);
+        // Of those with data the last gives its buffers, as in PyTorch's join.
+        self.ddp.buffers_of.set(who.last);
+        self.ddp.is_new_step.set(true);
         let factor = match self.share {
             Share::AllRanks => 1.0,
             Share::RanksWithData => self.ddp.group().size() as f64 / who.count as f64,
@@ -81,7 +84,7 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
 }
 
 struct WhoHasData {
-    first: usize,
+    last: usize,
     count: usize,
 }
 

@@ -7,6 +7,8 @@ mod averaging;
 mod data_parallel;
 #[path = "it/ddp.rs"]
 mod ddp;
+#[path = "it/ddp_cases.rs"]
+mod ddp_cases;
 #[path = "it/ddp_faults.rs"]
 mod ddp_faults;
 #[path = "it/distributed_optimizer.rs"]
@@ -17,5 +19,7 @@ mod hooks;
 mod net;
 #[path = "it/power_sgd.rs"]
 mod power_sgd;
+#[path = "it/pytorch_cases.rs"]
+mod pytorch_cases;
 #[path = "it/uneven.rs"]
 mod uneven;

@@ -3,7 +3,9 @@
 
 mod it {
     mod failing_runs;
+    mod formula;
     mod golden;
+    mod parity;
     mod programs;
     mod python_weights;
     mod resnet;

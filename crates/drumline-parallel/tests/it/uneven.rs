@@ -87,7 +87,8 @@ fn normed(vs: &VarStore, sync: &SyncGroup) -> impl ModuleT + use<> {
     seq_t().add(a).add(norm).add_fn(|x| x.tanh()).add(b)
 }
 
-ranks_test!(synchronised_norms_go_on_while_others_have_run_out, 3, {
+/// An epoch with norms over all ranks, each batch in so many parts; all ranks must end with the same model.
+fn with_norms(micro_batches: i64) -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let sync = SyncGroup::new(&group)?;
     let vs = VarStore::new(Device::Cpu);
@@ -97,22 +98,28 @@ ranks_test!(synchronised_norms_go_on_while_others_have_run_out, 3, {
     let mut turns = 0;
     for turn in ddp.uneven(batches(group.rank()), Share::RanksWithData) {
         match turn? {
-            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            Turn::Batch((x, y)) => {
+                let parts = x.chunk(micro_batches, 0).into_iter().zip(y.chunk(micro_batches, 0));
+                let mut parts: Vec<_> = parts.collect();
+                let last = parts.pop();
+                let backward = |(x, y): &(Tensor, Tensor)| ddp.backward(&loss(&ddp.forward(x)?, y));
+                ddp.no_sync(|| parts.iter().try_for_each(backward))?;
+                last.iter().try_for_each(backward)?;
+            }
             Turn::Empty => ddp.backward_nothing()?,
         }
         descend(&parameters(&vs))?;
         turns += 1;
     }
     assert_eq!(turns, 3);
-    let sums: Vec<f64> = vs
-        .variables()
-        .iter()
-        .collect::<std::collections::BTreeMap<_, _>>()
-        .values()
-        .map(|t| t.sum(tch::Kind::Double).double_value(&[]))
-        .collect();
+    let variables: std::collections::BTreeMap<_, _> = vs.variables().into_iter().collect();
+    let sums: Vec<f64> = variables.values().map(|t| t.sum(tch::Kind::Double).double_value(&[])).collect();
     let mut all = vec![0f64; sums.len() * 3];
     group.all_gather(&sums, &mut all)?;
     assert_eq!(all[..sums.len()], all[sums.len()..2 * sums.len()], "equal on all ranks, running means too");
     assert_eq!(all[..sums.len()], all[2 * sums.len()..]);
-});
+    Ok(())
+}
+
+ranks_test!(synchronised_norms_go_on_while_others_have_run_out, 3, { with_norms(1)? });
+ranks_test!(synchronised_norms_of_micro_batches_go_on_while_others_have_run_out, 3, { with_norms(2)? });

@@ -1,0 +1,47 @@
+//! Weights and images by formula, the same as in `bench/peers/resnet18.py`.
+
+use drumline_torch::parameters;
+use tch::nn::VarStore;
+use tch::{Device, Kind, Tensor};
+
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+/// Weights of convolutions and of the classifier by a formula of their place; norms begin as always, biases at zero.
+pub(super) fn fill(store: &VarStore) {
+    let _no_grad = tch::no_grad_guard();
+    let mut params = parameters(store);
+    params.sort_by(|a, b| a.name.cmp(&b.name));
+    for (place, named) in params.iter().enumerate() {
+        let mut tensor = named.tensor.shallow_clone();
+        if tensor.dim() < 2 {
+            let _ = tensor.fill_(if named.name.ends_with("weight") { 1.0 } else { 0.0 });
+            continue;
+        }
+        let fan_in = tensor.size()[1..].iter().product::<i64>() as f64;
+        let index = Tensor::arange(tensor.numel() as i64, DOUBLE);
+        let values = (&index * 0.7 + &index * &index * 1e-5 + place as f64).sin() * (2.0 / fan_in).sqrt();
+        tensor.copy_(&values.view_as(&tensor));
+    }
+}
+
+/// Which samples, and how large their images are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Samples {
+    pub(super) first: i64,
+    pub(super) count: i64,
+    pub(super) edge: i64,
+}
+
+/// Images and labels of ten classes: waves whose direction, length and colour depend on the class.
+pub(super) fn samples(Samples { first, count, edge }: Samples) -> (Tensor, Tensor) {
+    let sample = Tensor::arange_start(first, first + count, DOUBLE);
+    let labels = (&sample * 7.0 + (&sample / 3.0).floor()).remainder(10.0);
+    let pixels = Tensor::arange(edge, DOUBLE);
+    let (y, x) = (pixels.view([edge, 1]), pixels.view([1, edge]));
+    let per_image = |values: &Tensor| values.view([-1, 1, 1, 1]);
+    let angle = per_image(&(&labels * 0.31));
+    let colour = Tensor::arange(3, DOUBLE).view([1, 3, 1, 1]);
+    let along = x * angle.cos() + y * angle.sin();
+    let waves = along * (&angle * 0.1 + 0.5) + per_image(&(sample * 0.37)) + colour * (angle + 1.0);
+    (waves.sin().to_kind(Kind::Float), labels.to_kind(Kind::Int64))
+}
