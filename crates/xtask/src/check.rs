@@ -33,7 +33,7 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
 /// The pages whose tables name tests.
 fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (sources, mut problems) = (workspace.sources()?, Vec::new());
-    for page in ["docs/torchrun-compat.md", "docs/launching.md"] {
+    for page in ["docs/torchrun-compat.md", "docs/launching.md", "docs/data-parallel.md"] {
         let text = std::fs::read_to_string(workspace.root.join(page))
             .with_context(|| format!("cannot read {page}"))?;
         problems.extend(named_tests::problems(page, &text, &sources));
