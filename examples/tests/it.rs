@@ -5,5 +5,9 @@ mod it {
     mod collectives;
     mod dp_vs_ddp;
     mod launch_try;
+    mod same_result;
+    mod slurm;
     mod spawn;
+    mod started;
+    mod training;
 }

@@ -104,6 +104,11 @@ impl ProcessGroup {
         self.inner.rank
     }
 
+    /// This process among those of its node, from 0, as whoever started them counts: the number of its GPU.
+    pub fn local_rank(&self) -> usize {
+        self.inner.process.member.local_rank
+    }
+
     /// The number of ranks in the group.
     pub fn size(&self) -> usize {
         self.inner.fate.members.len()

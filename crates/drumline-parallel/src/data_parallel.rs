@@ -74,20 +74,25 @@ pub struct DataParallel<M> {
 impl<M: ModuleT> DataParallel<M> {
     /// Builds the model once for each device. The first device's parameters count; the others are made equal before each forward.
     pub fn new(devices: &[Device], build: impl Fn(Path<'_>) -> M) -> Result<Self> {
+        Self::try_new(devices, |path| Ok(build(path)))
+    }
+
+    /// The same with a model that may refuse to be built, as one that is looked up by its name.
+    pub fn try_new<E: From<ParallelError>>(
+        devices: &[Device],
+        build: impl Fn(Path<'_>) -> std::result::Result<M, E>,
+    ) -> std::result::Result<Self, E> {
         if devices.is_empty() {
-            return Err(ParallelError::Unfit("a model needs at least one device".into()));
+            return Err(ParallelError::Unfit("a model needs at least one device".into()).into());
         }
         let replica = |device: &Device| {
             let store = VarStore::new(*device);
-            let module = build(store.root());
+            let module = build(store.root())?;
             let (parameters, buffers) = (parameters(&store), buffers(&store));
-            Replica { device: *device, module, parameters, buffers, store, output: None }
+            Ok(Replica { device: *device, module, parameters, buffers, store, output: None })
         };
-        Ok(Self {
-            replicas: devices.iter().map(replica).collect(),
-            gathered: None,
-            traffic: StageBytes::default(),
-        })
+        let replicas = devices.iter().map(replica).collect::<std::result::Result<_, E>>()?;
+        Ok(Self { replicas, gathered: None, traffic: StageBytes::default() })
     }
 
     /// The first device's variables: what an optimizer steps and a checkpoint saves.

@@ -19,6 +19,7 @@ mod failure;
 mod job;
 mod parity;
 mod pieces;
+mod predict;
 mod step;
 mod test;
 mod train;

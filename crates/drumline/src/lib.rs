@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod device;
 mod loader;
 mod metrics;
 mod predictions;
@@ -51,6 +52,7 @@ mod guides {
     mod loading {}
 }
 
+pub use device::local_device;
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
     Scope, Source, Transport, Work, bf16, f16,
@@ -85,3 +87,5 @@ pub use schedule::{
 };
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use stop_request::StopRequest;
+/// The tensors and layers that all of this is made for, at the version that it is made for.
+pub use tch;

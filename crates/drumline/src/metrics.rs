@@ -90,23 +90,24 @@ pub trait Metric {
 /// LocalGroup::run(2, |group| {
 ///     let (mut loss, acc1) = (MeanLoss::default(), TopK::new(1));
 ///     loss.add(2.0 + group.rank() as f64, 10);
-///     let values = reduce_metrics(&[&loss, &acc1], &group)?;
-///     assert_eq!(values[0], 2.5);
-///     assert!(values[1].is_nan(), "no sample yet");
+///     let [loss, acc1] = reduce_metrics([&loss, &acc1], &group)?;
+///     assert_eq!(loss, 2.5);
+///     assert!(acc1.is_nan(), "no sample yet");
 ///     Ok(())
 /// })?;
 /// # Ok::<(), drumline::CommError>(())
 /// ```
 #[track_caller]
-pub fn reduce_metrics(metrics: &[&dyn Metric], group: &ProcessGroup) -> Result<Vec<f64>, CommError> {
-    let sums: Vec<_> = metrics.iter().map(|metric| metric.sums()).collect();
-    let mut all = sums.concat();
+pub fn reduce_metrics<const N: usize>(
+    metrics: [&dyn Metric; N],
+    group: &ProcessGroup,
+) -> Result<[f64; N], CommError> {
+    let mut all = metrics.map(Metric::sums).concat();
     group.all_reduce(&mut all, ReduceOp::Sum)?;
     let mut rest = &all[..];
-    let value = |(metric, own): (&&dyn Metric, &Vec<f64>)| {
-        let (these, others) = rest.split_at(own.len());
+    Ok(metrics.map(|metric| {
+        let (these, others) = rest.split_at(metric.sums().len());
         rest = others;
         metric.value_of(these)
-    };
-    Ok(metrics.iter().zip(&sums).map(value).collect())
+    }))
 }

@@ -1,16 +1,67 @@
-//! `cargo xtask demo`: build and run the collectives demonstration, from a fresh clone on.
+//! `cargo xtask demo`: from a fresh clone to a trained ResNet-18 on two processes.
+//!
+//! ```text
+//!   build ─▶ drumline data synth-cifar ─▶ drumline train --nproc-per-node 2 ─▶ what to try next
+//! ```
 
-use crate::workspace::cargo;
+use crate::bench::build_package;
+use crate::workspace::{self, Workspace};
 use anyhow::{Context, bail};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
 
-/// Build in release mode and run; what it prints goes straight to the terminal.
+/// Everything of it lies here, below the target folder.
+const FOLDER: &str = "demo";
+
+/// Build, make pictures, train; what is printed goes straight to the terminal.
 pub(crate) fn run() -> anyhow::Result<()> {
-    eprintln!("building the demonstration (the first time about a minute) ...");
-    let mut command = cargo();
-    command.args(["run", "--quiet", "--release", "--package", "drumline-examples", "--bin", "collectives"]);
-    let status = command.status().context("cannot start cargo")?;
+    eprintln!("== set-up: the first time it takes about five minutes, most of them tch's C++ ==");
+    let drumline = build_package("drumline-cli", "drumline")?;
+    build_package("drumline-zoo", "drumline-train")?;
+    let folder = Workspace::load()?.target_dir.join(FOLDER);
+    let (data, out) = (folder.join("cifar"), folder.join("run"));
+    match fs::remove_dir_all(&out) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", out.display()));
+        }
+        _ => {}
+    }
+    let began = Instant::now();
+    start(&drumline, &["data", "synth-cifar", "--out", text(&data)?, "--train", "5000", "--test", "1000"])?;
+    let train = ["train", "--nproc-per-node", "2", "--cfg", "config/cifar-resnet18.yaml"];
+    start(&drumline, &[&train[..], &["TRAIN.DATASET", text(&data)?, "OUT_DIR", text(&out)?]].concat())?;
+    println!("\nThat took {:.0} s. What was written: {}", began.elapsed().as_secs_f64(), out.display());
+    println!("{}", next(&drumline, &data));
+    Ok(())
+}
+
+fn next(drumline: &Path, data: &Path) -> String {
+    let (drumline, data) = (drumline.display(), data.display());
+    format!(
+        "\
+Next:
+  more ranks, another model      {drumline} train --nproc-per-node 4 --cfg config/cifar-resnet18.yaml MODEL.ARCH convnet TRAIN.DATASET {data}
+  is one rank the same as two?   {drumline} train --nproc-per-node 2 --cfg config/cifar-resnet18.yaml --verify-parity TRAIN.DATASET {data} MODEL.SYNCBN True
+  every key of a configuration   {drumline} train --help; docs/training.md
+  what a collective really does  cargo run --release -p drumline-examples --bin collectives
+  your own program               examples/README.md
+  a cluster                      docs/launching.md, docs/slurm.md"
+    )
+}
+
+fn start(drumline: &Path, args: &[&str]) -> anyhow::Result<()> {
+    eprintln!("\n$ drumline {}", args.join(" "));
+    let mut command = Command::new(drumline);
+    let status = command.args(args).current_dir(workspace::root()).status();
+    let status = status.with_context(|| format!("cannot start {}", drumline.display()))?;
     if !status.success() {
         bail!("the demonstration failed: {status}");
     }
     Ok(())
+}
+
+fn text(path: &Path) -> anyhow::Result<&str> {
+    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }

@@ -12,7 +12,8 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use drumline::{ProcessGroup, ReduceOp, install_panic_file, record_error, worker_env};
+use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_rendezvous::{error_file, worker_env};
 
 /// What is told of, in this order. All of it is what torchrun sets as well.
 const VARIABLES: [&str; 12] = [
@@ -31,13 +32,13 @@ const VARIABLES: [&str; 12] = [
 ];
 
 fn main() -> ExitCode {
-    install_panic_file();
+    error_file::install_panic_file();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             // So that the launcher's report can quote it; it is told above in any case.
-            let _ = record_error(error.as_ref());
+            let _ = error_file::record_error(error.as_ref());
             ExitCode::FAILURE
         }
     }
@@ -51,6 +52,7 @@ fn run() -> anyhow::Result<()> {
     let mut ones = [1_u32];
     group.all_reduce(&mut ones, ReduceOp::Sum)?;
     println!("rank {}: {} ranks have met in attempt {attempt}", group.rank(), ones[0]);
+    group.barrier()?; // so that all have said it before one fails
 
     let is_last = group.rank() + 1 == group.size();
     if attempt == 0 && is_last {

@@ -1,10 +1,12 @@
 //! The example that fails once on purpose.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use drumline_launch::{Exit, JobReport, LocalJob, Output};
+
+use super::started::drumline;
 
 const LAUNCH_TRY: &str = env!("CARGO_BIN_EXE_launch_try");
 
@@ -29,21 +31,18 @@ fn the_first_attempt_fails_on_the_last_rank_and_the_second_succeeds() {
 }
 
 #[test]
+fn it_is_small_and_needs_no_libtorch() {
+    let program = std::fs::read(LAUNCH_TRY).unwrap();
+    let has = |name: &[u8]| program.windows(name.len()).any(|bytes| bytes == name);
+    assert!(has(b"libc.so.6") && !has(b"libtorch_cpu.so"), "what is linked is named in the program");
+}
+
+#[test]
 fn without_a_launcher_it_says_what_to_do() {
     let mut command = Command::new(LAUNCH_TRY);
     let output = command.env_remove("TORCHELASTIC_RESTART_COUNT").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("try `drumline run launch_try`"), "{said}");
-}
-
-/// The command `drumline`, which a test of the whole workspace builds beside the examples.
-fn drumline() -> Option<PathBuf> {
-    let beside = Path::new(LAUNCH_TRY).with_file_name("drumline");
-    if !beside.is_file() {
-        rank_test::skipped("the command `drumline` has not been built; try cargo build -p drumline-cli");
-        return None;
-    }
-    Some(beside)
 }
 
 fn run(drumline: &Path, flags: &[&str]) -> (Option<i32>, String) {

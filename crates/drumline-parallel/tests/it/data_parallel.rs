@@ -85,6 +85,8 @@ fn the_first_devices_buffers_are_kept() {
 #[test]
 fn misuse_is_an_error() {
     assert!(DataParallel::new(&[], net).is_err());
+    let refused = DataParallel::<nn::Linear>::try_new(&[Device::Cpu], |_| anyhow::bail!("no such model"));
+    assert_eq!(refused.unwrap_err().to_string(), "no such model");
     let mut model = DataParallel::new(&[Device::Cpu; 2], net).unwrap();
     let error = model.backward(&Tensor::ones([], (Kind::Float, Device::Cpu))).unwrap_err().to_string();
     assert!(error.contains("needs a forward in training"), "{error}");

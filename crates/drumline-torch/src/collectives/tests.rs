@@ -269,7 +269,7 @@ fn contiguous_tensors_are_reduced_where_they_are() {
         assert_eq!(x.data_ptr(), before);
         assert!(super::Host::write(&x)?.span().contains(&before.addr()));
         // The symmetric heap's too.
-        let heap = crate::HeapTensor::zeros::<f32>(group, 1000)?;
+        let heap = crate::HeapTensor::zeros(group, Kind::Float, 1000)?;
         let mut view = heap.tensor().view([10, 100]);
         view.copy_(&input(group.rank(), &[10, 100], Kind::Float));
         group.all_reduce_tensor(&mut view, ReduceOp::Sum)?;
@@ -331,7 +331,7 @@ fn truths_may_be_any_byte() {
 fn refusal<T>(outcome: Result<T, TorchError>) -> String {
     match outcome {
         Err(TorchError::Unfit(what)) => what,
-        Err(TorchError::Comm(CommError::Invalid { what })) => what,
+        Err(TorchError::Comm(error)) if matches!(*error, CommError::Invalid { .. }) => error.to_string(),
         Err(error) => panic!("refused in another way: {error}"),
         Ok(_) => panic!("not refused"),
     }
@@ -366,7 +366,7 @@ fn a_call_is_known_by_its_place_in_the_program() {
     let outcome = LocalGroup::run(2, |group| {
         let mut x = input(0, &[3 + group.rank() as i64], Kind::Float);
         match group.all_reduce_tensor(&mut x, ReduceOp::Sum) {
-            Err(TorchError::Comm(error)) => Err(error),
+            Err(TorchError::Comm(error)) => Err(*error),
             _ => Ok(()),
         }
     });

@@ -145,6 +145,8 @@ section! {
         "IM_SIZE" im_size: usize = 256;
         /// Batches from one line of progress to the next
         "PRINT_FREQ" print_freq: usize = 10;
+        /// File for each image's label, prediction and its probability: CSV, or JSON lines if it ends in .jsonl
+        "PREDICTIONS" predictions: Option<PathBuf> = None;
     }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! ```
 //! use drumline_zoo::models::{ModelOptions, build};
-//! use tch::{Device, Kind, Tensor, nn};
+//! use tch::nn::{self, ModuleT};
+//! use tch::{Device, Kind, Tensor};
 //!
 //! let vs = nn::VarStore::new(Device::Cpu);
 //! let model = build("resnet18", &vs.root(), &ModelOptions { num_classes: 10, ..Default::default() })?;
@@ -77,7 +78,7 @@ pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Mode
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind, Tensor, nn::VarStore};
+    use tch::{Device, Kind, nn::VarStore};
 
     #[test]
     fn an_unknown_name_is_answered_with_the_nearest() {

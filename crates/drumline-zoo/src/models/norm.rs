@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use drumline::{SyncBatchNorm, SyncGroup};
 use tch::nn::{self, Init, ModuleT, Path};
 use tch::{Kind, Tensor};
 
@@ -15,7 +16,9 @@ pub enum Norm {
     /// Batch normalisation over the rank's own batch.
     #[default]
     Batch,
-    /// Another layer, such as one that shares statistics between ranks.
+    /// Batch normalisation over the batch of all ranks.
+    Sync(SyncGroup),
+    /// Another layer.
     With(NormBuilder),
 }
 
@@ -23,6 +26,7 @@ impl fmt::Debug for Norm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Batch => "Batch",
+            Self::Sync(_) => "Sync(..)",
             Self::With(_) => "With(..)",
         })
     }
@@ -31,8 +35,9 @@ impl fmt::Debug for Norm {
 impl Norm {
     /// The layer for so many channels. It counts its batches in `num_batches_tracked`, unless it does so by itself.
     pub(super) fn build(&self, path: Path<'_>, channels: i64) -> Box<dyn ModuleT> {
-        let layer = match self {
-            Self::Batch => batch_norm(&path, channels),
+        let layer: Box<dyn ModuleT> = match self {
+            Self::Batch => Box::new(nn::batch_norm2d(&path, channels, config())),
+            Self::Sync(group) => Box::new(SyncBatchNorm::new(&path, channels, config(), group)),
             Self::With(builder) => builder(path.clone(), channels),
         };
         if path.get("running_mean").is_none() || path.get(TRACKED).is_some() {
@@ -45,9 +50,8 @@ impl Norm {
 
 const TRACKED: &str = "num_batches_tracked";
 
-fn batch_norm(path: &Path<'_>, channels: i64) -> Box<dyn ModuleT> {
-    let config = nn::BatchNormConfig { ws_init: Init::Const(1.0), ..Default::default() };
-    Box::new(nn::batch_norm2d(path, channels, config))
+fn config() -> nn::BatchNormConfig {
+    nn::BatchNormConfig { ws_init: Init::Const(1.0), ..Default::default() }
 }
 
 /// A norm layer that counts the batches it was trained on.

@@ -1,7 +1,7 @@
 //! Evaluation on the whole test set: each rank takes its share, and each sample counts once.
 
-use drumline::{Ddp, Loader};
-use tch::Device;
+use drumline::{Ddp, ImageBatch, Loader};
+use tch::{Device, Tensor};
 
 use super::job::{Job, Vote};
 use super::pieces::Images;
@@ -24,16 +24,31 @@ impl Evaluation {
     ///
     /// No rank waits for another within its share; shares need not be equal.
     pub(super) fn run(&self, job: &Job, replica: &Replica) -> anyhow::Result<Option<Sums>> {
+        self.run_with(job, replica, |_, _| Ok(()))
+    }
+
+    /// The same, and shows each batch with the network's output to `see`.
+    pub(super) fn run_with(
+        &self,
+        job: &Job,
+        replica: &Replica,
+        see: impl FnMut(&ImageBatch, &Tensor) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Option<Sums>> {
         // Running means are each rank's own; those of rank 0 are the ones that are saved.
         replica.sync_buffers()?;
-        let own = job.agree(self.share(job, replica))?;
+        let own = job.agree(self.share(job, replica, see))?;
         match job.vote(Vote::GoOn)? {
             Vote::Stop => Ok(None),
             _ => Ok(Some(own.reduced(&job.group)?)),
         }
     }
 
-    fn share(&self, job: &Job, replica: &Replica) -> anyhow::Result<Sums> {
+    fn share(
+        &self,
+        job: &Job,
+        replica: &Replica,
+        mut see: impl FnMut(&ImageBatch, &Tensor) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Sums> {
         let mut sums = Sums::default();
         for batch in self.loader.epoch(0) {
             if job.is_asked_to_stop() {
@@ -42,6 +57,7 @@ impl Evaluation {
             let batch = batch?.to_device(self.device)?;
             let output = replica.evaluate(&batch.images);
             let loss = output.cross_entropy_for_logits(&batch.labels);
+            see(&batch, &output)?;
             sums += Sums::of(&output, &batch.labels, &loss, self.k);
         }
         Ok(sums)

@@ -1,16 +1,18 @@
 //! `drumline-train test`: a network's accuracy on the test set.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use drumline::{Ddp, DdpOptions};
+use drumline::{Dataset, Ddp, DdpOptions};
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
 use super::checked::{Checked, device};
-use super::evaluate::Evaluation;
+use super::evaluate::{Evaluation, Replica};
 use super::job::Job;
 use super::pieces::{self, Resumed};
+use super::predict;
+use super::step::Sums;
 use crate::config::Config;
 
 /// Evaluates as the command line says, and prints one line on rank 0.
@@ -28,7 +30,11 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
     let evaluation = Evaluation { loader, device, k };
-    let sums = evaluation.run(&job, &replica)?.context("asked to stop before the end")?;
+    let sums = match &config.test.predictions {
+        None => evaluation.run(&job, &replica)?,
+        Some(file) => predict(&job, &evaluation, &replica, file)?,
+    };
+    let sums = sums.context("asked to stop before the end")?;
     if job.is_first() {
         let (acc1, acck, loss, samples) = (sums.acc1(), sums.acck(), sums.loss(), sums.samples());
         println!(
@@ -37,6 +43,24 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Evaluates, and writes what the network says of each image.
+fn predict(
+    job: &Job,
+    evaluation: &Evaluation,
+    replica: &Replica,
+    file: &Path,
+) -> anyhow::Result<Option<Sums>> {
+    let mut rows = Vec::new();
+    let sums = evaluation.run_with(job, replica, |batch, output| {
+        rows.extend(predict::rows(batch, output)?);
+        Ok(())
+    })?;
+    if sums.is_some() {
+        predict::write(file, evaluation.loader.dataset().len(), &rows, &job.group)?;
+    }
+    Ok(sums)
 }
 
 /// `MODEL.WEIGHTS`, which building the model has read already, or else the last checkpoint of `OUT_DIR`.

@@ -38,6 +38,28 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
 }
 
 #[test]
+fn predictions_of_all_ranks_are_written_once_in_the_data_sets_order() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let read = |ranks, file: &str| {
+        let words = format!("test TEST.PREDICTIONS {}", place.path(file).display());
+        let said = place.passes(ranks, &words);
+        (said, std::fs::read_to_string(place.path(file)).unwrap())
+    };
+    let (said, two) = read(2, "two.csv");
+    let (_, three) = read(3, "three.csv");
+    assert_eq!(two, three, "the same file whoever made it");
+    let lines: Vec<Vec<&str>> = two.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines[0], ["index", "label", "predicted", "probability"]);
+    let indices: Vec<usize> = lines[1..].iter().map(|row| row[0].parse().unwrap()).collect();
+    assert_eq!(indices, (0..21).collect::<Vec<_>>());
+    let right = lines[1..].iter().filter(|row| row[1] == row[2]).count();
+    assert!(said.contains(&format!("Acc@1 {:.3} |", 100.0 * right as f64 / 21.0)), "{said}");
+    let (_, json) = read(1, "one.jsonl");
+    assert!(json.lines().count() == 21 && json.starts_with("{\"index\":0,\"label\":"), "{json}");
+}
+
+#[test]
 fn a_run_in_two_parts_is_the_same_as_one() {
     let (whole, parts) = (Place::new(), Place::new());
     whole.passes(1, "train");

@@ -149,7 +149,7 @@ mod tests {
                     let output = Tensor::from_slice(&[1f32, 0.0]).repeat([batch.len() as i64, 1]);
                     metric.update(&output, &Tensor::from_slice(&targets)).unwrap();
                 }
-                let both = super::super::reduce_metrics(&[&metric, &metric], &group)?;
+                let both = super::super::reduce_metrics([&metric, &metric], &group)?;
                 assert_eq!(both, [metric.reduce(&group)?; 2]);
                 Ok(both[0])
             })?;

@@ -3,6 +3,8 @@
 //! All ranks get the same number of samples. `drop_last` decides how: the epoch's order is cut at its end, or it goes on from
 //! its beginning, more than once if the data set is shorter than the world.
 
+use drumline_comm::ProcessGroup;
+
 use super::error::check_rank;
 use super::permutation::permutation;
 use super::{Sampler, SamplerError, SamplerPosition};
@@ -27,6 +29,13 @@ pub struct SamplerOptions {
 impl Default for SamplerOptions {
     fn default() -> Self {
         Self { num_samples: 0, num_replicas: 1, rank: 0, shuffle: true, seed: 0, drop_last: false }
+    }
+}
+
+impl SamplerOptions {
+    /// This rank's share among those of `group`, otherwise the defaults.
+    pub fn in_group(num_samples: usize, group: &ProcessGroup) -> Self {
+        Self { num_samples, num_replicas: group.size(), rank: group.rank(), ..Self::default() }
     }
 }
 

@@ -26,6 +26,8 @@ mod session;
 mod sizes;
 mod tally;
 
+pub(crate) use peers::build_package;
+
 /// Compare with the peers, interleaved in one run
 #[derive(clap::Args, Debug)]
 pub(crate) struct BenchArgs {

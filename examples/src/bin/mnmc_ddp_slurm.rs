@@ -1,0 +1,95 @@
+//! Multiple nodes, multiple cards, by `Ddp` under Slurm: each task of `srun` is a rank. Compare with `mnmc_ddp_launch`: nothing differs
+//! but the end that Slurm may ask for.
+//!
+//! ```text
+//!   srun --nodes 1 --ntasks 2 target/release/mnmc_ddp_slurm
+//!   srun --nodes 4 --ntasks-per-node 8 --gpus-per-node 8 target/release/mnmc_ddp_slurm     (with DRUMLINE_JOB_KEY_FILE set)
+//! ```
+//! Slurm has set SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, the first of which hosts the meeting: `from_env` reads
+//! them, so there is no address to look up. `drumline sbatch` writes a batch script that does all this; see `docs/slurm.md`.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use drumline::tch::Tensor;
+use drumline::tch::nn::VarStore;
+use drumline::{
+    Dataset, Ddp, DdpOptions, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
+    ProcessGroup, SamplerOptions, Sgd, SgdOptions, StopRequest, TopK, local_device, parameters,
+    reduce_metrics,
+};
+use drumline_examples::Args;
+use drumline_zoo::data::{Cifar, Split};
+use drumline_zoo::models::{ModelOptions, build};
+use drumline_zoo::transforms::Transform;
+
+/// Train a network on CIFAR-10, in the tasks of a Slurm job
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn main() -> anyhow::Result<()> {
+    let Cli { args } = Cli::parse();
+
+    // 0. set up the group, and this rank's device; before the job's time is over, Slurm sends SIGTERM
+    let stop = StopRequest::listen()?;
+    let group = ProcessGroup::from_env()?;
+    let (rank, local_rank) = (group.rank(), group.local_rank());
+    let device = local_device(&group);
+    println!("[init] == local rank: {local_rank}, global rank: {rank} ==");
+
+    // 1. define the network; all ranks get the weights of rank 0
+    let store = VarStore::new(device);
+    let net = build(&args.arch, &store.root(), &ModelOptions { num_classes: 10, ..Default::default() })?;
+    let net = Ddp::new(net, &store, &group, DdpOptions::default())?;
+
+    // 2. define the data loader; a step sees batch_size images on each rank
+    let trainset = Cifar::open(&args.data()?, Split::Train, Transform::cifar_train())?;
+    let sampler = DistributedSampler::new(SamplerOptions::in_group(trainset.len(), &group))?;
+    let options = LoaderOptions { batch_size: args.batch_size, pin_memory: true, ..Default::default() };
+    let train_loader = Loader::new(trainset, sampler, options)?;
+
+    // 3. define loss and optimizer; a batch that is larger by so many ranks gets a larger rate
+    let criterion = |outputs: &Tensor, labels: &Tensor| outputs.cross_entropy_for_logits(labels);
+    let lr = 0.01 * group.size() as f64;
+    let options = SgdOptions { lr, momentum: 0.9, weight_decay: 1e-4, nesterov: true, ..Default::default() };
+    let mut optimizer = Sgd::new(parameters(&store), options)?;
+
+    if rank == 0 {
+        println!("            =======  Training  =======\n");
+    }
+
+    // 4. train; the loader sets the sampler's epoch
+    let (epochs, steps) = (args.epochs, args.steps_of(train_loader.num_batches()));
+    'training: for epoch in 1..=epochs {
+        let (mut train_loss, mut accuracy) = (MeanLoss::default(), TopK::new(1));
+        for (step, batch) in (1..=steps).zip(train_loader.epoch(epoch)) {
+            let batch = batch?.to_device(device)?;
+            let outputs = net.forward(&batch.images)?;
+            let loss = criterion(&outputs, &batch.labels);
+            optimizer.zero_grad()?;
+            net.backward(&loss)?;
+            optimizer.step()?;
+
+            train_loss.add(loss.double_value(&[]), batch.len());
+            accuracy.update(&outputs, &batch.labels)?;
+            if step % 25 == 0 || step == steps {
+                let [loss, acc] = reduce_metrics([&train_loss, &accuracy], &group)?; // over all ranks, so all call it
+                if rank == 0 {
+                    let acc = 100.0 * acc;
+                    println!(
+                        "   == step: [{step:3}/{steps}] [{epoch}/{epochs}] | loss: {loss:.3} | acc: {acc:6.3}%"
+                    );
+                }
+            }
+            if stop.agreed(&group)? {
+                break 'training; // all ranks after the same step; a long run would save a checkpoint here
+            }
+        }
+    }
+    if rank == 0 {
+        println!("\n            =======  Training Finished  =======");
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! What the training examples have in common: their arguments, and pictures to train on where none are given.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::path::PathBuf;
+
+use drumline_zoo::synth_cifar;
+
+/// What is made when no data is given: enough for a loss that falls, in a second or two.
+const TRAIN_IMAGES: usize = 2000;
+const TEST_IMAGES: usize = 500;
+
+/// What every training example is told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Folder of the data set: CIFAR-10's binary files; small pictures are made where none is given
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Times that all of the data is seen
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub epochs: u64,
+    /// Steps after which an epoch ends early, for a first look
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true, value_name = "N")]
+    pub steps: usize,
+    /// Images in a step of each process
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub batch_size: usize,
+    /// Network: convnet, mlp, resnet18, resnet50, …
+    #[arg(long, default_value = "convnet", value_name = "NAME")]
+    pub arch: String,
+}
+
+impl Args {
+    /// The folder of the data set. Pictures are made once for all examples and ranks: who is first gives them their name, and all
+    /// would have made the same.
+    pub fn data(&self) -> anyhow::Result<PathBuf> {
+        if let Some(data) = &self.data {
+            return Ok(data.clone());
+        }
+        let data = std::env::temp_dir().join(format!("drumline-examples-cifar-{TRAIN_IMAGES}"));
+        if data.is_dir() {
+            return Ok(data);
+        }
+        let making = data.with_extension(std::process::id().to_string());
+        synth_cifar::write(&making, TRAIN_IMAGES, TEST_IMAGES, 1)?;
+        if fs::rename(&making, &data).is_err() {
+            fs::remove_dir_all(&making)?; // another process was faster
+        }
+        anyhow::ensure!(data.is_dir(), "cannot make {}; try --data", data.display());
+        Ok(data)
+    }
+
+    /// Steps of an epoch that would have so many.
+    pub fn steps_of(&self, num_batches: usize) -> usize {
+        self.steps.min(num_batches)
+    }
+}
