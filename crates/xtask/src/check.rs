@@ -30,10 +30,18 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
     ]
 }
 
-/// The pages whose tables name tests.
+/// The pages that name tests.
+const NAMING_TESTS: [&str; 5] = [
+    "docs/torchrun-compat.md",
+    "docs/launching.md",
+    "docs/checkpoints.md",
+    "docs/data-parallel.md",
+    "docs/ddp-cases.md",
+];
+
 fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (sources, mut problems) = (workspace.sources()?, Vec::new());
-    for page in ["docs/torchrun-compat.md", "docs/launching.md", "docs/checkpoints.md", "docs/ddp-cases.md"] {
+    for page in NAMING_TESTS {
         let text = std::fs::read_to_string(workspace.root.join(page))
             .with_context(|| format!("cannot read {page}"))?;
         problems.extend(named_tests::problems(page, &text, &sources));
