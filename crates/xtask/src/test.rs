@@ -41,7 +41,7 @@ fn tests(workspace: &Workspace) -> Outcome {
         Err(error) => println!("no PyTorch to test with, so its tests are left out: {error:#}"),
     }
     command.args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
-    let deadline = Duration::from_secs(20 * 60);
+    let deadline = Duration::from_secs(40 * 60);
     Step { name: "tests", command, deadline, logs: &workspace.logs(), shown: quietly() }.run()
 }
 
