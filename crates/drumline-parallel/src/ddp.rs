@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::{GradHook, Named, buffers, parameters};
-use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
+use tch::{Device, Tensor};
 
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
@@ -71,6 +71,52 @@ impl std::fmt::Debug for DdpOptions {
     }
 }
 
+/// What a replica has in common with others.
+struct WithOthers {
+    hooks: Vec<GradHook>,
+    reducer: Arc<Mutex<Reducer>>,
+    buffers: Option<SharedBuffers>,
+}
+
+impl WithOthers {
+    fn new(
+        group: &Arc<ProcessGroup>,
+        params: &[Named],
+        buffers: Vec<Named>,
+        options: DdpOptions,
+    ) -> Result<Self> {
+        check_memory(params.iter().chain(&buffers))?;
+        let broadcast_buffers = options.broadcast_buffers;
+        let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params.to_vec(), options)?));
+        let buffers = SharedBuffers::new(group.clone(), buffers)?;
+        buffers.broadcast(0)?;
+        let hooks = hooks(params, &reducer)?;
+        Ok(Self { hooks, reducer, buffers: broadcast_buffers.then_some(buffers) })
+    }
+
+    fn reducer(&self) -> MutexGuard<'_, Reducer> {
+        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for WithOthers {
+    fn drop(&mut self) {
+        // Parameters own their hooks, hooks the reducer, and the reducer the parameters.
+        self.hooks.clear();
+    }
+}
+
+/// Gradients are reduced in memory that ranks share, which a GPU's is not.
+fn check_memory<'a>(mut tensors: impl Iterator<Item = &'a Named>) -> Result {
+    match tensors.find(|named| named.tensor.device() != Device::Cpu) {
+        None => Ok(()),
+        Some(Named { name, tensor }) => Err(ParallelError::Unfit(format!(
+            "`{name}` is on {:?}, but several ranks share gradients in a CPU's memory only; try one rank, or Device::Cpu",
+            tensor.device()
+        ))),
+    }
+}
+
 /// A replica of a model, one of as many as the group has ranks.
 ///
 /// ```no_run
@@ -89,10 +135,9 @@ impl std::fmt::Debug for DdpOptions {
 pub struct Ddp<M> {
     module: M,
     group: Arc<ProcessGroup>,
-    /// Dropped first: hooks hold the reducer.
-    hooks: Vec<GradHook>,
-    reducer: Arc<Mutex<Reducer>>,
-    buffers: Option<SharedBuffers>,
+    params: Vec<Named>,
+    /// Nothing where this is the only rank.
+    others: Option<WithOthers>,
     sync_group: Option<SyncGroup>,
     /// Whether backward reduces.
     is_syncing: Cell<bool>,
@@ -108,7 +153,7 @@ impl<M> std::fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ddp")
             .field("group", &self.group.name())
-            .field("params", &self.hooks.len())
+            .field("params", &self.params.len())
             .finish_non_exhaustive()
     }
 }
@@ -125,18 +170,16 @@ impl<M> Ddp<M> {
         shared.retain(kept);
         crate::agreement::check(group, &[params.clone(), shared.clone()].concat())?;
         let group = Arc::new(crate::own_group(group)?);
-
-        let (broadcast_buffers, sync_group) = (options.broadcast_buffers, options.sync_group.clone());
-        let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params, options)?));
-        let buffers = SharedBuffers::new(group.clone(), shared)?;
-        buffers.broadcast(0)?;
-        let hooks = if group.size() > 1 { hooks(&reducer)? } else { Vec::new() };
+        let sync_group = options.sync_group.clone();
+        let others = match group.size() {
+            1 => None,
+            _ => Some(WithOthers::new(&group, &params, shared, options)?),
+        };
         Ok(Self {
             module,
             group,
-            hooks,
-            reducer,
-            buffers: broadcast_buffers.then_some(buffers),
+            params,
+            others,
             sync_group,
             is_syncing: Cell::new(true),
             is_new_step: Cell::new(true),
@@ -160,24 +203,22 @@ impl<M> Ddp<M> {
     pub fn backward(&self, loss: &Tensor) -> Result {
         let factor = self.loss_factor.get();
         let scaled = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
-        if !self.is_syncing.get() || self.hooks.is_empty() {
+        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else {
             return Ok(scaled.f_backward()?);
-        }
-        self.reducer().begin()?;
+        };
+        others.reducer().begin()?;
         if let Err(error) = scaled.f_backward() {
-            self.reducer().abandon(&error.to_string());
+            others.reducer().abandon(&error.to_string());
             return Err(error.into());
         }
-        self.reducer().finish(|| Ok(()))
+        others.reducer().finish(|| Ok(()))
     }
 
     /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
     /// have no samples.
     pub fn backward_nothing(&self) -> Result {
-        if !self.is_syncing.get() || self.hooks.is_empty() {
-            return Ok(());
-        }
-        let mut reducer = self.reducer();
+        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
+        let mut reducer = others.reducer();
         reducer.begin()?;
         // Buckets are reduced on another thread, so that the others' norms, which wait for this rank, do not wait for ever.
         reducer.finish(|| match &self.sync_group {
@@ -206,24 +247,18 @@ impl<M> Ddp<M> {
     /// Gives all ranks the buffers of rank 0, as a forward in training does; before an evaluation, in which ranks may see different numbers
     /// of batches, call this.
     pub fn sync_buffers(&self) -> Result {
-        match &self.buffers {
-            Some(buffers) if self.group.size() > 1 => buffers.broadcast(self.buffers_of.get()),
-            _ => Ok(()),
-        }
+        let buffers = self.others.as_ref().and_then(|others| others.buffers.as_ref());
+        buffers.map_or(Ok(()), |buffers| buffers.broadcast(self.buffers_of.get()))
     }
 
-    /// Bytes of each bucket, in the order of their reduction.
+    /// Bytes of each bucket, in the order of their reduction; none where this is the only rank.
     pub fn bucket_bytes(&self) -> Vec<usize> {
-        self.reducer().bucket_bytes()
+        self.others.as_ref().map_or_else(Vec::new, |others| others.reducer().bucket_bytes())
     }
 
     /// The parameters whose gradients are reduced.
     pub fn parameters(&self) -> Vec<Named> {
-        self.reducer().params().to_vec()
-    }
-
-    fn reducer(&self) -> MutexGuard<'_, Reducer> {
-        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.params.clone()
     }
 }
 
@@ -244,13 +279,6 @@ impl<M: ModuleT> Ddp<M> {
     }
 }
 
-impl<M> Drop for Ddp<M> {
-    fn drop(&mut self) {
-        // Parameters own their hooks, hooks the reducer, and the reducer the parameters.
-        self.hooks.clear();
-    }
-}
-
 struct Restore<'a> {
     cell: &'a Cell<bool>,
     to: bool,
@@ -262,8 +290,7 @@ impl Drop for Restore<'_> {
     }
 }
 
-fn hooks(reducer: &Arc<Mutex<Reducer>>) -> Result<Vec<GradHook>> {
-    let params = reducer.lock().unwrap_or_else(PoisonError::into_inner).params().to_vec();
+fn hooks(params: &[Named], reducer: &Arc<Mutex<Reducer>>) -> Result<Vec<GradHook>> {
     let hook = |(index, named): (usize, &Named)| {
         let reducer = reducer.clone();
         GradHook::new(&named.tensor, move || {

@@ -24,6 +24,9 @@ pub(crate) struct LibtorchArgs {
     /// With the CUDA libraries, even when this machine has no GPU
     #[arg(long)]
     cuda: bool,
+    /// Print what another project's `.cargo/config.toml` needs to use it, and nothing else
+    #[arg(long)]
+    print_config: bool,
 }
 
 /// Which half is wanted.
@@ -63,8 +66,25 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     run(&LibtorchArgs::default())
 }
 
-/// Make `.libtorch/` ready, or say why nothing is to be done.
+/// What a project outside of this workspace needs: where libtorch is, when building and when running.
+fn print_config() {
+    let ours = root().join(".libtorch/torch");
+    let found = chosen_by_user().unwrap_or_else(|| ours.canonicalize().unwrap_or(ours)).display().to_string();
+    println!("[env]\nLIBTORCH = {found:?}\n");
+    println!("[build]\nrustflags = [\"-C\", \"link-arg=-Wl,-rpath,{found}/lib\"]");
+}
+
+/// Make it ready, and say what was asked for.
 pub(crate) fn run(args: &LibtorchArgs) -> anyhow::Result<()> {
+    make_ready(args)?;
+    if args.print_config {
+        print_config();
+    }
+    Ok(())
+}
+
+/// Make `.libtorch/` ready, or say why nothing is to be done.
+fn make_ready(args: &LibtorchArgs) -> anyhow::Result<()> {
     if let Some(chosen) = chosen_by_user() {
         return accept(&chosen);
     }
@@ -74,7 +94,7 @@ pub(crate) fn run(args: &LibtorchArgs) -> anyhow::Result<()> {
     let lock = cache::lock(&cache, &kind.folder())?;
     let ready = match ready(&cache, kind) {
         Some(ready) => {
-            println!("libtorch {VERSION} is in {}: nothing to fetch", ready.display());
+            eprintln!("libtorch {VERSION} is in {}: nothing to fetch", ready.display());
             ready
         }
         None => fetch(&cache, kind, &lock)?,
@@ -94,7 +114,7 @@ fn accept(chosen: &Path) -> anyhow::Result<()> {
     if !problems.is_empty() {
         bail!("LIBTORCH={} will not do: {}; try unsetting LIBTORCH", chosen.display(), problems.join("; "));
     }
-    println!("LIBTORCH={} holds libtorch {VERSION}: nothing to do", chosen.display());
+    eprintln!("LIBTORCH={} holds libtorch {VERSION}: nothing to do", chosen.display());
     Ok(())
 }
 
@@ -113,8 +133,8 @@ fn fetch(cache: &Path, kind: Kind, lock: &File) -> anyhow::Result<PathBuf> {
     let part = cache.join(format!("{}.part", kind.folder()));
     let site = cache::prepare_part(&part)?;
     let packages = pip::packages(kind);
-    println!("fetching libtorch {VERSION} as {} packages with pip: {}", packages.len(), kind.size());
-    println!("into {}", ready.display());
+    eprintln!("fetching libtorch {VERSION} as {} packages with pip: {}", packages.len(), kind.size());
+    eprintln!("into {}", ready.display());
     pip::Install { python, packages, part: &part, target: site.clone(), lock }.run()?;
     let problems = verify::site_folder(&site, kind);
     if !problems.is_empty() {
@@ -122,6 +142,6 @@ fn fetch(cache: &Path, kind: Kind, lock: &File) -> anyhow::Result<PathBuf> {
     }
     pip::try_to_open(python, &site.join("torch/lib/libtorch_cpu.so"))?;
     cache::keep(&site, &ready, &part)?;
-    println!("libtorch {VERSION} is ready in {}", ready.display());
+    eprintln!("libtorch {VERSION} is ready in {}", ready.display());
     Ok(ready)
 }

@@ -73,6 +73,11 @@ const SLURM: Family = Family {
     local_world_size: SLURM_STEP_TASKS_PER_NODE,
 };
 
+/// torchrun's agent has a store of its own at the master's port; ours is at another that all ranks can tell from that one.
+fn beside(port: u16) -> u16 {
+    (PORTS.start + u64::from(port) * 7919 % (PORTS.end - PORTS.start)) as u16
+}
+
 impl Place {
     pub(super) fn find(env: Env<'_>, method: &Method, options: &InitOptions) -> Result<Place, InitError> {
         let family = family(env);
@@ -150,7 +155,10 @@ impl Place {
         if let Some(port) = env(MASTER_PORT) {
             let advice = "try the same free port on all ranks, e.g. MASTER_PORT=29500";
             let number = port.parse().ok().filter(|port| *port != 0);
-            return number.ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice));
+            let number =
+                number.ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice))?;
+            let is_taken = env(TORCHELASTIC_USE_AGENT_STORE).is_some_and(|value| value == "True");
+            return Ok(if is_taken { beside(number) } else { number });
         }
         match job_number(env, family)? {
             Some(number) => Ok((PORTS.start + number % (PORTS.end - PORTS.start)) as u16),
@@ -312,6 +320,14 @@ mod tests {
         let place = env(&format!("{TORCH} DRUMLINE_STORE=[fe80::7]:31"));
         assert_eq!(shown(&place), "3/4 local 1/Some(2) fe80::7:31", "beside the master's port");
         assert!(place.agent_hosts);
+        let place = env(&format!("{TORCH} TORCHELASTIC_USE_AGENT_STORE=True"));
+        assert_eq!(
+            shown(&place),
+            "3/4 local 1/Some(2) n1:15500",
+            "torchrun itself listens at the master's port"
+        );
+        let place = env(&format!("{TORCH} TORCHELASTIC_USE_AGENT_STORE=False"));
+        assert_eq!(shown(&place), "3/4 local 1/Some(2) n1:29500");
         assert_eq!(shown(&env("RANK=0 WORLD_SIZE=1")), "0/1 local 0/None 127.0.0.1:0");
         assert!(env("RANK=0 WORLD_SIZE=1").is_host());
     }

@@ -92,7 +92,7 @@ pub(crate) fn link(link: &Path, folder: &Path) -> anyhow::Result<()> {
     let new = link.with_extension(format!("new-{}", std::process::id()));
     symlink(folder, &new).with_context(|| format!("cannot make the link {}", new.display()))?;
     fs::rename(&new, link).with_context(|| format!("cannot make the link {}", link.display()))?;
-    println!("{} -> {}", link.display(), folder.display());
+    eprintln!("{} -> {}", link.display(), folder.display());
     Ok(())
 }
 
