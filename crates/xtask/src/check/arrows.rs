@@ -28,7 +28,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
     ("drumline-rendezvous", &[]),
     ("drumline-torch", &["drumline-comm"]),
-    ("drumline-zoo", &["drumline", "drumline-torch"]),
+    // Its tests start ranks as a launcher does.
+    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-torch"]),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),
     ("xtask", &[]),
 ];
