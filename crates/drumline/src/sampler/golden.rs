@@ -19,7 +19,6 @@ pub(super) struct Large {
     pub(super) length: usize,
     pub(super) seed: u64,
     pub(super) first: Vec<usize>,
-    pub(super) crc: u32,
 }
 
 /// The shares of all ranks: listed, or how many and their checksums.

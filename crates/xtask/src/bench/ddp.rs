@@ -9,10 +9,7 @@ mod contest;
 mod tally;
 
 use super::{machine, quiet, report, schedule};
-use crate::workspace;
-use anyhow::Context;
 use contest::{Contender, Contest};
-use std::fs;
 use std::time::Duration;
 use tally::{Sample, Tally};
 
@@ -61,7 +58,7 @@ pub(crate) fn run(args: &DdpArgs) -> anyhow::Result<()> {
     }
     let text = markdown(&tally, args);
     if args.save {
-        save(&text, &tally.csv())?;
+        report::save("ddp", &text, &tally.csv())?;
     }
     print!("{text}");
     Ok(())
@@ -81,14 +78,4 @@ fn markdown(tally: &Tally, args: &DdpArgs) -> String {
     text += "\nMedian over blocks (least to most).\n\n";
     text += &report::table(&tally.rows());
     text + "\n" + &tally.verdicts(&args.batches)
-}
-
-fn save(text: &str, csv: &str) -> anyhow::Result<()> {
-    let base = workspace::root().join("bench/results").join(format!("{}-ddp", machine::today()));
-    for (ending, content) in [("md", text), ("csv", csv)] {
-        let path = base.with_extension(ending);
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("written: {}", path.display());
-    }
-    Ok(())
 }

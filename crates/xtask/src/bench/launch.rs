@@ -14,10 +14,7 @@ mod unit;
 mod verdicts;
 
 use super::{machine, quiet, report};
-use crate::workspace;
-use anyhow::Context;
 use samples::{Launcher, Sample, Samples, Subject};
-use std::fs;
 use std::time::Duration;
 use unit::Contest;
 
@@ -59,7 +56,7 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<()> {
     }
     let text = session.markdown(args.turns);
     if args.save {
-        save(&text, &session.samples.csv())?;
+        report::save("launch", &text, &session.samples.csv())?;
     }
     print!("{text}");
     Ok(())
@@ -123,14 +120,4 @@ impl Session {
         text += &report::table(&self.samples.rows());
         text + &verdicts::markdown(&self.samples)
     }
-}
-
-fn save(text: &str, csv: &str) -> anyhow::Result<()> {
-    let base = workspace::root().join("bench/results").join(format!("{}-launch", machine::today()));
-    for (ending, content) in [("md", text), ("csv", csv)] {
-        let path = base.with_extension(ending);
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("written: {}", path.display());
-    }
-    Ok(())
 }

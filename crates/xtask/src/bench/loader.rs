@@ -13,11 +13,8 @@ mod samples;
 mod verdicts;
 
 use super::{machine, quiet, report, schedule};
-use crate::workspace;
-use anyhow::Context;
 use contest::Contest;
 use samples::{Sample, Samples, Subject};
-use std::fs;
 use std::time::Duration;
 
 /// Compare the loader with torch's DataLoader, in turns
@@ -70,7 +67,8 @@ pub(crate) fn run(args: &LoaderArgs) -> anyhow::Result<()> {
     }
     let text = markdown(args, &samples);
     if args.save {
-        save(&text, &samples.csv(), args.quick)?;
+        let name = if args.quick { "loader-quick" } else { "loader" };
+        report::save(name, &text, &samples.csv())?;
     }
     print!("{text}");
     Ok(())
@@ -118,15 +116,4 @@ fn markdown(args: &LoaderArgs, samples: &Samples) -> String {
     text += "\nSamples a second, median (least to most). *Ratio*: ours to that one.\n\n";
     text += &report::table(&samples.rows());
     text + &verdicts::markdown(samples)
-}
-
-fn save(text: &str, csv: &str, quick: bool) -> anyhow::Result<()> {
-    let stem = format!("{}-loader{}", machine::today(), if quick { "-quick" } else { "" });
-    let base = workspace::root().join("bench/results").join(stem);
-    for (ending, content) in [("md", text), ("csv", csv)] {
-        let path = base.with_extension(ending);
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("written: {}", path.display());
-    }
-    Ok(())
 }

@@ -24,6 +24,7 @@ mod report;
 mod schedule;
 mod session;
 mod sizes;
+mod spread;
 mod tally;
 
 pub(crate) use peers::build_package;

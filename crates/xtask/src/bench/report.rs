@@ -2,9 +2,13 @@
 
 use super::contender::{Case, OURS_AGAIN, OURS_HEAP, OURS_PRIVATE, OURS_TCP};
 use super::goals::{GOALS, Goal, Need, Verdict};
+use super::machine;
 use super::sizes::ByteSize;
 use super::tally::Tally;
+use crate::workspace;
+use anyhow::Context;
 use std::fmt::Write;
+use std::fs;
 
 /// Columns, in order; those that nobody filled are left out.
 const SERIES: &[&str] = &[
@@ -163,6 +167,17 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
         }
     }
     text
+}
+
+/// Keeps a report and its figures in `bench/results/`, under today's date and this name.
+pub(crate) fn save(name: &str, text: &str, csv: &str) -> anyhow::Result<()> {
+    let base = workspace::root().join("bench/results").join(format!("{}-{name}", machine::today()));
+    for (ending, content) in [("md", text), ("csv", csv)] {
+        let path = base.with_extension(ending);
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("written: {}", path.display());
+    }
+    Ok(())
 }
 
 /// Every sample, one a line.

@@ -2,6 +2,7 @@
 
 use super::contest::{Contender, Figures};
 use crate::bench::report;
+use crate::bench::spread::Spread;
 use std::fmt::Write;
 
 /// How much losses of the same step may differ, of the larger one; later steps add up what rounding did before.
@@ -198,20 +199,6 @@ fn difference(ours: &Figures, reference: &Figures) -> Option<String> {
         |(a, b): (&f64, &f64)| a.is_nan() || b.is_nan() || (a - b).abs() > SAME_LOSS * a.abs().max(b.abs());
     let step = pairs.clone().position(differs)?;
     Some(format!("loss of step {step} is {}, of others {}", ours.losses[step], reference.losses[step]))
-}
-
-struct Spread {
-    least: f64,
-    median: f64,
-    most: f64,
-}
-
-impl Spread {
-    fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let (least, most) = (*values.first()?, *values.last()?);
-        Some(Self { least, median: values[values.len() / 2], most })
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What was measured, sample by sample, and its table.
 
+use crate::bench::spread::Spread;
 use std::fmt::{self, Write};
 use std::time::Duration;
 
@@ -110,25 +111,6 @@ pub(crate) struct Sample {
     pub(crate) steady: bool,
 }
 
-/// Middle, least and most of a series.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) least: f64,
-    pub(crate) most: f64,
-}
-
-impl Spread {
-    fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let (least, most) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median =
-            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
-        Some(Self { median, least, most })
-    }
-}
-
 /// All runs, and what failed.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
@@ -211,16 +193,6 @@ fn cell(spread: Spread, kind: Kind) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn spreads_are_of_even_and_odd_series() {
-        assert_eq!(
-            Spread::of(vec![3.0, 1.0, 2.0]).map(|s| (s.median, s.least, s.most)),
-            Some((2.0, 1.0, 3.0))
-        );
-        assert_eq!(Spread::of(vec![4.0, 1.0]).map(|s| s.median), Some(2.5));
-        assert_eq!(Spread::of(Vec::new()), None);
-    }
 
     #[test]
     fn a_row_has_both_launchers_and_their_ratio() {
