@@ -38,7 +38,7 @@ pub fn use_deterministic_algorithms(determinism: Determinism) -> Result<(), Torc
     check(unsafe { drumline_deterministic(on, warn_only) }, "cannot set determinism")
 }
 
-/// Keeps freed memory in the process instead of giving it back to the system, up to `limit` bytes a block.
+/// Keeps freed memory in the process instead of giving it back to the system, in blocks of up to 1 GiB.
 ///
 /// A training step frees and takes the same large tensors again and again. By default each of them is given back, and each page
 /// of it is faulted in anew. Call it once, early. glibc only; elsewhere nothing happens.

@@ -19,6 +19,8 @@ pub mod config;
 pub mod data;
 mod error;
 pub mod events;
+#[doc(hidden)]
+pub mod formula;
 pub mod models;
 pub mod program;
 pub mod progress;

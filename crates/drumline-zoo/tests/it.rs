@@ -3,7 +3,6 @@
 
 mod it {
     mod failing_runs;
-    mod formula;
     mod golden;
     mod parity;
     mod programs;

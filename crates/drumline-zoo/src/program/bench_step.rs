@@ -1,16 +1,17 @@
-//! `drumline-train bench-step`: the steps that `cargo xtask bench ddp` times. Weights and images are formulas, the same as in
-//! `bench/peers/resnet18.py`, so that losses can be compared.
+//! `drumline-train bench-step`: the steps that `cargo xtask bench ddp` times. Weights and images are formulas, so that losses
+//! can be compared.
 
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use drumline::{Ddp, DdpOptions, Named, Optimizer, ProcessGroup, ReduceOp, Sgd, SgdOptions, parameters};
+use drumline::{Ddp, DdpOptions, Optimizer, ProcessGroup, ReduceOp, Sgd, SgdOptions, parameters};
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
+use crate::formula::{Samples, fill, samples};
 use crate::models::{self, Model, ModelOptions};
 
 const WARM_UP: usize = 5;
@@ -51,7 +52,7 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
     let store = VarStore::new(Device::Cpu);
     let options = ModelOptions { num_classes: NUM_CLASSES, ..ModelOptions::default() };
     let net = models::build("resnet18", &store.root(), &options)?;
-    fill(&parameters(&store));
+    fill(&store);
     let backward = match &group {
         Some(group) if args.mode == Mode::Ddp => {
             Backward::Ddp(Box::new(Ddp::new(net, &store, group, DdpOptions::default())?))
@@ -106,7 +107,8 @@ fn train(
 ) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
     let ((rank, world), mut times, mut losses) = (place(group), Vec::new(), Vec::new());
     for step in 0..WARM_UP + args.steps {
-        let (images, labels) = batch(step as i64, rank, world, args.batch);
+        let first = (step as i64 * world + rank) * args.batch;
+        let (images, labels) = samples(Samples { first, count: args.batch, edge: EDGE });
         group.map_or(Ok(()), ProcessGroup::barrier)?;
         let began = Instant::now();
         optimizer.zero_grad()?;
@@ -121,40 +123,6 @@ fn train(
     }
     times.sort_by(f64::total_cmp);
     Ok((times, losses))
-}
-
-/// Weights of convolutions and of the classifier by a formula of their place; norms begin as always, biases at zero.
-pub(super) fn fill(parameters: &[Named]) {
-    let mut sorted: Vec<&Named> = parameters.iter().collect();
-    sorted.sort_by(|a, b| a.name.cmp(&b.name));
-    let _no_grad = tch::no_grad_guard();
-    for (place, Named { name, tensor }) in sorted.into_iter().enumerate() {
-        let mut tensor = tensor.shallow_clone();
-        if tensor.dim() < 2 {
-            let _ = tensor.fill_(if name.ends_with("weight") { 1.0 } else { 0.0 });
-            continue;
-        }
-        let fan_in = tensor.numel() as i64 / tensor.size()[0];
-        let index = Tensor::arange(tensor.numel() as i64, (Kind::Double, Device::Cpu));
-        let angle = &index * 0.7 + &index * &index * 1e-5 + place as f64;
-        tensor.copy_(&(angle.sin() * (2.0 / fan_in as f64).sqrt()).to_kind(Kind::Float).view_as(&tensor));
-    }
-}
-
-/// Images and labels of one rank at one step: waves whose direction, length and colour depend on the class.
-pub(super) fn batch(step: i64, rank: i64, world: i64, size: i64) -> (Tensor, Tensor) {
-    let double = (Kind::Double, Device::Cpu);
-    let first = (step * world + rank) * size;
-    let sample = Tensor::arange_start(first, first + size, double);
-    let labels = (&sample * 7 + (&sample / 3).floor()).remainder(NUM_CLASSES as f64);
-    let row = Tensor::arange(EDGE, double);
-    let (y, x) = (row.view([1, 1, EDGE, 1]), row.view([1, 1, 1, EDGE]));
-    let angle = (&labels * 0.31).view([-1, 1, 1, 1]);
-    let colour = Tensor::arange(3, double).view([1, 3, 1, 1]);
-    let phase = (&sample * 0.37).view([-1, 1, 1, 1]);
-    let along = (x * angle.cos() + y * angle.sin()) * (&angle * 0.1 + 0.5);
-    let waves = (along + phase + colour * (&angle + 1)).sin();
-    (waves.to_kind(Kind::Float), labels.to_kind(Kind::Int64))
 }
 
 /// The most memory this process has had.

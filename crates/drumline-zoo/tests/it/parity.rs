@@ -11,9 +11,9 @@ use rank_test::ranks_test;
 use tch::nn::{self, VarStore};
 use tch::{Device, Kind, Tensor};
 
-use super::formula::{Samples, fill, samples};
 use super::golden;
 use super::running::Place;
+use drumline_zoo::formula::{Samples, fill, samples};
 
 const STEPS: i64 = 8;
 const BATCH: i64 = 64;

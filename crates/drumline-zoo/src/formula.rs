@@ -1,4 +1,4 @@
-//! Weights and images by formula, the same as in `bench/peers/resnet18.py`.
+//! Weights and images by formula, the same as in `bench/peers/resnet18.py`: for benchmarks and tests that compare losses with PyTorch's.
 
 use drumline_torch::parameters;
 use tch::nn::VarStore;
@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 /// Weights of convolutions and of the classifier by a formula of their place; norms begin as always, biases at zero.
-pub(super) fn fill(store: &VarStore) {
+pub fn fill(store: &VarStore) {
     let _no_grad = tch::no_grad_guard();
     let mut params = parameters(store);
     params.sort_by(|a, b| a.name.cmp(&b.name));
@@ -26,14 +26,17 @@ pub(super) fn fill(store: &VarStore) {
 
 /// Which samples, and how large their images are.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Samples {
-    pub(super) first: i64,
-    pub(super) count: i64,
-    pub(super) edge: i64,
+pub struct Samples {
+    /// The first sample.
+    pub first: i64,
+    /// How many.
+    pub count: i64,
+    /// Side of an image.
+    pub edge: i64,
 }
 
 /// Images and labels of ten classes: waves whose direction, length and colour depend on the class.
-pub(super) fn samples(Samples { first, count, edge }: Samples) -> (Tensor, Tensor) {
+pub fn samples(Samples { first, count, edge }: Samples) -> (Tensor, Tensor) {
     let sample = Tensor::arange_start(first, first + count, DOUBLE);
     let labels = (&sample * 7.0 + (&sample / 3.0).floor()).remainder(10.0);
     let pixels = Tensor::arange(edge, DOUBLE);
