@@ -172,7 +172,7 @@ except KeyError as missing:
 #[test]
 fn megabytes_of_output_make_a_short_report() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "head -c 10485760 /dev/urandom >&2; echo the end >&2; exit 5";
+    let script = "head -c 10485760 /dev/urandom >&2; printf '\\nthe end\\n' >&2; exit 5";
     let (_, failure) = told(shells(2, script, folder.path()), folder.path());
     let text = failure.to_string();
     assert!(text.len() < 100_000 && text.contains("the end"), "{} bytes", text.len());
