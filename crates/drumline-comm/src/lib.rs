@@ -48,4 +48,4 @@ pub use half::{bf16, f16};
 pub use local_group::LocalGroup;
 pub use process::{GroupOptions, Transport};
 pub use reduce::ReduceOp;
-pub use shm::HeapBuffer;
+pub use shm::{HeapBuffer, copy_past_caches};

@@ -21,6 +21,16 @@ struct Hook : torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
+namespace {
+
+// Whether a copy of the bytes is a copy of the tensor.
+bool have_one_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_cpu() && b.is_cpu() && a.layout() == at::kStrided && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense() && !a.is_conj() && !a.is_neg();
+}
+
+}  // namespace
+
 extern "C" {
 
 Message drumline_hook_set(at::Tensor* leaf, drumline::Closure closure) {
@@ -48,13 +58,18 @@ Message drumline_grad_take(at::Tensor* leaf, at::Tensor** grad) {
   });
 }
 
-Message drumline_grad_into(at::Tensor* leaf, at::Tensor* place, bool* had_one) {
+// `copy` copies bytes from the one to the other.
+Message drumline_grad_into(at::Tensor* leaf, at::Tensor* place, void (*copy)(void*, const void*, size_t), bool* had_one) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     auto& held = leaf->mutable_grad();
     *had_one = held.defined();
     if (!held.defined() || held.unsafeGetTensorImpl() == place->unsafeGetTensorImpl()) return;
-    place->copy_(held.is_sparse() ? held.to_dense() : held);
+    if (have_one_layout(held, *place)) {
+      copy(place->mutable_data_ptr(), held.const_data_ptr(), held.nbytes());
+    } else {
+      place->copy_(held.is_sparse() ? held.to_dense() : held);
+    }
     held = *place;
   });
 }

@@ -3,6 +3,8 @@
 //! tch's `Tensor::grad` gives an undefined tensor where there is none; here that is `None`.
 #![allow(unsafe_code)]
 
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
 use tch::Tensor;
 use torch_sys::C_tensor;
 
@@ -12,7 +14,12 @@ use crate::status::{Message, check};
 unsafe extern "C" {
     fn drumline_grad_set(leaf: *mut C_tensor, grad: *mut C_tensor) -> Message;
     fn drumline_grad_take(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
-    fn drumline_grad_into(leaf: *mut C_tensor, place: *mut C_tensor, had_one: *mut bool) -> Message;
+    fn drumline_grad_into(
+        leaf: *mut C_tensor,
+        place: *mut C_tensor,
+        copy: unsafe extern "C" fn(*mut u8, *const u8, usize),
+        had_one: *mut bool,
+    ) -> Message;
     fn drumline_grad_get(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
 }
 
@@ -61,6 +68,20 @@ pub fn move_grad(leaf: &Tensor, place: &Tensor) -> Result<bool, TorchError> {
     let mut had_one = false;
     let (leaf, place) = (leaf.as_ptr().cast_mut(), place.as_ptr().cast_mut());
     // SAFETY: both handles are good for the call, which writes one bool.
-    check(unsafe { drumline_grad_into(leaf, place, &mut had_one) }, "cannot move a gradient")?;
+    check(unsafe { drumline_grad_into(leaf, place, copy, &mut had_one) }, "cannot move a gradient")?;
     Ok(had_one)
+}
+
+/// From this many bytes on a gradient is written past the caches: by the time it is read, later ones have taken its place there.
+const LARGE: usize = 64 << 10;
+
+/// # Safety
+/// Both pointers are good for `bytes` bytes that do not overlap.
+unsafe extern "C" fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    if bytes == 0 {
+        return; // Tensors without elements may have no memory.
+    }
+    // SAFETY: the caller's promise.
+    let (to, from) = unsafe { (from_raw_parts_mut(to, bytes), from_raw_parts(from, bytes)) };
+    if bytes < LARGE { to.copy_from_slice(from) } else { drumline_comm::copy_past_caches(to, from) }
 }

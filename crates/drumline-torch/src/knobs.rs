@@ -38,7 +38,8 @@ pub fn use_deterministic_algorithms(determinism: Determinism) -> Result<(), Torc
     check(unsafe { drumline_deterministic(on, warn_only) }, "cannot set determinism")
 }
 
-/// Keeps freed memory in the process instead of giving it back to the system, in blocks of up to 1 GiB.
+/// Keeps freed memory in the process instead of giving it back to the system, in blocks of up to 1 GiB, and in huge pages where the
+/// system allows them.
 ///
 /// A training step frees and takes the same large tensors again and again. By default each of them is given back, and each page
 /// of it is faulted in anew. Call it once, early. glibc only; elsewhere nothing happens.
@@ -49,5 +50,27 @@ pub fn keep_freed_memory() {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_TOP_PAD, 64 << 20);
+        reserve_huge_pages();
+    }
+}
+
+/// Lets malloc have addresses whose memory comes in huge pages; they cost nothing until they are used.
+///
+/// # Safety
+/// malloc keeps what is freed.
+#[cfg(target_env = "gnu")]
+unsafe fn reserve_huge_pages() {
+    // Two of them, or malloc would have more at its end than it keeps.
+    const BLOCK: usize = 1000 << 20;
+    const HUGE_PAGE: usize = 2 << 20;
+    // SAFETY: the advice is for whole pages inside a block that is ours, and changes none of its bytes.
+    unsafe {
+        let blocks: [*mut libc::c_void; 2] = std::array::from_fn(|_| libc::malloc(BLOCK));
+        for block in blocks.into_iter().filter(|block| !block.is_null()) {
+            let begin = (block as usize).next_multiple_of(HUGE_PAGE);
+            let end = (block as usize + BLOCK) / HUGE_PAGE * HUGE_PAGE;
+            libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_HUGEPAGE);
+        }
+        blocks.into_iter().for_each(|block| libc::free(block));
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn copy_for<T: Element>(bytes: usize) -> fn(&mut [T], &[T]) {
 }
 
 /// Copies `from` to `to`, which are equally long and will not be read soon.
-fn copy_past_caches<T: Element>(to: &mut [T], from: &[T]) {
+pub fn copy_past_caches<T: Element>(to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "a copy has one length");
     let bytes = size_of_val(from);
     #[cfg(target_arch = "x86_64")]

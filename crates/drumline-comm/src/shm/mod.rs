@@ -24,6 +24,7 @@ mod wait;
 
 pub(crate) use all_reduce::{Keep, Reduction};
 pub(crate) use board::Board;
+pub use copy::copy_past_caches;
 pub use heap::HeapBuffer;
 pub(crate) use heap::{Heap, Region, Symmetric, region_len};
 pub(crate) use layout::{Layout, STAGE};
