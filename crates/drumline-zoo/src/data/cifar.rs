@@ -34,7 +34,9 @@ pub enum Split {
 impl CifarKind {
     /// Which of the two lies in the folder, if any: one file of it is enough.
     pub fn detect(dir: &Path) -> Option<Self> {
-        [Self::Cifar10, Self::Cifar100].into_iter().find(|kind| kind.folder(dir).is_some())
+        let is_there =
+            |kind: &Self| [Split::Train, Split::Test].iter().any(|split| kind.folder(dir, *split).is_some());
+        [Self::Cifar10, Self::Cifar100].into_iter().find(is_there)
     }
 
     /// How many classes there are.
@@ -45,20 +47,18 @@ impl CifarKind {
         }
     }
 
-    /// The folder of the files: `dir`, or the one in it that the published archive unpacks to.
-    fn folder(self, dir: &Path) -> Option<PathBuf> {
+    /// The folder with files of a part: `dir`, or the one in it that the published archive unpacks to.
+    pub(crate) fn folder(self, dir: &Path, split: Split) -> Option<PathBuf> {
         let inner = match self {
             Self::Cifar10 => "cifar-10-batches-bin",
             Self::Cifar100 => "cifar-100-binary",
         };
-        let has_file = |folder: &PathBuf| {
-            let files = [Split::Train, Split::Test].into_iter().flat_map(|split| self.files(split));
-            files.into_iter().any(|file| folder.join(file).is_file())
-        };
+        let has_file = |folder: &PathBuf| self.files(split).iter().any(|file| folder.join(file).is_file());
         [dir.to_owned(), dir.join(inner)].into_iter().find(has_file)
     }
 
-    fn files(self, split: Split) -> &'static [&'static str] {
+    /// The names of the files of a part.
+    pub(crate) fn files(self, split: Split) -> &'static [&'static str] {
         match (self, split) {
             (Self::Cifar10, Split::Train) => &[
                 "data_batch_1.bin",
@@ -108,7 +108,7 @@ impl Cifar {
     pub fn open(dir: &Path, split: Split, transform: Transform) -> Result<Self, ZooError> {
         let missing = || ZooError::NoCifar { path: dir.to_owned() };
         let kind = CifarKind::detect(dir).ok_or_else(missing)?;
-        let folder = kind.folder(dir).ok_or_else(missing)?;
+        let folder = kind.folder(dir, split).ok_or_else(missing)?;
         let mut data = Self { kind, files: Vec::new(), records: Vec::new(), transform };
         for file in kind.files(split) {
             data.read(folder.join(file))?;

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{anyhow, ensure};
 use tch::{Cuda, Device};
 
 use super::args::RunArgs;
-use super::data_kind::{Found, Split, find};
+use super::data_kind::{Found, find};
 use crate::config::{Config, DeviceKind};
+use crate::data::Split;
 
 /// What every rank finds out alone, before it waits for the others.
 pub(super) struct Checked {
@@ -47,9 +48,10 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
 
 /// Makes `OUT_DIR` and tries to write to it, so that hours of work are not lost at their end.
 pub(super) fn check_out_dir(folder: &Path) -> anyhow::Result<()> {
-    let advice = || format!("OUT_DIR {} cannot be written to; try another OUT_DIR", folder.display());
-    std::fs::create_dir_all(folder).with_context(advice)?;
-    tempfile(folder).with_context(advice)
+    let trial = std::fs::create_dir_all(folder).and_then(|()| tempfile(folder));
+    trial.map_err(|cause| {
+        anyhow!("cannot write to OUT_DIR {}: {cause}; try another OUT_DIR", folder.display())
+    })
 }
 
 fn tempfile(folder: &Path) -> std::io::Result<()> {

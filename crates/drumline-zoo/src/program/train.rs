@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use drumline::{Ddp, DdpOptions, ProcessGroup};
 use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use serde_json::Value as Json;
+use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
@@ -170,7 +171,10 @@ fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent
         world_size: group.size(),
         num_nodes: group.num_nodes(),
         seed,
-        device: format!("{:?}", trainer.device).to_lowercase(),
+        device: match trainer.device {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            other => format!("{other:?}").to_lowercase(),
+        },
         num_threads: tch::get_num_threads(),
         drumline: env!("CARGO_PKG_VERSION"),
         libtorch: LIBTORCH,

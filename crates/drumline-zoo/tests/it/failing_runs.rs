@@ -26,7 +26,7 @@ fn bad_input_is_told_once_by_rank_0() {
         ("train MODEL.ARCH resnet19", "resnet19"),
         ("train MODEL.NUM_CLASSES 100", "100"),
         ("train MODEL.WEIGHTS /no/such/file", "MODEL.WEIGHTS: no file /no/such/file"),
-        ("train OUT_DIR /proc/none", "OUT_DIR /proc/none cannot be written to"),
+        ("train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
         ("test", "no checkpoint in"),
     ] {
         let place = Place::new();

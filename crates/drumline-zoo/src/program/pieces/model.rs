@@ -19,7 +19,10 @@ pub(in crate::program) fn model(
     let options = ModelOptions { num_classes: config.model.num_classes as i64, norm };
     let net = build(&config.model.arch, &store.root(), &options)?;
     if let Some(file) = &config.model.weights {
-        weights::load(store, file)?;
+        match config.model.new_classifier {
+            true => weights::load_backbone(store, file)?,
+            false => weights::load(store, file)?,
+        }
     }
     Ok(net)
 }
