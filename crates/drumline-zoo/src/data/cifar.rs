@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::assemble::{self, Cause, Paint};
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 
 /// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,11 +104,20 @@ struct DataFile {
 }
 
 impl Cifar {
-    /// Read the files of one part and check them: whole records, labels within range, none cut short.
+    /// Read the files of one part of the CIFAR that lies in the folder, as [`open_kind`](Self::open_kind) does.
     pub fn open(dir: &Path, split: Split, transform: Transform) -> Result<Self, ZooError> {
-        let missing = || ZooError::NoCifar { path: dir.to_owned() };
-        let kind = CifarKind::detect(dir).ok_or_else(missing)?;
-        let folder = kind.folder(dir, split).ok_or_else(missing)?;
+        let kind = CifarKind::detect(dir).ok_or_else(|| ZooError::NoCifar { path: dir.to_owned() })?;
+        Self::open_kind(kind, dir, split, transform)
+    }
+
+    /// Read the files of one part and check them: whole records, labels within range, none cut short.
+    pub fn open_kind(
+        kind: CifarKind,
+        dir: &Path,
+        split: Split,
+        transform: Transform,
+    ) -> Result<Self, ZooError> {
+        let folder = kind.folder(dir, split).ok_or_else(|| ZooError::NoCifar { path: dir.to_owned() })?;
         let mut data = Self { kind, files: Vec::new(), records: Vec::new(), transform };
         for file in kind.files(split) {
             data.read(folder.join(file))?;
@@ -201,6 +210,10 @@ impl Dataset for Cifar {
         let start = file.checked_sub(1).map_or(0, |before| self.files[before].end);
         let name = self.files.get(file).and_then(|file| file.path.file_name()).unwrap_or_default();
         format!("image {} of {}", index - start, name.to_string_lossy())
+    }
+
+    fn pin_memory(&self, batch: ImageBatch) -> Result<ImageBatch, TorchError> {
+        batch.pin_memory()
     }
 }
 

@@ -13,14 +13,30 @@ use crate::data::Split;
 /// What every rank finds out alone, before it waits for the others.
 pub(super) struct Checked {
     pub(super) config: Config,
-    pub(super) train: Found,
     pub(super) test: Found,
 }
 
-impl Checked {
+/// The same for a run that trains.
+pub(super) struct CheckedTraining {
+    pub(super) run: Checked,
+    pub(super) train: Found,
+}
+
+impl CheckedTraining {
     pub(super) fn new(args: &RunArgs) -> anyhow::Result<Self> {
         let config = Config::load(Some(&args.cfg), &args.pairs)?;
-        let (train, test) = (find(&config, Split::Train)?, find(&config, Split::Test)?);
+        let train = find(&config, Split::Train)?;
+        Ok(Self { run: Checked::new(config)?, train })
+    }
+}
+
+impl Checked {
+    pub(super) fn for_test(args: &RunArgs) -> anyhow::Result<Self> {
+        Self::new(Config::load(Some(&args.cfg), &args.pairs)?)
+    }
+
+    fn new(config: Config) -> anyhow::Result<Self> {
+        let test = find(&config, Split::Test)?;
         if let Some(weights) = &config.model.weights {
             ensure!(
                 weights.is_file(),
@@ -29,7 +45,7 @@ impl Checked {
             );
         }
         device(config.run.device, 0)?;
-        Ok(Self { config, train, test })
+        Ok(Self { config, test })
     }
 }
 
