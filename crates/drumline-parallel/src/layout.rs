@@ -71,7 +71,9 @@ impl Layout {
             offset: vec![0; items.len()],
         };
         // In the order of parameters: the memory of the flats stays when the order of gradients changes.
-        items.iter().for_each(|item| drop(layout.flat_of(item.kind)));
+        for item in items {
+            layout.flat_of(item.kind);
+        }
         // For each flat the bucket that takes its next gradients.
         let mut open: Vec<Option<usize>> = vec![None; layout.flats.len()];
         for &param in order {

@@ -80,7 +80,8 @@ unsafe fn reserve_huge_pages() {
     }
 }
 
-#[cfg(all(test, target_env = "gnu"))]
+#[cfg(test)]
+#[cfg(target_env = "gnu")]
 mod tests {
     use super::*;
 
