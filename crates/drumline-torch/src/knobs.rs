@@ -42,7 +42,19 @@ pub fn use_deterministic_algorithms(determinism: Determinism) -> Result<(), Torc
 /// system allows them.
 ///
 /// A training step frees and takes the same large tensors again and again. By default each of them is given back, and each page
-/// of it is faulted in anew. Call it once, early. glibc only; elsewhere nothing happens.
+/// of it is faulted in anew. Call it once, early, on the main thread. glibc only; elsewhere nothing happens.
+///
+/// ```
+/// drumline_torch::keep_freed_memory();
+/// let tensor = vec![1u8; 300 << 20];
+/// # // A system without huge pages gives plain ones.
+/// # let allowed = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or("[never]".into());
+/// # let smaps = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+/// # let huge = smaps.lines().find_map(|line| line.strip_prefix("AnonHugePages:")).unwrap_or("0 kB");
+/// # let kibibytes: usize = huge.trim().trim_end_matches("kB").trim().parse()?;
+/// # assert!(allowed.contains("[never]") || kibibytes > 200 << 10, "{kibibytes} KiB of {} bytes", tensor.len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes plain values and may be called at any time.
@@ -77,31 +89,5 @@ unsafe fn reserve_huge_pages() {
             libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_HUGEPAGE);
         }
         blocks.into_iter().for_each(|block| libc::free(block));
-    }
-}
-
-#[cfg(test)]
-#[cfg(target_env = "gnu")]
-mod tests {
-    use super::*;
-
-    /// Bytes of this process in huge pages.
-    fn huge_bytes() -> usize {
-        let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("AnonHugePages:")).unwrap();
-        line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
-    }
-
-    #[test]
-    fn kept_memory_comes_in_huge_pages() {
-        let allowed =
-            std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-        keep_freed_memory();
-        let before = huge_bytes();
-        let block = vec![1u8; 300 << 20];
-        let gained = huge_bytes().saturating_sub(before);
-        // A system without huge pages, or with none left, gives plain ones; nothing is lost then.
-        let some = !allowed.is_empty() && !allowed.contains("[never]");
-        assert!(!some || gained > 200 << 20, "{gained} of {} bytes", block.len());
     }
 }
