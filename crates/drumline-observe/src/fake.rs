@@ -83,13 +83,23 @@ impl FakeRun {
         let lr = 0.1 * (along.min(0.2) * 5.0) * (0.5 + 0.5 * (along / 4.0).cos());
         let speed = SAMPLES as f64 / STEP_S * (1.0 + 0.04 * self.noise(3));
         let mut event = Map::new();
-        let fields = [("loss", loss), ("lr", lr), ("samples_per_s", speed), (&self.metric, accuracy.clamp(0.0, 100.0))];
-        event.extend([("kind", "step".into()), ("step", self.step.into()), ("epoch", epoch.into())].map(named));
+        let fields = [
+            ("loss", loss),
+            ("lr", lr),
+            ("samples_per_s", speed),
+            (&self.metric, accuracy.clamp(0.0, 100.0)),
+        ];
+        event.extend(
+            [("kind", "step".into()), ("step", self.step.into()), ("epoch", epoch.into())].map(named),
+        );
         event.insert("samples".to_owned(), SAMPLES.into());
         event.extend(fields.map(|(name, value)| (name.to_owned(), value.into())));
         self.write(&Value::Object(event))?;
         if self.step.is_multiple_of(20) {
-            self.say(&format!("INFO epoch {epoch} step {} | loss {loss:.3} | lr {lr:.4} | {speed:.0} samples/s", self.step))?;
+            self.say(&format!(
+                "INFO epoch {epoch} step {} | loss {loss:.3} | lr {lr:.4} | {speed:.0} samples/s",
+                self.step
+            ))?;
         }
         if self.step.is_multiple_of(STEPS_OF_EPOCH) {
             let event = json!({"kind": "eval", "epoch": epoch + 1, "step": self.step, "samples": 1000,

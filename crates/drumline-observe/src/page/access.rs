@@ -148,7 +148,14 @@ mod tests {
     fn each_wrong_head_is_refused_though_the_cookie_is_right() {
         let access = Access::new(6116).unwrap();
         let cookie = ("cookie", access.cookie());
-        let hosts = ["evil.example:6116", "127.0.0.1", "127.0.0.1:80", "127.0.0.1:6116.evil.example", "LOCALHOST.:6116", ""];
+        let hosts = [
+            "evil.example:6116",
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "127.0.0.1:6116.evil.example",
+            "LOCALHOST.:6116",
+            "",
+        ];
         for name in hosts {
             let head = [("host", name.to_owned()), cookie.clone()];
             assert_eq!(decide(&access, "/", &head), Err(Refusal::Host), "{name}");
@@ -166,7 +173,9 @@ mod tests {
     fn the_token_opens_the_page_itself_only() {
         let access = Access::new(6116).unwrap();
         let token = access.url().split_once('=').unwrap().1.to_owned();
-        for path in [format!("/update?token={token}"), format!("/?token={token}&x=1"), format!("/?a=1&token={token}")] {
+        for path in
+            [format!("/update?token={token}"), format!("/?token={token}&x=1"), format!("/?a=1&token={token}")]
+        {
             assert_eq!(decide(&access, &path, &[host()]), Err(Refusal::Token), "{path}");
         }
         let other = ("cookie", Access::new(6116).unwrap().cookie());

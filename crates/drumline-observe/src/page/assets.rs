@@ -38,7 +38,16 @@ mod tests {
         for asset in &ASSETS {
             // A name for a kind of picture, not an address.
             let text = asset.text.replace("http://www.w3.org/2000/svg", "");
-            for word in ["http:", "https:", "//cdn", "innerHTML", "outerHTML", "document.write", "eval(", "insertAdjacentHTML"] {
+            for word in [
+                "http:",
+                "https:",
+                "//cdn",
+                "innerHTML",
+                "outerHTML",
+                "document.write",
+                "eval(",
+                "insertAdjacentHTML",
+            ] {
                 assert!(!text.contains(word), "{} has {word}", asset.path);
             }
             for word in ["<script>", " style=", " onclick=", " onload=", "<style"] {

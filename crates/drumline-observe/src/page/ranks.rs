@@ -202,7 +202,8 @@ fn straggling(seen: &Seen, row: &Row<'_>, held_up: Option<&str>, median: Option<
     if row.condition != State::Running {
         return None;
     }
-    let waited_for = held_up.filter(|_| seen.status.op.is_none()).map(|held_up| format!("waited for: {held_up}"));
+    let waited_for =
+        held_up.filter(|_| seen.status.op.is_none()).map(|held_up| format!("waited for: {held_up}"));
     waited_for.or_else(|| {
         let times = seen.work()? / median.filter(|median| *median > 0.0)?;
         (times >= SLOW).then(|| format!("its work of a step takes {times:.1} × the median"))
@@ -215,7 +216,16 @@ mod tests {
 
     fn status(rank: usize, time: f64) -> Status {
         let (step, state) = ((time * 10.0) as u64, "running".to_owned());
-        Status { rank, pid: 7, state, step, compute_s: time * 0.5, comm_s: time * 0.25, time, ..Status::default() }
+        Status {
+            rank,
+            pid: 7,
+            state,
+            step,
+            compute_s: time * 0.5,
+            comm_s: time * 0.25,
+            time,
+            ..Status::default()
+        }
     }
 
     fn conditions(ranks: &Ranks, now: f64) -> Vec<State> {

@@ -33,7 +33,10 @@ pub(super) fn running(folder: &Path) -> io::Result<Vec<Job>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         metadata => metadata?,
     };
-    if metadata.uid() != rustix::process::getuid().as_raw() || !metadata.is_dir() || metadata.mode() & 0o022 != 0 {
+    if metadata.uid() != rustix::process::getuid().as_raw()
+        || !metadata.is_dir()
+        || metadata.mode() & 0o022 != 0
+    {
         let why = "it is not ours alone; try removing it, or another XDG_RUNTIME_DIR";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }

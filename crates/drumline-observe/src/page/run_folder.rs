@@ -197,7 +197,10 @@ mod tests {
         (0..5).for_each(|_| run.step().unwrap());
         run.write_ranks(100.0).unwrap();
         let told = news(&mut read, 1, 2, 100.0);
-        assert_eq!((&told["state"], &told["step"], &told["world_size"]), (&"running".into(), &5.into(), &2.into()));
+        assert_eq!(
+            (&told["state"], &told["step"], &told["world_size"]),
+            (&"running".into(), &5.into(), &2.into())
+        );
         assert_eq!(told["ranks"].as_array().unwrap().len(), 2);
         assert_eq!(told["curves"][1]["points"].as_array().unwrap().len(), 5, "{told}");
         assert!(!told["log"]["lines"].as_array().unwrap().is_empty());
@@ -225,7 +228,9 @@ mod tests {
     fn what_cannot_be_read_is_told_and_strange_files_are_left_out() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("ranks")).unwrap();
-        for (name, text) in [("00000.json", "{}"), ("00001.json", "{"), ("x.json", "{}"), ("00002.json.tmp", "{}")] {
+        for (name, text) in
+            [("00000.json", "{}"), ("00001.json", "{"), ("x.json", "{}"), ("00002.json.tmp", "{}")]
+        {
             fs::write(folder.path().join("ranks").join(name), text).unwrap();
         }
         fs::create_dir(folder.path().join("metrics.jsonl")).unwrap();

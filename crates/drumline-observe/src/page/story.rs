@@ -157,7 +157,12 @@ mod tests {
             r#"{"kind":"step","step":1,"epoch":0,"loss":2.5,"lr":0.1,"samples":64,"samples_per_s":9.5,"note":"x"}"#,
             r#"{"kind":"eval","step":1,"epoch":1,"samples":10,"loss":null,"k":5}"#,
         ]);
-        let expected = [("loss", Phase::Step), ("loss", Phase::Eval), ("lr", Phase::Step), ("samples_per_s", Phase::Step)];
+        let expected = [
+            ("loss", Phase::Step),
+            ("loss", Phase::Eval),
+            ("lr", Phase::Step),
+            ("samples_per_s", Phase::Step),
+        ];
         assert_eq!(names(&story), expected.map(|(name, phase)| (name.to_owned(), phase)));
         let facts = &story.facts;
         assert_eq!((facts.world_size, facts.step, facts.epoch, facts.began), (Some(2), 1, 1, Some(5.0)));
@@ -167,7 +172,15 @@ mod tests {
     #[test]
     fn broken_lines_and_unknown_kinds_are_skipped() {
         let good = r#"{"kind":"step","step":1,"loss":2.5}"#;
-        let bad = ["", "{", "[1]", "\u{0}", r#"{"kind":"later"}"#, r#"{"kind":7,"step":1,"x":1}"#, r#"{"kind":"step","y":1}"#];
+        let bad = [
+            "",
+            "{",
+            "[1]",
+            "\u{0}",
+            r#"{"kind":"later"}"#,
+            r#"{"kind":7,"step":1,"x":1}"#,
+            r#"{"kind":"step","y":1}"#,
+        ];
         let story = told(&[&bad[..], &[good]].concat());
         assert_eq!(names(&story), [("loss".to_owned(), Phase::Step)]);
     }
@@ -178,7 +191,10 @@ mod tests {
         let (first, second, third) = (step(1), step(2), step(3));
         let failed = r#"{"kind":"end","step":3,"reason":"failed","error":"boom","time":9}"#;
         let mut story = told(&[&first, &second, &third, failed]);
-        assert_eq!((story.facts.reason.as_deref(), story.facts.error.as_deref()), (Some("failed"), Some("boom")));
+        assert_eq!(
+            (story.facts.reason.as_deref(), story.facts.error.as_deref()),
+            (Some("failed"), Some("boom"))
+        );
         story.hear(br#"{"kind":"run","step":2,"world_size":4}"#, 2);
         assert!(story.facts.reason.is_none() && story.facts.error.is_none());
         let ends = story.curves_since(1);

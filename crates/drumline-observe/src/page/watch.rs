@@ -93,7 +93,13 @@ impl Watch {
         });
         let all_running = self.registry.is_some();
         let trouble = self.trouble.as_deref();
-        serde_json::to_string(&Answer { version: self.version, now, all_running, trouble, runs: runs.collect() })
+        serde_json::to_string(&Answer {
+            version: self.version,
+            now,
+            all_running,
+            trouble,
+            runs: runs.collect(),
+        })
     }
 
     fn refresh(&mut self, now: f64) {
@@ -123,9 +129,13 @@ impl Watch {
 /// The last part of each path, or all of it where two would be called the same.
 fn names(folders: &[PathBuf]) -> Vec<String> {
     let last = |folder: &Path| folder.file_name().map(|name| name.to_string_lossy().into_owned());
-    let is_taken = |name: &str| folders.iter().filter(|folder| last(folder).as_deref() == Some(name)).count() > 1;
+    let is_taken =
+        |name: &str| folders.iter().filter(|folder| last(folder).as_deref() == Some(name)).count() > 1;
     let name = |folder: &PathBuf| last(folder).filter(|name| !is_taken(name));
-    folders.iter().map(|folder| name(folder).unwrap_or_else(|| folder.to_string_lossy().into_owned())).collect()
+    folders
+        .iter()
+        .map(|folder| name(folder).unwrap_or_else(|| folder.to_string_lossy().into_owned()))
+        .collect()
 }
 
 #[cfg(test)]

@@ -47,11 +47,14 @@ fn curves_grow_while_the_run_is_written_and_stay_after_its_end() {
         || go_on(&mut run),
     );
     assert!(length_of_line(&browser) > length_before);
-    let titles = browser.value("[...document.querySelectorAll('.chart h2')].map((title) => title.textContent).join()");
+    let titles =
+        browser.value("[...document.querySelectorAll('.chart h2')].map((title) => title.textContent).join()");
     assert_eq!(titles, "Loss,acc1,Learning rate,Samples per second");
     assert_eq!(browser.value("document.querySelectorAll('#ranks tbody tr.running').length"), 4);
     browser.wait("document.querySelector('.run').dataset.state === 'running'");
-    assert!(browser.value("document.querySelector('#lines').textContent").as_str().unwrap().contains("4 ranks"));
+    assert!(
+        browser.value("document.querySelector('#lines').textContent").as_str().unwrap().contains("4 ranks")
+    );
     // After the end all of it is still there, and the page was loaded once.
     browser.value("window.still = true");
     run.end("finished", None).unwrap();
@@ -111,15 +114,22 @@ fn hostile_names_do_not_run() {
     FakeRun::create(other.path(), 1).unwrap();
     let page = Opened::new(&[&folder, other.path()]);
     browser.open(&page.url);
-    browser.wait("document.querySelectorAll('.chart').length >= 4 && document.querySelector('#lines div')");
-    for place in [".run .name", ".run .trouble", ".chart h2", ".legend .name", "td.process", "td.waits", "#lines"] {
-        let text = format!("[...document.querySelectorAll('{place}')].some((one) => one.textContent.includes('onerror='))");
+    browser.wait("document.querySelectorAll('.chart').length >= 4");
+    browser.value("document.querySelector('.run').click()");
+    for place in
+        [".run .name", ".run .trouble", ".chart h2", ".legend .name", "td.process", "td.waits", "#lines"]
+    {
+        let text = format!(
+            "[...document.querySelectorAll('{place}')].some((one) => one.textContent.includes('onerror='))"
+        );
         assert_eq!(browser.value(&text), true, "{place}");
     }
     assert_eq!(browser.value("document.querySelectorAll('main img, main script').length"), 0);
     assert_eq!(browser.value("window.hurt === undefined"), true);
     // And even if some text were taken for markup, the policy would not let it run.
-    browser.value("document.body.insertAdjacentHTML('beforeend', '<img id=probe src=x onerror=\"window.hurt=1\">')");
+    browser.value(
+        "document.body.insertAdjacentHTML('beforeend', '<img id=probe src=x onerror=\"window.hurt=1\">')",
+    );
     browser.wait("document.querySelector('#probe').complete");
     assert_eq!(browser.value("window.hurt === undefined"), true);
 }
@@ -136,13 +146,18 @@ fn several_runs_share_a_chart_and_stragglers_are_marked() {
     let folder = |name: &str| parent.path().join(name);
     let page = Opened::new(&[folder("base").as_path(), folder("larger").as_path()] as &[&Path]);
     browser.open(&page.url);
-    browser.wait_while("document.querySelectorAll('.chart')[1]?.querySelectorAll('.line').length === 2", || go_on(&mut second));
+    browser
+        .wait_while("document.querySelectorAll('.chart')[1]?.querySelectorAll('.line').length === 2", || {
+            go_on(&mut second)
+        });
     let legend = "[...document.querySelectorAll('.chart:first-child .legend .name')].map((one) => one.textContent).join()";
     assert_eq!(browser.value(legend), "base,base (evaluation),larger");
     assert_eq!(browser.value("document.querySelectorAll('.chart:first-child .line.eval').length"), 1);
     // Its ranks and its log come with a click.
     browser.value("document.querySelectorAll('.run')[1].click()");
-    browser.wait_while("document.querySelectorAll('#ranks tbody tr.straggler').length === 1", || go_on(&mut second));
+    browser.wait_while("document.querySelectorAll('#ranks tbody tr.straggler').length === 1", || {
+        go_on(&mut second)
+    });
     assert_eq!(browser.value("document.querySelector('#ranks .of').textContent"), "larger");
     // What is not to be seen leaves the charts.
     browser.value("document.querySelector('.run .shown').click()");

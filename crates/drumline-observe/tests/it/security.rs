@@ -28,7 +28,10 @@ fn the_printed_address_gives_a_cookie_and_the_cookie_the_page() {
     let first = page.ask("GET", &format!("/?token={}", page.token), &[("Host", &page.host())]);
     assert_eq!((first.status, first.header("location")), (303, Some("/")));
     let cookie = first.header("set-cookie").unwrap();
-    assert!(cookie.starts_with(&page.cookie()) && cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{cookie}");
+    assert!(
+        cookie.starts_with(&page.cookie()) && cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"),
+        "{cookie}"
+    );
     assert_eq!(page.token.len(), 64);
     for path in ["/", "/page.js", "/page.css", "/icon.svg", "/update", "/update?since=0"] {
         assert_eq!(page.get(path).status, 200, "{path}");
@@ -54,7 +57,8 @@ fn every_answer_forbids_scripts_from_elsewhere() {
 fn a_foreign_host_is_refused_though_it_leads_here() {
     let (_folder, page) = opened();
     let port = page.port;
-    let foreign = [format!("evil.example:{port}"), format!("127.0.0.1.evil.example:{port}"), "127.0.0.1".to_owned()];
+    let foreign =
+        [format!("evil.example:{port}"), format!("127.0.0.1.evil.example:{port}"), "127.0.0.1".to_owned()];
     for host in foreign {
         let reply = page.ask("GET", "/update", &[("Host", &host), ("Cookie", &page.cookie())]);
         assert_eq!(reply.status, 403, "{host}");
@@ -72,7 +76,8 @@ fn a_foreign_host_is_refused_though_it_leads_here() {
 fn a_foreign_origin_is_refused() {
     let (_folder, page) = opened();
     let with = |origin: &str| {
-        page.ask("GET", "/update", &[("Host", &page.host()), ("Cookie", &page.cookie()), ("Origin", origin)]).status
+        page.ask("GET", "/update", &[("Host", &page.host()), ("Cookie", &page.cookie()), ("Origin", origin)])
+            .status
     };
     for origin in ["null", "http://evil.example", "https://127.0.0.1", "file://", "http://127.0.0.1:1"] {
         assert_eq!(with(origin), 403, "{origin}");
@@ -171,7 +176,10 @@ fn only_this_machine_can_reach_it() {
         rows.filter(|local| local.ends_with(&port)).map(str::to_owned).collect::<Vec<_>>()
     };
     let addresses = listening("/proc/net/tcp");
-    assert!(!addresses.is_empty() && addresses.iter().all(|local| local.starts_with("0100007F:")), "{addresses:?}");
+    assert!(
+        !addresses.is_empty() && addresses.iter().all(|local| local.starts_with("0100007F:")),
+        "{addresses:?}"
+    );
     assert_eq!(listening("/proc/net/tcp6"), Vec::<String>::new());
 }
 
@@ -181,7 +189,10 @@ fn a_taken_port_and_a_missing_folder_are_told_with_a_way_out() {
     let port = taken.local_addr().unwrap().port();
     let error = Page::bind(port, Runs::Running).unwrap_err();
     assert!(matches!(error, PageError::PortTaken { .. }));
-    assert_eq!(error.to_string(), format!("port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one"));
+    assert_eq!(
+        error.to_string(),
+        format!("port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one")
+    );
     drop(taken);
     assert!(Page::bind(port, Runs::Running).is_ok());
     let file = tempfile::NamedTempFile::new().unwrap();

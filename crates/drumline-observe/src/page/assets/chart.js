@@ -1,17 +1,19 @@
 // A chart of one metric: a line for each run, dashed where it comes from evaluations, and a legend with values.
 //
 // What is drawn where values were many: the mean as a line, and behind it a band from the least to the greatest. With
-// smoothing the line is the smoothed mean, and the mean itself stands behind it. Where a value is no number the line has
-// a gap, and a red mark stands below.
+// smoothing the line is the smoothed mean, and the mean itself stands behind it; evaluations are few and are never
+// smoothed, nor is what is chosen and not measured. Where a value is no number the line has a gap, and a red mark stands
+// below.
 
 import { element, shape, setText, setClass, setTitle, count, value } from "/words.js";
 import { logTicks, nearest, scale, smooth, ticks } from "/scale.js";
 
 const HEIGHT = 230;
-const MARGIN = { left: 56, right: 14, top: 8, bottom: 24 };
+const MARGIN = { left: 56, right: 24, top: 8, bottom: 24 };
 const TITLES = new Map([["loss", "Loss"], ["lr", "Learning rate"], ["samples_per_s", "Samples per second"]]);
 /** More points than this need no dots. */
 const MOST_DOTS = 60;
+const CHOSEN = "lr";
 
 export class Chart {
   constructor(name) {
@@ -47,8 +49,8 @@ export class Chart {
 
   /** Shows these series: `{key, label, colour, phase, points}`. */
   show(series, smoothing) {
-    this.series = series.map((one) => ({ ...one, line: smoothing > 0 ? smooth(one.points, smoothing) : one.points }));
-    this.smoothing = smoothing;
+    const isSmooth = ({ phase }) => smoothing > 0 && phase === "step" && this.name !== CHOSEN;
+    this.series = series.map((one) => ({ ...one, line: isSmooth(one) ? smooth(one.points, smoothing) : one.points }));
     this.root.dataset.points = String(series.reduce((sum, one) => sum + one.points.length, 0));
     this.draw();
   }
@@ -96,7 +98,7 @@ export class Chart {
 
   drawGrid({ first, last, low, high, log }, { x, y, width, height }) {
     const parts = [];
-    for (const tick of log ? logTicks(low, high) : ticks(low, high, 4)) {
+    for (const tick of log ? logTicks(low, high) : ticks(low, high, 5)) {
       const at = y + this.y(tick);
       parts.push(shape("path", { d: `M${x} ${at.toFixed(1)}h${width}` }));
       parts.push(label(x - 8, at + 4, "end", value(tick)));
@@ -165,7 +167,7 @@ export class Chart {
   /** The last values, or those below the pointer. */
   drawLegend() {
     while (this.legend.children.length > this.series.length) this.legend.lastChild.remove();
-    this.series.forEach(({ label: name, colour, phase, points, line }, index) => {
+    this.series.forEach(({ label: name, colour, phase, points }, index) => {
       const item = this.legend.children[index] ?? this.legend.appendChild(legendItem());
       setClass(item, `c${colour} ${phase}`);
       setText(item.children[1], phase === "eval" ? `${name} (evaluation)` : name);
@@ -174,16 +176,13 @@ export class Chart {
       const mean = points[at]?.[1];
       setText(item.children[2], mean === null ? "not a number" : value(mean));
       setClass(item.children[2], mean === null ? "value bad" : "value");
-      const smoothed = this.smoothing > 0 && line[at] ? value(line[at][1]) : "";
-      setText(item.children[3], smoothed && mean !== null ? `smoothed ${smoothed}` : "");
     });
   }
 }
 
 function legendItem() {
   const item = element("li");
-  const parts = ["swatch", "name", "value", "smoothed"];
-  item.append(...parts.map((name) => element("span", name)));
+  item.append(...["swatch", "name", "value"].map((name) => element("span", name)));
   return item;
 }
 
