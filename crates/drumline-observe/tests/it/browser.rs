@@ -153,6 +153,10 @@ fn several_runs_share_a_chart_and_stragglers_are_marked() {
     let legend = "[...document.querySelectorAll('.chart:first-child .legend .name')].map((one) => one.textContent).join()";
     assert_eq!(browser.value(legend), "base,base (evaluation),larger");
     assert_eq!(browser.value("document.querySelectorAll('.chart:first-child .line.eval').length"), 1);
+    // The pointer asks for the values at a step.
+    let move_to = "dispatchEvent(new MouseEvent('pointermove', {clientX: 400, clientY: 300}))";
+    browser.value(&format!("document.querySelector('.picture').{move_to}"));
+    browser.wait("document.querySelector('.chart .of').textContent.startsWith('step ')");
     // Its ranks and its log come with a click.
     browser.value("document.querySelectorAll('.run')[1].click()");
     browser.wait_while("document.querySelectorAll('#ranks tbody tr.straggler').length === 1", || {

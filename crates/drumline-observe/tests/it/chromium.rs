@@ -41,7 +41,14 @@ impl Chromium {
         let (driver, port) = start_driver();
         let window = format!("--window-size={width},{height}");
         // Nothing of this is for the network, and as root there is no sandbox.
-        let args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", &window];
+        let args = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            &window,
+        ];
         let capabilities = json!({"goog:chromeOptions": {"args": args}});
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut builder = ClientBuilder::new(HttpConnector::new());

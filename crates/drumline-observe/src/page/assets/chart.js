@@ -13,6 +13,8 @@ const MARGIN = { left: 56, right: 24, top: 8, bottom: 24 };
 const TITLES = new Map([["loss", "Loss"], ["lr", "Learning rate"], ["samples_per_s", "Samples per second"]]);
 /** More points than this need no dots. */
 const MOST_DOTS = 60;
+/** Room for half of one. */
+const DOT = 4;
 const CHOSEN = "lr";
 
 export class Chart {
@@ -61,7 +63,7 @@ export class Chart {
     this.picture.setAttribute("width", width);
     const extent = this.extent();
     const right = width - MARGIN.right;
-    this.x = scale({ low: extent.first, high: extent.last, from: 0, to: right - MARGIN.left });
+    this.x = scale({ low: extent.first, high: extent.last, from: DOT, to: right - MARGIN.left - DOT });
     const plotHeight = HEIGHT - MARGIN.top - MARGIN.bottom;
     this.y = scale({ low: extent.low, high: extent.high, from: plotHeight, to: 0, log: extent.log });
     const place = { x: MARGIN.left, y: MARGIN.top, width: right - MARGIN.left, height: plotHeight };
@@ -120,7 +122,7 @@ export class Chart {
     if (points.length <= (phase === "eval" ? MOST_DOTS : 1)) {
       for (const [step, mean] of line) {
         if (mean === null) continue;
-        parts.push(shape("circle", { class: `dot c${colour}`, cx: this.x(step), cy: this.y(mean), r: 3 }));
+        parts.push(shape("circle", { class: `dot c${colour}`, cx: this.x(step), cy: this.y(mean), r: DOT - 1 }));
       }
     }
     const gaps = points.filter(([, mean]) => mean === null);

@@ -41,7 +41,7 @@ export function count(value) {
 export function value(number) {
   if (!Number.isFinite(number)) return "–";
   const size = Math.abs(number);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(2).replace(/\.?0*e\+?/, "e");
   if (size >= 1000) return whole.format(Math.round(number));
   return String(Number(number.toPrecision(4)));
 }
