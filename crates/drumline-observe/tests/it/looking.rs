@@ -15,7 +15,7 @@ fn now() -> f64 {
 
 #[test]
 fn two_runs_with_all_that_can_happen() {
-    let Some(browser) = Chromium::start(1240, 1270) else { return };
+    let Some(browser) = Chromium::start(1280, 1800) else { return };
     let parent = tempfile::tempdir().unwrap();
     let folders = ["resnet18", "resnet18-lr0.2"].map(|name| parent.path().join(name));
     let mut runs = [0, 1].map(|run: usize| FakeRun::create(&folders[run], 8).unwrap());
@@ -39,6 +39,8 @@ fn two_runs_with_all_that_can_happen() {
         runs[0].step().unwrap();
         runs[0].write_ranks(now()).unwrap();
     });
+    // Nothing stands beside the window.
+    assert_eq!(browser.value("document.documentElement.scrollWidth <= window.innerWidth"), true);
     let picture = browser.screenshot();
     assert!(picture.starts_with(b"\x89PNG"));
     if let Some(folder) = std::env::var_os("WATCH_PICTURES") {

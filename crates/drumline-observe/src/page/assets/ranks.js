@@ -29,7 +29,9 @@ export class Ranks {
   add() {
     const row = this.body.appendChild(element("tr"));
     const cell = (className) => row.appendChild(element("td", className));
-    const cells = { rank: cell("number rank"), state: cell("state"), step: cell("number"), waits: cell("waits"), shares: cell("shares") };
+    const cells = { rank: cell("number rank"), state: cell("state"), step: cell("number") };
+    cells.waits = cell("waits").appendChild(element("div"));
+    cells.shares = cell("shares");
     for (const name of ["computed", "communicated", "speed", "memory", "peak"]) cells[name] = cell("number");
     cells.process = cell("process");
     const [pill, mark] = [element("span"), element("span", "pill straggler", "straggler")];
