@@ -160,7 +160,7 @@ mod tests {
             let head = [("host", name.to_owned()), cookie.clone()];
             assert_eq!(decide(&access, "/", &head), Err(Refusal::Host), "{name}");
         }
-        assert_eq!(decide(&access, "/", &[cookie.clone()]), Err(Refusal::Host));
+        assert_eq!(decide(&access, "/", std::slice::from_ref(&cookie)), Err(Refusal::Host));
         assert_eq!(decide(&access, "/", &[host(), host(), cookie.clone()]), Err(Refusal::Host));
         assert_eq!(decide(&access, "http://evil.example/", &[host(), cookie.clone()]), Err(Refusal::Host));
         for origin in ["null", "http://evil.example", "https://127.0.0.1:6116", "http://127.0.0.1:1", ""] {

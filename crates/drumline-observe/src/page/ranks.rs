@@ -94,12 +94,14 @@ struct Sample {
 impl Ranks {
     /// Takes over what was read at `now`. Ranks without a file are forgotten.
     pub(super) fn hear(&mut self, files: Vec<Status>, now: f64) {
-        self.seen.retain(|rank, _| files.iter().any(|status| status.rank == *rank));
+        let mut before = std::mem::take(&mut self.seen);
         for status in files {
-            match self.seen.get_mut(&status.rank) {
-                Some(seen) => seen.hear(status, now),
-                None => drop(self.seen.insert(status.rank, Seen::new(status, now))),
-            }
+            let rank = status.rank;
+            let seen = match before.remove(&rank) {
+                Some(seen) => seen.then(status, now),
+                None => Seen::new(status, now),
+            };
+            self.seen.insert(rank, seen);
         }
     }
 
@@ -125,9 +127,9 @@ impl Seen {
         Self { status, last_sign, history }
     }
 
-    fn hear(&mut self, status: Status, now: f64) {
+    fn then(mut self, status: Status, now: f64) -> Self {
         if status.time == self.status.time && status.pid == self.status.pid {
-            return;
+            return self;
         }
         if status.pid != self.status.pid || status.step < self.status.step {
             self.history.clear();
@@ -139,6 +141,7 @@ impl Seen {
             self.history.pop_front();
         }
         self.status = status;
+        self
     }
 
     fn row(&self, now: f64) -> Row<'_> {

@@ -49,7 +49,7 @@ pub(super) fn running(folder: &Path) -> io::Result<Vec<Job>> {
 }
 
 /// The 22nd field of `/proc/PID/stat`; the second, a name in brackets, may hold anything.
-fn start_of(pid: u32) -> Option<u64> {
+pub(super) fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }

@@ -173,8 +173,7 @@ mod tests {
         let mut watch = Watch::with(Vec::new(), Some(registry.path().to_owned()));
         assert_eq!(answer(&mut watch, 0, 1.0)["runs"].as_array().map(Vec::len), Some(0));
         let pid = std::process::id();
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let start: u64 = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap();
+        let start = registry::start_of(pid).unwrap();
         let entry = serde_json::json!({"pid": pid, "start": start, "dir": "/nowhere/a", "name": "job a"});
         fs::write(registry.path().join("1.json"), entry.to_string()).unwrap();
         assert_eq!(answer(&mut watch, 0, 2.0)["runs"][0]["name"], "job a");

@@ -6,6 +6,8 @@ import { Chart } from "/chart.js";
 import { Ranks } from "/ranks.js";
 
 const PERIOD = 1000;
+/** A disk of a network may be slow. */
+const PATIENCE = 30000;
 const MOST_LINES = 500;
 
 const byId = (id) => document.getElementById(id);
@@ -16,16 +18,22 @@ const cards = new Cards(byId("runs"), { onSelect: select, onShow: showCharts });
 let version = 0;
 let selected = null;
 let logOf = null;
+let isAsking = false;
 
+/** One question at a time: what is new would come twice. */
 async function poll() {
+  if (isAsking) return;
+  isAsking = true;
   let answer;
   try {
-    const reply = await fetch(`/update?since=${version}`);
+    const reply = await fetch(`/update?since=${version}`, { signal: AbortSignal.timeout(PATIENCE) });
     if (!reply.ok) throw new Error(await reply.text());
     answer = await reply.json();
   } catch (error) {
     link("gone", version === 0 ? error.message : "drumline watch has ended or cannot be reached: this is what was known");
     return;
+  } finally {
+    isAsking = false;
   }
   version = answer.version;
   apply(runs, answer);
