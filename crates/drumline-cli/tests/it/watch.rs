@@ -1,8 +1,9 @@
 //! `drumline watch` as a user runs it: what it prints, how it ends, and what following a large job costs.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::DirBuilderExt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use drumline_observe::fake::FakeRun;
@@ -74,7 +75,7 @@ fn the_address_is_all_of_stdout_and_ctrl_c_is_a_good_end() {
 fn without_a_folder_the_running_jobs_are_shown() {
     let runtime = tempfile::tempdir().unwrap();
     let registry = runtime.path().join("drumline/runs");
-    fs::create_dir_all(&registry).unwrap();
+    DirBuilder::new().recursive(true).mode(0o700).create(&registry).unwrap();
     let folder = tempfile::tempdir().unwrap();
     FakeRun::create(folder.path(), 1).unwrap();
     let watching = Watching::new(&[], &[("XDG_RUNTIME_DIR", runtime.path().to_str().unwrap())]);

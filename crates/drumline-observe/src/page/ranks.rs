@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A living rank writes its file twice a second.
 const SILENCE: f64 = 5.0;
@@ -33,14 +33,24 @@ pub(super) struct Status {
     step: u64,
     epoch: u64,
     op: Option<String>,
+    #[serde(deserialize_with = "or_zero")]
     op_s: f64,
+    #[serde(deserialize_with = "or_zero")]
     load_s: f64,
+    #[serde(deserialize_with = "or_zero")]
     compute_s: f64,
+    #[serde(deserialize_with = "or_zero")]
     comm_s: f64,
     memory_bytes: Option<u64>,
     peak_bytes: Option<u64>,
     samples_per_s: Option<f64>,
+    #[serde(deserialize_with = "or_zero")]
     time: f64,
+}
+
+/// What is no number is written as null.
+fn or_zero<'de, D: Deserializer<'de>>(given: D) -> Result<f64, D::Error> {
+    Option::deserialize(given).map(Option::unwrap_or_default)
 }
 
 /// How a rank is, in our words.
@@ -297,6 +307,13 @@ mod tests {
         let rows = ranks.rows(None, 2.0);
         assert!(rows[0].straggler.is_none());
         assert_eq!(rows[1].straggler.as_deref(), Some("its work of a step takes 1.4 × the median"));
+    }
+
+    #[test]
+    fn numbers_that_are_none_do_not_hide_a_rank() {
+        let read: Status =
+            serde_json::from_str(r#"{"rank":3,"op_s":null,"samples_per_s":null,"compute_s":1.5}"#).unwrap();
+        assert_eq!(read, Status { rank: 3, compute_s: 1.5, ..Status::default() });
     }
 
     #[test]
