@@ -9,6 +9,7 @@ mod run;
 mod sbatch;
 mod telling;
 mod train;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,7 @@ enum Command {
     Test(Box<train::TestArgs>),
     Data(train::DataArgs),
     Bench(bench::BenchArgs),
+    Watch(watch::WatchArgs),
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
     OnHost,
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Test(args) => train::test(*args),
         Command::Data(args) => train::data(args),
         Command::Bench(args) => bench::run(&args),
+        Command::Watch(args) => watch::watch(args),
         Command::OnHost => run::on_host(),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
         Command::Hold(args) => hold::hold(&args),

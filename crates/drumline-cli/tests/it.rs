@@ -27,4 +27,5 @@ mod it {
     mod train;
     mod two_hosts;
     mod vscode;
+    mod watch;
 }

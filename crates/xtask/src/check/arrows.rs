@@ -11,7 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "drumline",
         &["drumline-comm", "drumline-launch", "drumline-parallel", "drumline-rendezvous", "drumline-torch"],
     ),
-    ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-rendezvous"]),
+    ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-rendezvous"]),
     ("drumline-comm", &["drumline-rendezvous"]),
     (
         "drumline-examples",
@@ -25,6 +25,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("drumline-launch", &["drumline-rendezvous"]),
+    ("drumline-observe", &[]),
     ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
     ("drumline-rendezvous", &[]),
     ("drumline-torch", &["drumline-comm"]),

@@ -1,0 +1,172 @@
+//! The page of `drumline watch`: curves, ranks and the log of one run or several, while they run and after.
+//!
+//! ```text
+//!   browser ── GET /?token=… ─▶ access ─▶ routes ─┬─ assets: HTML, CSS and scripts inside this program
+//!           ── GET /update?since=N ─▶ access ─────┴─ watch ─▶ run_folder ─┬─ story: metrics.jsonl ─▶ curves
+//!                                                     └ registry          ├─ ranks: ranks/*.json ─▶ rows
+//!                                                                         └─ log_tail: log.txt ─▶ lines
+//! ```
+//!
+//! In: folders of runs, which are only read. Out: a page on 127.0.0.1 that nobody can open without the address with its
+//! token. Not here: writing those files.
+
+mod access;
+mod assets;
+mod curve;
+mod log_tail;
+mod ranks;
+mod registry;
+mod routes;
+mod run_folder;
+mod story;
+mod tail;
+mod watch;
+
+use std::future::IntoFuture;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+use access::Access;
+use watch::Watch;
+
+pub use watch::Runs;
+
+/// How long requests get to end when the page is closed.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The page cannot be shown.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PageError {
+    /// Another program listens there.
+    #[error("port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one")]
+    PortTaken {
+        /// The port that was asked for.
+        port: u16,
+    },
+    /// Such as a port that only root may use.
+    #[error("cannot listen on 127.0.0.1:{port}: {source}; try --port 0, which finds a free one")]
+    Listen {
+        /// The port that was asked for.
+        port: u16,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// No such folder.
+    #[error("cannot watch `{}`: {source}; try the OUT_DIR of a run, or no folder for all jobs that run", folder.display())]
+    Folder {
+        /// As it was given.
+        folder: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The system gives no random numbers.
+    #[error("cannot make a token: {0}")]
+    Token(#[source] getrandom::Error),
+    /// The system gives no threads.
+    #[error("cannot start the page's server: {0}")]
+    Start(#[source] io::Error),
+}
+
+/// A page that has its port and its token, and answers once it is started.
+///
+/// ```
+/// use drumline_observe::page::{Page, Runs};
+///
+/// let folder = tempfile::tempdir()?;
+/// let page = Page::bind(0, Runs::Folders(vec![folder.path().to_owned()]))?;
+/// assert!(page.url().starts_with("http://127.0.0.1:"));
+/// let serving = page.start()?;
+/// drop(serving); // the page is closed
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Page {
+    listener: TcpListener,
+    access: Access,
+    watch: Watch,
+}
+
+/// The page is open until this is dropped.
+#[derive(Debug)]
+pub struct Serving {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Page {
+    /// Takes a port of 127.0.0.1, 0 for any, and makes a token.
+    pub fn bind(port: u16, runs: Runs) -> Result<Self, PageError> {
+        let runs = match runs {
+            Runs::Folders(folders) => {
+                Runs::Folders(folders.iter().map(|folder| whole_path(folder)).collect::<Result<_, _>>()?)
+            }
+            Runs::Running => Runs::Running,
+        };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            Ok((listener, port))
+        });
+        let (listener, port) = listener.map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => PageError::PortTaken { port },
+            _ => PageError::Listen { port, source },
+        })?;
+        let access = Access::new(port).map_err(PageError::Token)?;
+        Ok(Self { listener, access, watch: Watch::new(runs) })
+    }
+
+    /// The address to open, with the token: whoever has it may look.
+    pub fn url(&self) -> String {
+        self.access.url()
+    }
+
+    /// Answers from now on, on a thread of its own.
+    pub fn start(self) -> Result<Serving, PageError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(PageError::Start)?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("page".to_owned());
+        let thread = thread.spawn(move || self.serve(runtime, stopped)).map_err(PageError::Start)?;
+        Ok(Serving { stop: Some(stop), thread: Some(thread) })
+    }
+
+    fn serve(self, runtime: Runtime, stopped: oneshot::Receiver<()>) {
+        let routes = routes::routes(Arc::new(self.access), Arc::new(Mutex::new(self.watch)));
+        runtime.block_on(async move {
+            let Ok(listener) = tokio::net::TcpListener::from_std(self.listener) else { return };
+            let server = tokio::spawn(axum::serve(listener, routes).into_future());
+            // An error says that the other end is gone, which is the sign.
+            let _ = stopped.await;
+            server.abort();
+        });
+        runtime.shutdown_timeout(PATIENCE);
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there was told there.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn whole_path(folder: &Path) -> Result<PathBuf, PageError> {
+    let whole = folder.canonicalize().and_then(|whole| match whole.is_dir() {
+        true => Ok(whole),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    });
+    whole.map_err(|source| PageError::Folder { folder: folder.to_owned(), source })
+}

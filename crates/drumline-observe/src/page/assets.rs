@@ -1,0 +1,69 @@
+//! The files of the page, inside the program.
+
+/// A file as it is sent.
+#[derive(Debug)]
+pub(super) struct Asset {
+    path: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) text: &'static str,
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const ASSETS: [Asset; 9] = [
+    Asset { path: "/", kind: HTML, text: include_str!("assets/index.html") },
+    Asset { path: "/page.css", kind: CSS, text: include_str!("assets/page.css") },
+    Asset { path: "/icon.svg", kind: "image/svg+xml", text: include_str!("assets/icon.svg") },
+    Asset { path: "/page.js", kind: SCRIPT, text: include_str!("assets/page.js") },
+    Asset { path: "/runs.js", kind: SCRIPT, text: include_str!("assets/runs.js") },
+    Asset { path: "/chart.js", kind: SCRIPT, text: include_str!("assets/chart.js") },
+    Asset { path: "/ranks.js", kind: SCRIPT, text: include_str!("assets/ranks.js") },
+    Asset { path: "/words.js", kind: SCRIPT, text: include_str!("assets/words.js") },
+    Asset { path: "/scale.js", kind: SCRIPT, text: include_str!("assets/scale.js") },
+];
+
+/// The file of a path, which must be named exactly.
+pub(super) fn find(path: &str) -> Option<&'static Asset> {
+    ASSETS.iter().find(|asset| asset.path == path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_comes_from_elsewhere_and_nothing_stands_in_line() {
+        for asset in &ASSETS {
+            // A name for a kind of picture, not an address.
+            let text = asset.text.replace("http://www.w3.org/2000/svg", "");
+            for word in [
+                "http:",
+                "https:",
+                "//cdn",
+                "innerHTML",
+                "outerHTML",
+                "document.write",
+                "eval(",
+                "insertAdjacentHTML",
+            ] {
+                assert!(!text.contains(word), "{} has {word}", asset.path);
+            }
+            for word in ["<script>", " style=", " onclick=", " onload=", "<style"] {
+                assert!(!text.contains(word), "{} has {word}", asset.path);
+            }
+        }
+    }
+
+    #[test]
+    fn each_script_that_is_imported_is_there() {
+        for asset in ASSETS.iter().filter(|asset| asset.kind == SCRIPT) {
+            for line in asset.text.lines().filter(|line| line.starts_with("import ")) {
+                let path = line.split('"').nth(1).unwrap();
+                assert!(find(path).is_some(), "{} imports {path}", asset.path);
+            }
+        }
+        assert!(find("/page.js/").is_none() && find("/../page.js").is_none() && find("").is_none());
+    }
+}

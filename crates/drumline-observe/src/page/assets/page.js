@@ -1,0 +1,141 @@
+// The page: asks once a second what is new and shows it.
+
+import { element, setClass, setText } from "/words.js";
+import { Cards, apply } from "/runs.js";
+import { Chart } from "/chart.js";
+import { Ranks } from "/ranks.js";
+
+const PERIOD = 1000;
+/** A disk of a network may be slow. */
+const PATIENCE = 30000;
+const MOST_LINES = 500;
+
+const byId = (id) => document.getElementById(id);
+const runs = new Map();
+const charts = new Map();
+const ranks = new Ranks(byId("ranks"));
+const cards = new Cards(byId("runs"), { onSelect: select, onShow: showCharts });
+let version = 0;
+let selected = null;
+let logOf = null;
+let isAsking = false;
+
+/** One question at a time: what is new would come twice. */
+async function poll() {
+  if (isAsking) return;
+  isAsking = true;
+  let answer;
+  try {
+    const reply = await fetch(`/update?since=${version}`, { signal: AbortSignal.timeout(PATIENCE) });
+    if (!reply.ok) throw new Error(await reply.text());
+    answer = await reply.json();
+  } catch (error) {
+    link("gone", version === 0 ? error.message : "drumline watch has ended or cannot be reached: this is what was known");
+    return;
+  } finally {
+    isAsking = false;
+  }
+  version = answer.version;
+  apply(runs, answer);
+  show(answer);
+  link("live", "live");
+}
+
+/** Again and again, but not while nobody looks. */
+async function follow() {
+  for (;;) {
+    if (!document.hidden) await poll();
+    await new Promise((resolve) => setTimeout(resolve, PERIOD));
+  }
+}
+
+function link(kind, text) {
+  setClass(byId("link"), kind);
+  setText(byId("link"), text);
+}
+
+function show(answer) {
+  notice(answer);
+  if (selected === null && runs.size > 0) {
+    selected = ([...runs.values()].find((run) => run.state === "running") ?? runs.values().next().value).id;
+  }
+  cards.show(runs, selected);
+  if ([...runs.values()].some((run) => run.changed)) showCharts();
+  showSelected();
+  const running = [...runs.values()].filter((run) => run.state === "running").length;
+  document.title = running > 0 ? `${running} running – Drumline` : "Drumline";
+}
+
+function notice(answer) {
+  const none = answer.all_running ? "No job of yours runs on this machine. Start one, and it appears here." : "";
+  const text = answer.trouble ?? (runs.size === 0 ? none : "");
+  setText(byId("notice"), text);
+  byId("notice").hidden = !text;
+}
+
+function select(id) {
+  selected = id;
+  cards.show(runs, selected);
+  showSelected();
+}
+
+function showSelected() {
+  const run = runs.get(selected);
+  ranks.show(run, runs.size === 1);
+  showLog(run);
+}
+
+/** The loss first, the speed last, what the program measures between them. */
+function order(name) {
+  const place = ["loss", "", "lr", "samples_per_s"].indexOf(name);
+  return `${place < 0 ? 1 : place} ${name}`;
+}
+
+function showCharts() {
+  const shown = [...runs.values()].filter((run) => run.shown);
+  const names = new Set([...runs.values()].flatMap((run) => [...run.curves.values()].map((curve) => curve.name)));
+  const smoothing = Number(byId("smoothing").value);
+  const sorted = [...names].sort((a, b) => (order(a) < order(b) ? -1 : 1));
+  for (const name of sorted) {
+    if (!charts.has(name)) charts.set(name, new Chart(name));
+    const series = shown.flatMap((run) => seriesOf(run, name));
+    charts.get(name).show(series, smoothing);
+  }
+  const roots = sorted.map((name) => charts.get(name).root);
+  const isAsShown = roots.length === byId("charts").children.length && roots.every((root, at) => root === byId("charts").children[at]);
+  if (!isAsShown) byId("charts").replaceChildren(...roots);
+  for (const name of [...charts.keys()].filter((name) => !names.has(name))) charts.delete(name);
+}
+
+function seriesOf(run, name) {
+  const curves = [...run.curves.values()].filter((curve) => curve.name === name);
+  curves.sort((a, b) => (a.phase < b.phase ? 1 : -1));
+  return curves.map(({ phase, points }) => ({ label: run.name, colour: run.colour, phase, points }));
+}
+
+/** Adds what is new, and stays at the end unless somebody reads further up. */
+function showLog(run) {
+  const [section, box] = [byId("log"), byId("lines")];
+  section.hidden = !run || run.lines.length === 0;
+  if (!run) return;
+  setText(section.querySelector(".of"), runs.size === 1 ? "" : run.name);
+  const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  const isAnew = logOf !== run.id || run.logReset;
+  logOf = run.id;
+  if (isAnew) box.replaceChildren();
+  const lines = isAnew ? run.lines : run.newLines;
+  run.newLines = [];
+  box.append(...lines.map((line) => element("div", level(line), line || " ")));
+  while (box.children.length > MOST_LINES) box.firstChild.remove();
+  if (isAnew || isAtEnd) box.scrollTop = box.scrollHeight;
+}
+
+function level(line) {
+  const word = line.match(/\b(ERROR|WARN|WARNING|error:|panicked)\b/)?.[1];
+  if (!word) return "";
+  return word.startsWith("WARN") ? "warn" : "error";
+}
+
+byId("smoothing").addEventListener("input", showCharts);
+document.addEventListener("visibilitychange", () => document.hidden || poll());
+follow();

@@ -1,0 +1,84 @@
+//! What the page's server answers: the files of the page, and what is new of the runs.
+//!
+//! | GET | answer |
+//! |---|---|
+//! | `/?token=…` | the cookie, and on to `/` |
+//! | `/` and the files it names | constants of this program |
+//! | `/update?since=N` | JSON: what changed after version N |
+//!
+//! Nothing of a request reaches the file system.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::http::header::{self, HeaderName, HeaderValue};
+use axum::http::{StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
+use serde::Deserialize;
+
+use super::access::{Access, Entry};
+use super::assets;
+use super::watch::Watch;
+
+/// Sent with each answer, also with refusals.
+const HEADERS: [(HeaderName, &str); 7] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+];
+
+pub(super) type SharedWatch = Arc<Mutex<Watch>>;
+
+/// The whole server.
+pub(super) fn routes(access: Arc<Access>, watch: SharedWatch) -> Router {
+    let pages = Router::new().route("/update", get(update)).fallback(get(asset)).with_state(watch);
+    pages.layer(middleware::from_fn_with_state(access, admit))
+}
+
+async fn admit(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let mut response = match access.decide(request.method(), request.uri(), request.headers()) {
+        Ok(Entry::Cookie) => next.run(request).await,
+        Ok(Entry::Token) => ([(header::SET_COOKIE, access.cookie())], Redirect::to("/")).into_response(),
+        Err(refusal) => (refusal.status(), refusal.to_string()).into_response(),
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+async fn asset(uri: Uri) -> Response {
+    match assets::find(uri.path()) {
+        Some(asset) => ([(header::CONTENT_TYPE, asset.kind)], asset.text).into_response(),
+        None => (StatusCode::NOT_FOUND, "no such page").into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Since {
+    #[serde(default)]
+    since: u64,
+}
+
+/// Reads files, which may take long on a network's disk: not on the thread that answers others.
+async fn update(State(watch): State<SharedWatch>, Query(Since { since }): Query<Since>) -> Response {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+    let answer = tokio::task::spawn_blocking(move || {
+        watch.lock().unwrap_or_else(PoisonError::into_inner).answer(since, now)
+    });
+    match answer.await {
+        Ok(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "the runs cannot be told").into_response(),
+    }
+}

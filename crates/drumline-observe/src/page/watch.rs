@@ -1,0 +1,189 @@
+//! All runs that a page shows, and the answer to "what is new since version N?".
+//!
+//! ```text
+//!   browser ── since=41 ─▶ refresh: read the folders, changes get version 42
+//!           ◀── version 42, runs: [ends of curves, rows of ranks, lines of the log]
+//! ```
+//!
+//! A browser that knows nothing asks since 0. Nobody looks: nothing is read.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::registry;
+use super::run_folder::{News, RunFolder};
+
+/// Two browsers, or an impatient one, share what was read so shortly ago.
+const FRESH: f64 = 0.2;
+
+/// Which runs a page shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Runs {
+    /// Those in these folders.
+    Folders(Vec<PathBuf>),
+    /// All jobs of this user that run now or begin later.
+    Running,
+}
+
+/// The runs, as far as they were read.
+#[derive(Debug)]
+pub(super) struct Watch {
+    runs: Vec<Run>,
+    registry: Option<PathBuf>,
+    trouble: Option<String>,
+    version: u64,
+    /// Our clock at the last reading.
+    read: f64,
+}
+
+#[derive(Debug)]
+struct Run {
+    name: String,
+    folder: RunFolder,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    version: u64,
+    now: f64,
+    /// Whether more runs may appear.
+    all_running: bool,
+    trouble: Option<&'a str>,
+    runs: Vec<RunNews<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct RunNews<'a> {
+    id: usize,
+    name: &'a str,
+    folder: String,
+    #[serde(flatten)]
+    news: News<'a>,
+}
+
+impl Watch {
+    pub(super) fn new(runs: Runs) -> Self {
+        match runs {
+            Runs::Folders(folders) => Self::with(folders, None),
+            Runs::Running => Self::with(Vec::new(), Some(registry::folder())),
+        }
+    }
+
+    fn with(folders: Vec<PathBuf>, registry: Option<PathBuf>) -> Self {
+        let names = names(&folders);
+        let runs = folders.into_iter().zip(names);
+        let runs = runs.map(|(folder, name)| Run { name, folder: RunFolder::new(folder) }).collect();
+        Self { runs, registry, trouble: None, version: 0, read: f64::NEG_INFINITY }
+    }
+
+    /// What is new after the version `since`, as JSON. `now`: seconds since 1970.
+    pub(super) fn answer(&mut self, since: u64, now: f64) -> serde_json::Result<String> {
+        // A clock that was set back is no reason to wait.
+        if !(0.0..FRESH).contains(&(now - self.read)) {
+            self.refresh(now);
+        }
+        // A version that never was is of another process's page.
+        let since = if since > self.version { 0 } else { since };
+        let runs = self.runs.iter().enumerate().map(|(id, run)| RunNews {
+            id,
+            name: &run.name,
+            folder: run.folder.folder().to_string_lossy().into_owned(),
+            news: run.folder.news(since, now),
+        });
+        let all_running = self.registry.is_some();
+        let trouble = self.trouble.as_deref();
+        serde_json::to_string(&Answer {
+            version: self.version,
+            now,
+            all_running,
+            trouble,
+            runs: runs.collect(),
+        })
+    }
+
+    fn refresh(&mut self, now: f64) {
+        self.version += 1;
+        self.read = now;
+        self.find_jobs();
+        self.runs.iter_mut().for_each(|run| run.folder.refresh(self.version, now));
+    }
+
+    /// Adds jobs that have begun. Those that have ended stay to be looked at.
+    fn find_jobs(&mut self) {
+        let Some(registry) = &self.registry else { return };
+        match registry::running(registry) {
+            Ok(jobs) => {
+                self.trouble = None;
+                for job in jobs {
+                    if !self.runs.iter().any(|run| run.folder.folder() == job.dir) {
+                        self.runs.push(Run { name: job.name, folder: RunFolder::new(job.dir) });
+                    }
+                }
+            }
+            Err(error) => self.trouble = Some(format!("cannot read {}: {error}", registry.display())),
+        }
+    }
+}
+
+/// The last part of each path, or all of it where two would be called the same.
+fn names(folders: &[PathBuf]) -> Vec<String> {
+    let last = |folder: &Path| folder.file_name().map(|name| name.to_string_lossy().into_owned());
+    let is_taken =
+        |name: &str| folders.iter().filter(|folder| last(folder).as_deref() == Some(name)).count() > 1;
+    let name = |folder: &PathBuf| last(folder).filter(|name| !is_taken(name));
+    folders
+        .iter()
+        .map(|folder| name(folder).unwrap_or_else(|| folder.to_string_lossy().into_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeRun;
+    use serde_json::Value;
+    use std::fs;
+
+    fn answer(watch: &mut Watch, since: u64, now: f64) -> Value {
+        serde_json::from_str(&watch.answer(since, now).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_browser_gets_all_and_then_what_is_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = FakeRun::create(folder.path(), 1).unwrap();
+        (0..3).for_each(|_| run.step().unwrap());
+        let mut watch = Watch::new(Runs::Folders(vec![folder.path().to_owned()]));
+        let first = answer(&mut watch, 0, 10.0);
+        run.step().unwrap();
+        let points = |answer: &Value| answer["runs"][0]["curves"][1]["points"].as_array().map_or(0, Vec::len);
+        assert_eq!(points(&first), 3);
+        // Too soon to read again.
+        assert_eq!(points(&answer(&mut watch, 1, 10.1)), 0);
+        let second = answer(&mut watch, first["version"].as_u64().unwrap(), 11.0);
+        assert_eq!((points(&second), &second["runs"][0]["curves"][1]["from"]), (1, &3.into()));
+        // A browser that comes from another process's page gets all.
+        assert_eq!(points(&answer(&mut watch, 999, 11.0)), 4);
+    }
+
+    #[test]
+    fn jobs_appear_as_they_begin_and_stay() {
+        let registry = tempfile::tempdir().unwrap();
+        let mut watch = Watch::with(Vec::new(), Some(registry.path().to_owned()));
+        assert_eq!(answer(&mut watch, 0, 1.0)["runs"].as_array().map(Vec::len), Some(0));
+        let pid = std::process::id();
+        let start = registry::start_of(pid).unwrap();
+        let entry = serde_json::json!({"pid": pid, "start": start, "dir": "/nowhere/a", "name": "job a"});
+        fs::write(registry.path().join("1.json"), entry.to_string()).unwrap();
+        assert_eq!(answer(&mut watch, 0, 2.0)["runs"][0]["name"], "job a");
+        fs::remove_file(registry.path().join("1.json")).unwrap();
+        assert_eq!(answer(&mut watch, 0, 3.0)["runs"].as_array().map(Vec::len), Some(1));
+    }
+
+    #[test]
+    fn names_tell_runs_apart() {
+        let folders = ["/x/a", "/x/b", "/y/b", "/"].map(PathBuf::from);
+        assert_eq!(names(&folders), ["a", "/x/b", "/y/b", "/"]);
+    }
+}

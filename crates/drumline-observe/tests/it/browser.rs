@@ -1,0 +1,169 @@
+//! The page in a real browser, while runs are being written.
+
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use drumline_observe::fake::FakeRun;
+
+use super::chromium::Chromium;
+use super::http::Opened;
+
+const ROW_2: &str = "document.querySelectorAll('#ranks tbody tr')[2]";
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
+
+/// A step of the run and a sign of life of its ranks.
+fn go_on(run: &mut FakeRun) {
+    run.step().unwrap();
+    run.write_ranks(now()).unwrap();
+}
+
+fn points(browser: &Chromium) -> u64 {
+    let points = browser.value("Number(document.querySelector('.chart').dataset.points)");
+    points.as_u64().unwrap()
+}
+
+fn length_of_line(browser: &Chromium) -> u64 {
+    browser.value("document.querySelector('.chart .line').getAttribute('d').length").as_u64().unwrap()
+}
+
+#[test]
+fn curves_grow_while_the_run_is_written_and_stay_after_its_end() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 4).unwrap();
+    let page = Opened::new(&[folder.path()]);
+    browser.open(&page.url);
+    // The token is gone from the address, and scripts cannot read the cookie.
+    assert_eq!(browser.value("location.href"), format!("http://{}/", page.host()));
+    assert_eq!(browser.value("document.cookie"), "");
+    let go_on = |run: &mut FakeRun| (0..5).for_each(|_| go_on(run));
+    browser.wait_while("document.querySelector('.chart .line')", || go_on(&mut run));
+    let (points_before, length_before) = (points(&browser), length_of_line(&browser));
+    browser.wait_while(
+        &format!("Number(document.querySelector('.chart').dataset.points) > {points_before} + 50"),
+        || go_on(&mut run),
+    );
+    assert!(length_of_line(&browser) > length_before);
+    let titles =
+        browser.value("[...document.querySelectorAll('.chart h2')].map((title) => title.textContent).join()");
+    assert_eq!(titles, "Loss,acc1,Learning rate,Samples per second");
+    assert_eq!(browser.value("document.querySelectorAll('#ranks tbody tr.running').length"), 4);
+    browser.wait("document.querySelector('.run').dataset.state === 'running'");
+    assert!(
+        browser.value("document.querySelector('#lines').textContent").as_str().unwrap().contains("4 ranks")
+    );
+    // After the end all of it is still there, and the page was loaded once.
+    browser.value("window.still = true");
+    run.end("finished", None).unwrap();
+    run.write_ranks(now()).unwrap();
+    browser.wait("document.querySelector('.run').dataset.state === 'finished'");
+    browser.wait("document.querySelectorAll('#ranks tbody tr.ended').length === 4");
+    assert!(points(&browser) > points_before && browser.value("window.still") == true);
+    // The server goes: the page says so and keeps what it has.
+    drop(page);
+    browser.wait("document.querySelector('#link').className === 'gone'");
+    assert!(points(&browser) > points_before);
+}
+
+#[test]
+fn a_killed_rank_turns_red_and_the_others_do_not() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 4).unwrap();
+    go_on(&mut run);
+    let page = Opened::new(&[folder.path()]);
+    browser.open(&page.url);
+    browser.wait_while(&format!("{ROW_2}?.className === 'running'"), || go_on(&mut run));
+    let colour = "getComputedStyle(document.querySelectorAll('#ranks tbody tr td.rank')[2]).backgroundColor";
+    let before = browser.value(colour);
+    run.kill(2);
+    let begin = Instant::now();
+    browser.wait_while(&format!("{ROW_2}.className === 'lost'"), || go_on(&mut run));
+    assert!(begin.elapsed().as_secs_f64() > 4.0, "a rank that is late is not lost yet");
+    assert_ne!(browser.value(colour), before);
+    // --bad-back in light colours.
+    assert_eq!(browser.value(colour), "rgb(253, 230, 231)");
+    assert_eq!(browser.value("document.querySelectorAll('#ranks tbody tr.running').length"), 3);
+    assert_eq!(browser.value("document.querySelector('.run .marks').textContent"), "1 lost");
+}
+
+#[test]
+fn hostile_names_do_not_run() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let markup = "<img src=x onerror=\"window.hurt=1\"><script>window.hurt=1</script>";
+    // The control: where markup is taken for markup, it runs and is seen.
+    browser.open("data:text/html,<body></body>");
+    browser.value("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hurt=1\">')");
+    browser.wait("window.hurt === 1");
+
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join(markup.replace('/', "_"));
+    let mut run = FakeRun::create(&folder, 2).unwrap();
+    run.host = markup.to_owned();
+    run.metric = markup.to_owned();
+    run.say(markup).unwrap();
+    run.fail(1, markup);
+    go_on(&mut run);
+    run.wait_in(0, markup, 9.0);
+    run.write_ranks(now()).unwrap();
+    run.end("failed", Some(markup)).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    FakeRun::create(other.path(), 1).unwrap();
+    let page = Opened::new(&[&folder, other.path()]);
+    browser.open(&page.url);
+    browser.wait("document.querySelectorAll('.chart').length >= 4");
+    browser.value("document.querySelector('.run').click()");
+    for place in
+        [".run .name", ".run .trouble", ".chart h2", ".legend .name", "td.process", "td.waits", "#lines"]
+    {
+        let text = format!(
+            "[...document.querySelectorAll('{place}')].some((one) => one.textContent.includes('onerror='))"
+        );
+        assert_eq!(browser.value(&text), true, "{place}");
+    }
+    assert_eq!(browser.value("document.querySelectorAll('main img, main script').length"), 0);
+    assert_eq!(browser.value("window.hurt === undefined"), true);
+    // And even if some text were taken for markup, the policy would not let it run.
+    browser.value(
+        "document.body.insertAdjacentHTML('beforeend', '<img id=probe src=x onerror=\"window.hurt=1\">')",
+    );
+    browser.wait("document.querySelector('#probe').complete");
+    assert_eq!(browser.value("window.hurt === undefined"), true);
+}
+
+#[test]
+fn several_runs_share_a_chart_and_stragglers_are_marked() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let parent = tempfile::tempdir().unwrap();
+    let begin = |name: &str| FakeRun::create(&parent.path().join(name), 2).unwrap();
+    let (mut first, mut second) = (begin("base"), begin("larger"));
+    second.slow_down(1, 1.6);
+    (0..250).for_each(|_| first.step().unwrap());
+    first.write_ranks(now()).unwrap();
+    let folder = |name: &str| parent.path().join(name);
+    let page = Opened::new(&[folder("base").as_path(), folder("larger").as_path()] as &[&Path]);
+    browser.open(&page.url);
+    browser
+        .wait_while("document.querySelectorAll('.chart')[1]?.querySelectorAll('.line').length === 2", || {
+            go_on(&mut second)
+        });
+    let legend = "[...document.querySelectorAll('.chart:first-child .legend .name')].map((one) => one.textContent).join()";
+    assert_eq!(browser.value(legend), "base,base (evaluation),larger");
+    assert_eq!(browser.value("document.querySelectorAll('.chart:first-child .line.eval').length"), 1);
+    // The pointer asks for the values at a step.
+    let move_to = "dispatchEvent(new MouseEvent('pointermove', {clientX: 400, clientY: 300}))";
+    browser.value(&format!("document.querySelector('.picture').{move_to}"));
+    browser.wait("document.querySelector('.chart .of').textContent.startsWith('step ')");
+    // Its ranks and its log come with a click.
+    browser.value("document.querySelectorAll('.run')[1].click()");
+    browser.wait_while("document.querySelectorAll('#ranks tbody tr.straggler').length === 1", || {
+        go_on(&mut second)
+    });
+    assert_eq!(browser.value("document.querySelector('#ranks .of').textContent"), "larger");
+    // What is not to be seen leaves the charts.
+    browser.value("document.querySelector('.run .shown').click()");
+    browser.wait("document.querySelectorAll('.chart:first-child .legend li').length === 1");
+}

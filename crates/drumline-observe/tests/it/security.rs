@@ -1,0 +1,218 @@
+//! Each way to the page that is not for its owner ends in a refusal; beside each stands the way that is let in.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use drumline_observe::fake::FakeRun;
+use drumline_observe::page::{Page, PageError, Runs};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::http::Opened;
+
+fn opened() -> (TempDir, Opened) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 2).unwrap();
+    (0..10).for_each(|_| run.step().unwrap());
+    run.write_ranks(1.0).unwrap();
+    let page = Opened::new(&[folder.path()]);
+    (folder, page)
+}
+
+#[test]
+fn the_printed_address_gives_a_cookie_and_the_cookie_the_page() {
+    let (_folder, page) = opened();
+    let first = page.ask("GET", &format!("/?token={}", page.token), &[("Host", &page.host())]);
+    assert_eq!((first.status, first.header("location")), (303, Some("/")));
+    let cookie = first.header("set-cookie").unwrap();
+    assert!(
+        cookie.starts_with(&page.cookie()) && cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"),
+        "{cookie}"
+    );
+    assert_eq!(page.token.len(), 64);
+    for path in ["/", "/page.js", "/page.css", "/icon.svg", "/update", "/update?since=0"] {
+        assert_eq!(page.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn every_answer_forbids_scripts_from_elsewhere() {
+    let (_folder, page) = opened();
+    let refused = page.ask("GET", "/", &[("Host", "evil.example")]);
+    for reply in [page.get("/"), page.get("/update"), page.get("/none"), refused] {
+        let policy = reply.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'self';") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(reply.header("x-frame-options"), Some("DENY"));
+        assert_eq!(reply.header("cache-control"), Some("no-store"));
+        assert_eq!(reply.header("referrer-policy"), Some("no-referrer"));
+        assert!(reply.header("access-control-allow-origin").is_none());
+    }
+}
+
+#[test]
+fn a_foreign_host_is_refused_though_it_leads_here() {
+    let (_folder, page) = opened();
+    let port = page.port;
+    let foreign =
+        [format!("evil.example:{port}"), format!("127.0.0.1.evil.example:{port}"), "127.0.0.1".to_owned()];
+    for host in foreign {
+        let reply = page.ask("GET", "/update", &[("Host", &host), ("Cookie", &page.cookie())]);
+        assert_eq!(reply.status, 403, "{host}");
+        // The token does not help a name that was bent to this machine.
+        let reply = page.ask("GET", &format!("/?token={}", page.token), &[("Host", &host)]);
+        assert_eq!((reply.status, reply.header("set-cookie")), (403, None), "{host}");
+    }
+    let absolute = format!("http://evil.example:{port}/update");
+    assert_eq!(page.get(&absolute).status, 403);
+    let by_name = format!("localhost:{port}");
+    assert_eq!(page.ask("GET", "/update", &[("Host", &by_name), ("Cookie", &page.cookie())]).status, 200);
+}
+
+#[test]
+fn a_foreign_origin_is_refused() {
+    let (_folder, page) = opened();
+    let with = |origin: &str| {
+        page.ask("GET", "/update", &[("Host", &page.host()), ("Cookie", &page.cookie()), ("Origin", origin)])
+            .status
+    };
+    for origin in ["null", "http://evil.example", "https://127.0.0.1", "file://", "http://127.0.0.1:1"] {
+        assert_eq!(with(origin), 403, "{origin}");
+    }
+    assert_eq!(with(&format!("http://{}", page.host())), 200);
+}
+
+#[test]
+fn without_the_token_there_is_nothing() {
+    let (_folder, page) = opened();
+    let (host, other) = (page.host(), "0".repeat(64));
+    let wrong = format!("drumline-{}={other}", page.port);
+    for path in ["/", "/update", "/page.js", "/none", &format!("/?token={other}"), "/?token="] {
+        assert_eq!(page.ask("GET", path, &[("Host", &host)]).status, 403, "{path}");
+        assert_eq!(page.ask("GET", path, &[("Host", &host), ("Cookie", &wrong)]).status, 403, "{path}");
+    }
+    assert_eq!(page.get("/update").status, 200);
+}
+
+#[test]
+fn paths_do_not_lead_to_files() {
+    let (folder, page) = opened();
+    let secret = folder.path().parent().unwrap().join("etc");
+    let paths = [
+        "/../../../etc/passwd".to_owned(),
+        "/%2e%2e/%2e%2e/etc/passwd".to_owned(),
+        "/..%2f..%2fetc%2fpasswd".to_owned(),
+        "//etc/passwd".to_owned(),
+        "/./page.js".to_owned(),
+        "/assets/page.js".to_owned(),
+        "/metrics.jsonl".to_owned(),
+        secret.display().to_string(),
+        folder.path().join("metrics.jsonl").display().to_string(),
+    ];
+    for path in paths {
+        let reply = page.get(&path);
+        assert_eq!((reply.status, reply.body.as_str()), (404, "no such page"), "{path}");
+    }
+    for query in ["/update?since=../x", "/update?since=-1", "/update?since=99999999999999999999999"] {
+        assert_eq!(page.get(query).status, 400, "{query}");
+    }
+    assert_eq!(page.get("/update?since=7&folder=/etc").status, 200);
+    assert_eq!(page.get("/page.js").status, 200);
+}
+
+#[test]
+fn nothing_but_reading_is_answered_and_reading_changes_nothing() {
+    let (folder, page) = opened();
+    let before = snapshot(folder.path());
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "KILL"] {
+        for path in ["/", "/update", "/kill"] {
+            let head = [("Host", &*page.host()), ("Cookie", &page.cookie()), ("Content-Length", "0")];
+            let reply = page.ask(method, path, &head);
+            assert!([400, 405].contains(&reply.status), "{method} {path}: {reply:?}");
+        }
+    }
+    for path in ["/", "/update", "/kill", "/update?kill=1"] {
+        let reply = page.get(path);
+        assert_eq!(reply.status, if path == "/kill" { 404 } else { 200 }, "{path}");
+    }
+    let head = page.ask("HEAD", "/update", &[("Host", &page.host()), ("Cookie", &page.cookie())]);
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!(snapshot(folder.path()), before);
+    // The control: something that does write is seen.
+    fs::write(folder.path().join("ranks/00000.json"), "{}").unwrap();
+    assert_ne!(snapshot(folder.path()), before);
+}
+
+#[test]
+fn hostile_names_travel_as_strings() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("<script>hurt()<_script>");
+    let hostile = "</script><img src=x onerror=hurt()>\"'`";
+    let mut run = FakeRun::create(&folder, 1).unwrap();
+    run.host = hostile.to_owned();
+    run.metric = hostile.to_owned();
+    run.say(hostile).unwrap();
+    run.step().unwrap();
+    run.write_ranks(1.0).unwrap();
+    let reply = Opened::new(&[&folder]).get("/update");
+    assert_eq!(reply.header("content-type"), Some("application/json"));
+    let answer: Value = serde_json::from_str(&reply.body).unwrap();
+    let run = &answer["runs"][0];
+    assert_eq!(run["name"], "<script>hurt()<_script>");
+    assert_eq!((&run["ranks"][0]["host"], &run["log"]["lines"][1]), (&hostile.into(), &hostile.into()));
+    assert!(run["curves"].as_array().unwrap().iter().any(|curve| curve["name"] == hostile));
+}
+
+#[test]
+fn only_this_machine_can_reach_it() {
+    let (_folder, page) = opened();
+    let listening = |table: &str| {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        let port = format!(":{:04X}", page.port);
+        let rows = text.lines().filter_map(|line| line.split_whitespace().nth(1));
+        rows.filter(|local| local.ends_with(&port)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let addresses = listening("/proc/net/tcp");
+    assert!(
+        !addresses.is_empty() && addresses.iter().all(|local| local.starts_with("0100007F:")),
+        "{addresses:?}"
+    );
+    assert_eq!(listening("/proc/net/tcp6"), Vec::<String>::new());
+}
+
+#[test]
+fn a_taken_port_and_a_missing_folder_are_told_with_a_way_out() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Page::bind(port, Runs::Running).unwrap_err();
+    assert!(matches!(error, PageError::PortTaken { .. }));
+    assert_eq!(
+        error.to_string(),
+        format!("port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one")
+    );
+    drop(taken);
+    assert!(Page::bind(port, Runs::Running).is_ok());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for path in [PathBuf::from("/nowhere/run"), file.path().to_owned()] {
+        let said = Page::bind(0, Runs::Folders(vec![path.clone()])).unwrap_err().to_string();
+        assert!(said.contains(&path.display().to_string()) && said.contains("; try the OUT_DIR"), "{said}");
+    }
+}
+
+/// Each file with its bytes and the time it was written.
+fn snapshot(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(snapshot(&path));
+        } else {
+            let modified = fs::metadata(&path).unwrap().modified().unwrap();
+            files.insert(path.clone(), (fs::read(path).unwrap(), modified));
+        }
+    }
+    files
+}
