@@ -9,9 +9,16 @@ use crate::workspace::{Dependency, Package};
 const MAY_USE: &[(&str, &[&str])] = &[
     (
         "drumline",
-        &["drumline-comm", "drumline-launch", "drumline-parallel", "drumline-rendezvous", "drumline-torch"],
+        &[
+            "drumline-comm",
+            "drumline-launch",
+            "drumline-observe",
+            "drumline-parallel",
+            "drumline-rendezvous",
+            "drumline-torch",
+        ],
     ),
-    ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-rendezvous"]),
+    ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-rendezvous"]),
     ("drumline-comm", &["drumline-rendezvous"]),
     (
         "drumline-examples",
@@ -25,11 +32,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("drumline-launch", &["drumline-rendezvous"]),
+    ("drumline-observe", &[]),
     ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
     ("drumline-rendezvous", &[]),
     ("drumline-torch", &["drumline-comm"]),
     // Its tests start ranks as a launcher does.
-    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-torch"]),
+    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-observe", "drumline-torch"]),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),
     ("xtask", &[]),
 ];

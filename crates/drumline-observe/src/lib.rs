@@ -1,0 +1,20 @@
+//! Something to look at: what a run writes of itself, and what is made of it. Needs no libtorch.
+//!
+//! ```text
+//!   rank 0 ─▶ events: OUT_DIR/metrics.jsonl ─┬▶ plot: curves as SVG or PNG
+//!        │                                   └▶ Follow: a reader of the file while it grows
+//!        ├─▶ tensorboard: event files for TensorBoard
+//!        └─▶ bar: a bar on a terminal, lines elsewhere
+//!   each rank ─┬▶ status: OUT_DIR/ranks/00000.json, twice a second
+//!              └▶ trace: OUT_DIR/trace/rank-00000.json, for Perfetto
+//!   runs: which jobs of this user are running, and in which folders
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod bar;
+pub mod events;
+pub mod plot;
+pub mod runs;
+pub mod status;
+pub mod tensorboard;
+pub mod trace;
