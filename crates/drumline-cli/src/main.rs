@@ -5,6 +5,7 @@ mod bench;
 mod hold;
 mod job;
 mod launch;
+mod plot;
 mod run;
 mod sbatch;
 mod telling;
@@ -31,6 +32,7 @@ enum Command {
     Train(Box<train::TrainArgs>),
     Test(Box<train::TestArgs>),
     Data(train::DataArgs),
+    Plot(plot::PlotArgs),
     Bench(bench::BenchArgs),
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::train(*args),
         Command::Test(args) => train::test(*args),
         Command::Data(args) => train::data(args),
+        Command::Plot(args) => plot::plot(&args),
         Command::Bench(args) => bench::run(&args),
         Command::OnHost => run::on_host(),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
