@@ -11,6 +11,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/observing.md")]
+    mod observing {}
+}
+
 pub mod bar;
 pub mod events;
 pub mod plot;
