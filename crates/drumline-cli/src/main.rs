@@ -5,6 +5,7 @@ mod bench;
 mod hold;
 mod job;
 mod launch;
+mod plot;
 mod run;
 mod sbatch;
 mod telling;
@@ -32,6 +33,7 @@ enum Command {
     Train(Box<train::TrainArgs>),
     Test(Box<train::TestArgs>),
     Data(train::DataArgs),
+    Plot(plot::PlotArgs),
     Bench(bench::BenchArgs),
     Watch(watch::WatchArgs),
     /// Become the agent that a leading launcher orders on stdin
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::train(*args),
         Command::Test(args) => train::test(*args),
         Command::Data(args) => train::data(args),
+        Command::Plot(args) => plot::plot(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Watch(args) => watch::watch(args),
         Command::OnHost => run::on_host(),

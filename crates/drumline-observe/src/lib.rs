@@ -1,10 +1,31 @@
-//! Something to look at while a job runs, and after it: what reads and shows the files of a run's folder.
+//! Something to look at: what a run writes of itself, and what is made of it. Needs no libtorch.
 //!
-//! | module | what it is |
-//! |---|---|
-//! | [`page`] | `drumline watch`: a page on loopback with curves, ranks and the log's tail |
-//! | [`fake`] | a run that is none: writes the files as a job would, for tests and trials |
+//! ```text
+//!   rank 0 ─▶ events: OUT_DIR/metrics.jsonl ─┬▶ plot: curves as SVG or PNG
+//!        │                                   ├▶ Follow: a reader of the file while it grows
+//!        │                                   └▶ page: `drumline watch`, on loopback ◀─┐
+//!        ├─▶ tensorboard: event files for TensorBoard                                 │
+//!        └─▶ bar: a bar on a terminal, lines elsewhere                                │
+//!   each rank ─┬▶ status: OUT_DIR/ranks/00000.json, twice a second ───────────────────┘
+//!              └▶ trace: OUT_DIR/trace/rank-00000.json, for Perfetto
+//!   runs: which jobs of this user are running, and in which folders
+//!   fake: a run that is none, for tests and trials
+//! ```
 #![forbid(unsafe_code)]
 
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/observing.md")]
+    mod observing {}
+}
+
+pub mod bar;
+pub mod events;
 pub mod fake;
 pub mod page;
+pub mod plot;
+pub mod runs;
+pub mod status;
+pub mod tensorboard;
+pub mod trace;

@@ -7,4 +7,9 @@ mod it {
     mod http;
     mod looking;
     mod security;
+//! What other programs make of the files.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod tensorboard;
 }

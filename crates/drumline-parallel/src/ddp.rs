@@ -8,6 +8,7 @@
 //! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`.
 
 mod lane;
+mod observer;
 mod progress;
 mod reducer;
 mod shared_buffers;
@@ -22,6 +23,7 @@ use tch::{Device, Tensor};
 
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
+pub use observer::{DdpObserver, ReducedBucket};
 
 use crate::arena::Arena;
 use crate::error::ParallelError;
@@ -46,6 +48,8 @@ pub struct DdpOptions {
     pub sync_group: Option<SyncGroup>,
     /// Names of parameters and buffers that every rank keeps to itself.
     pub ignored: Vec<String>,
+    /// Who hears when each bucket is reduced; costs nothing where there is nobody.
+    pub observer: Option<Arc<dyn DdpObserver>>,
 }
 
 impl Default for DdpOptions {
@@ -57,13 +61,22 @@ impl Default for DdpOptions {
             hook: Box::new(AllReduce),
             sync_group: None,
             ignored: Vec::new(),
+            observer: None,
         }
     }
 }
 
 impl std::fmt::Debug for DdpOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { bucket_cap, first_bucket, broadcast_buffers, ignored, hook: _, sync_group: _ } = self;
+        let Self {
+            bucket_cap,
+            first_bucket,
+            broadcast_buffers,
+            ignored,
+            hook: _,
+            sync_group: _,
+            observer: _,
+        } = self;
         f.debug_struct("DdpOptions")
             .field("bucket_cap", bucket_cap)
             .field("first_bucket", first_bucket)

@@ -35,7 +35,7 @@ mod guides {
 
 pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
 pub use data_parallel::{DataParallel, StageBytes};
-pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket};
+pub use ddp::{AllReduce, CommHook, Ddp, DdpObserver, DdpOptions, GradBucket, ReducedBucket};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use error::ParallelError;
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};

@@ -17,6 +17,8 @@ mod distributed_optimizer;
 mod hooks;
 #[path = "it/net.rs"]
 mod net;
+#[path = "it/observer.rs"]
+mod observer;
 #[path = "it/power_sgd.rs"]
 mod power_sgd;
 #[path = "it/pytorch_cases.rs"]

@@ -3,8 +3,7 @@
 //! ```text
 //!   models::build("resnet50", …) ─▶ a model with torchvision's names ◀─ weights::load / save (safetensors)
 //!   data: CIFAR, image folders, dummy ─▶ transforms: u8 pixels → crop, flip, normalise → the batch's f32 memory
-//!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─┬▶ progress: a bar or lines, for people
-//!                                                             └▶ events: metrics.jsonl, for programs
+//!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─▶ drumline-observe: a bar or lines, metrics.jsonl
 //! ```
 //!
 //! - `models`: the ResNet family, and two small models for tests
@@ -18,12 +17,10 @@
 pub mod config;
 pub mod data;
 mod error;
-pub mod events;
 #[doc(hidden)]
 pub mod formula;
 pub mod models;
 pub mod program;
-pub mod progress;
 pub mod synth_cifar;
 pub mod transforms;
 pub mod weights;

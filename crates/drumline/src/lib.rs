@@ -35,6 +35,7 @@ mod predictions;
 mod sampler;
 mod schedule;
 mod spawn;
+mod step_trace;
 mod stop_request;
 
 /// The guides' examples compile, too.
@@ -59,10 +60,10 @@ pub use drumline_comm::{
 };
 pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
 pub use drumline_parallel::{
-    AllReduce, AveragingLevel, CommHook, Compressed, DataParallel, Ddp, DdpOptions, DistributedOptimizer,
-    Divide, GradBucket, HierarchicalAverager, ParallelError, PeriodicAverager, PostLocalSgd, PowerSgd,
-    PowerSgdOptions, Share, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven,
-    broadcast_optimizer_state, subgroup,
+    AllReduce, AveragingLevel, CommHook, Compressed, DataParallel, Ddp, DdpObserver, DdpOptions,
+    DistributedOptimizer, Divide, GradBucket, HierarchicalAverager, ParallelError, PeriodicAverager,
+    PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket, Share, StageBytes, SyncBatchNorm, SyncGroup,
+    Traffic, Turn, Uneven, broadcast_optimizer_state, subgroup,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
 pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
@@ -86,6 +87,7 @@ pub use schedule::{
     OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
 };
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
+pub use step_trace::StepTrace;
 pub use stop_request::StopRequest;
 /// The tensors and layers that all of this is made for, at the version that it is made for.
 pub use tch;

@@ -8,5 +8,6 @@ mod it {
     mod program;
     mod spawn_life;
     mod spawning;
+    mod step_trace;
     mod stopping;
 }

@@ -26,4 +26,4 @@ pub use drumline_launch::{Exit, JobReport, RankReport, Signal};
 pub use ranks::{DEFAULT_TIMEOUT, Ranks};
 pub use ranks_test::run_test;
 pub use running::RunningRanks;
-pub use tools::{REQUIRE_ALL, python_with_torch, require_tool, skipped};
+pub use tools::{REQUIRE_ALL, python_with_tensorboard, python_with_torch, require_tool, skipped};

@@ -9,6 +9,9 @@ pub const REQUIRE_ALL: &str = "DRUMLINE_TEST_REQUIRE_ALL";
 /// Names a Python that has PyTorch.
 const PYTHON_WITH_TORCH: &str = "PEER_PYTHON";
 
+/// Names a Python that has TensorBoard.
+const PYTHON_WITH_TENSORBOARD: &str = "TENSORBOARD_PYTHON";
+
 /// Whether the program `name` is installed. If not, says `SKIPPED: …` on stderr, past the test harness's capture;
 /// panics instead where [`REQUIRE_ALL`] is 1.
 pub fn require_tool(name: &str) -> bool {
@@ -21,9 +24,20 @@ pub fn require_tool(name: &str) -> bool {
 
 /// A Python that has PyTorch, as `cargo xtask test` names it; without one the test is skipped.
 pub fn python_with_torch() -> Option<PathBuf> {
-    let named = std::env::var_os(PYTHON_WITH_TORCH).filter(|value| !value.is_empty());
+    python(PYTHON_WITH_TORCH, "torch")
+}
+
+/// A Python that has TensorBoard, as `cargo xtask test` names it; without one the test is skipped.
+pub fn python_with_tensorboard() -> Option<PathBuf> {
+    python(PYTHON_WITH_TENSORBOARD, "tensorboard")
+}
+
+fn python(variable: &str, module: &str) -> Option<PathBuf> {
+    let named = std::env::var_os(variable).filter(|value| !value.is_empty());
     if named.is_none() {
-        skipped(&format!("{PYTHON_WITH_TORCH} names no Python with torch; try that of `cargo xtask python`"));
+        skipped(&format!(
+            "{variable} names no Python with {module}; try that of `cargo xtask python {module}`"
+        ));
     }
     named.map(PathBuf::from)
 }

@@ -39,8 +39,12 @@ enum Xtask {
     Bench(bench::BenchArgs),
     /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; the others do that by themselves
     Libtorch(libtorch::LibtorchArgs),
-    /// Make a Python with the pinned PyTorch in a cache folder, for tests and benchmarks beside it, and print its path
-    Python,
+    /// Make a Python with the pinned PyTorch (or TensorBoard) in a cache folder, for tests beside it, and print its path
+    Python {
+        /// What it shall have
+        #[arg(value_enum, default_value = "torch")]
+        module: python::Module,
+    },
 }
 
 fn main() -> ExitCode {
@@ -60,7 +64,7 @@ fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
         Xtask::Bench(args) => bench::run(args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,
-        Xtask::Python => println!("{}", python::with_torch()?.display()),
+        Xtask::Python { module } => println!("{}", python::with(module)?.display()),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,10 +1,10 @@
-//! `cargo xtask python`: a Python with the real PyTorch, for the tests and benchmarks that stand beside it.
+//! `cargo xtask python`: a Python with the real PyTorch, or the real TensorBoard, for the tests and benchmarks beside them.
 //!
 //! ```text
 //!   venv + pip ──▶ CACHE/python-torch-2.11.0.part/site ──import tried, renamed──▶ CACHE/python-torch-2.11.0
 //! ```
 //! CACHE is that of `cargo xtask libtorch`, and an interrupted run is continued in the same way. A user's
-//! `PEER_PYTHON` wins; tests are told of the Python through the same variable.
+//! `PEER_PYTHON` or `TENSORBOARD_PYTHON` wins; tests are told of a Python through the same variable.
 
 use crate::libtorch::{VERSION, cache, pip};
 use anyhow::{Context, bail};
@@ -12,48 +12,115 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names the Python that has torch.
-pub(crate) const VARIABLE: &str = "PEER_PYTHON";
+/// A module that tests stand beside, in an environment of its own: the one is of some GB, the other small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Module {
+    /// PyTorch, with gloo
+    Torch,
+    /// TensorBoard
+    Tensorboard,
+}
 
-/// Free bytes needed while packages and unpacked files lie side by side.
-const ROOM: u64 = 7_000_000_000;
+impl Module {
+    pub(crate) const ALL: [Self; 2] = [Self::Torch, Self::Tensorboard];
 
-/// What has to work: the modules, the version of torch, and the backend that needs no GPU.
-const PROBE: &str = "import sys, numpy, safetensors, torch, torch.distributed as d; print(torch.__version__); \
-                     sys.exit(not d.is_gloo_available())";
+    fn name(self) -> &'static str {
+        match self {
+            Self::Torch => "torch",
+            Self::Tensorboard => "tensorboard",
+        }
+    }
 
-/// The Python with torch: the user's own, or the one in the cache, which is made if it is not there.
+    fn version(self) -> &'static str {
+        match self {
+            Self::Torch => VERSION,
+            Self::Tensorboard => pip::TENSORBOARD,
+        }
+    }
+
+    /// Names the Python that has it.
+    pub(crate) fn variable(self) -> &'static str {
+        match self {
+            Self::Torch => "PEER_PYTHON",
+            Self::Tensorboard => "TENSORBOARD_PYTHON",
+        }
+    }
+
+    /// What has to work: the modules, their version, and of torch the backend that needs no GPU.
+    fn probe(self) -> &'static str {
+        match self {
+            Self::Torch => {
+                "import sys, numpy, safetensors, torch, torch.distributed as d; print(torch.__version__); \
+                 sys.exit(not d.is_gloo_available())"
+            }
+            Self::Tensorboard => "import tensorboard, tensorboard.program; print(tensorboard.__version__)",
+        }
+    }
+
+    fn packages(self) -> Vec<String> {
+        match self {
+            Self::Torch => pip::packages_to_import(),
+            Self::Tensorboard => pip::packages_of_tensorboard(),
+        }
+    }
+
+    /// Bytes to fetch, for people.
+    fn size(self) -> &'static str {
+        match self {
+            Self::Torch => "1.8 GB",
+            Self::Tensorboard => "50 MB",
+        }
+    }
+
+    /// Free bytes needed while packages and unpacked files lie side by side.
+    fn room(self) -> u64 {
+        match self {
+            Self::Torch => 7_000_000_000,
+            Self::Tensorboard => 300_000_000,
+        }
+    }
+}
+
+/// The Python with torch.
 pub(crate) fn with_torch() -> anyhow::Result<PathBuf> {
-    if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+    with(Module::Torch)
+}
+
+/// The Python with a module: the user's own, or the one in the cache, which is made if it is not there.
+pub(crate) fn with(module: Module) -> anyhow::Result<PathBuf> {
+    let variable = module.variable();
+    if let Some(named) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
         let named = PathBuf::from(named);
-        return match problem(&named) {
+        return match problem(&named, module) {
             None => Ok(named),
-            Some(problem) => bail!("{VARIABLE}={} will not do: {problem}; try unsetting it", named.display()),
+            Some(problem) => bail!("{variable}={} will not do: {problem}; try unsetting it", named.display()),
         };
     }
-    let (cache, name) = (cache::folder()?, format!("python-torch-{VERSION}"));
+    let (cache, name) = (cache::folder()?, format!("python-{}-{}", module.name(), module.version()));
     let lock = cache::lock(&cache, &name)?;
     let ready = cache.join(&name);
-    if problem(&python_of(&ready)).is_some() {
-        make(&cache, &name, &lock)?;
+    if problem(&python_of(&ready), module).is_some() {
+        make(module, &cache, &name, &lock)?;
     }
     Ok(python_of(&ready))
 }
 
-fn make(cache: &Path, name: &str, lock: &File) -> anyhow::Result<()> {
+fn make(module: Module, cache: &Path, name: &str, lock: &File) -> anyhow::Result<()> {
     let python = pip::find_python()?;
-    cache::check_room(cache, ROOM)?;
+    cache::check_room(cache, module.room())?;
     let (ready, part) = (cache.join(name), cache.join(format!("{name}.part")));
     let venv = cache::prepare_part(&part)?;
-    let packages = pip::packages_to_import();
+    let packages = module.packages();
+    let (version, size) = (module.version(), module.size());
     eprintln!(
-        "making a Python with torch {VERSION}, once: {} packages, about 1.8 GB to fetch",
+        "making a Python with {} {version}, once: {} packages, about {size} to fetch",
+        module.name(),
         packages.len()
     );
     eprintln!("into {}", ready.display());
     let target = make_venv(python, &venv)?;
     pip::Install { python, packages, part: &part, target, lock }.run()?;
-    if let Some(problem) = problem(&python_of(&venv)) {
+    if let Some(problem) = problem(&python_of(&venv), module) {
         bail!("pip ended well, but {problem}; try again after deleting {}", part.display());
     }
     cache::keep(&venv, &ready, &part)
@@ -81,18 +148,19 @@ fn python_of(folder: &Path) -> PathBuf {
 }
 
 /// What keeps a Python from being used, if anything.
-fn problem(python: &Path) -> Option<String> {
-    let output = match Command::new(python).args(["-W", "ignore", "-c", PROBE]).output() {
+fn problem(python: &Path, module: Module) -> Option<String> {
+    let (name, expected) = (module.name(), module.version());
+    let output = match Command::new(python).args(["-W", "ignore", "-c", module.probe()]).output() {
         Err(error) => return Some(format!("it cannot be started: {error}")),
         Ok(output) => output,
     };
     let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Some(format!("torch cannot be used: {}", said.lines().last().unwrap_or("it has no gloo")));
+        return Some(format!("{name} cannot be used: {}", said.lines().last().unwrap_or("it has no gloo")));
     }
-    let pinned = version.split('+').next() == Some(VERSION);
-    (!pinned).then(|| format!("it has torch {version}, expected {VERSION}"))
+    let pinned = version.split('+').next() == Some(expected);
+    (!pinned).then(|| format!("it has {name} {version}, expected {expected}"))
 }
 
 #[cfg(test)]
@@ -110,16 +178,17 @@ mod tests {
     }
 
     #[test]
-    fn a_python_is_taken_for_its_torch_only() {
+    fn a_python_is_taken_for_its_module_only() {
         for (name, script, expected) in [
             ("right", "echo 2.11.0+cu130", None),
             ("old", "echo 2.10.0", Some("it has torch 2.10.0, expected 2.11.0")),
             ("none", "echo No module >&2; exit 1", Some("torch cannot be used: No module")),
         ] {
             let path = pretender(name, script);
-            assert_eq!(problem(&path).as_deref(), expected);
+            assert_eq!(problem(&path, Module::Torch).as_deref(), expected);
+            assert!(problem(&path, Module::Tensorboard).unwrap().contains("tensorboard"));
             fs::remove_file(path).unwrap();
         }
-        assert!(problem(Path::new("/nonexistent")).unwrap().contains("cannot be started"));
+        assert!(problem(Path::new("/nonexistent"), Module::Torch).unwrap().contains("cannot be started"));
     }
 }

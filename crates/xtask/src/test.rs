@@ -36,9 +36,11 @@ fn docs(workspace: &Workspace) -> Outcome {
 /// Unit, integration and documentation tests. `--show-output` lets a passing test say that it was left out.
 fn tests(workspace: &Workspace) -> Outcome {
     let mut command = cargo();
-    match python::with_torch() {
-        Ok(python) => drop(command.env(python::VARIABLE, python)),
-        Err(error) => println!("no PyTorch to test with, so its tests are left out: {error:#}"),
+    for module in python::Module::ALL {
+        match python::with(module) {
+            Ok(python) => drop(command.env(module.variable(), python)),
+            Err(error) => println!("no {module:?} to test with, so its tests are left out: {error:#}"),
+        }
     }
     command.args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
     let deadline = Duration::from_secs(40 * 60);

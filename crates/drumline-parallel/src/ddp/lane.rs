@@ -15,6 +15,7 @@ use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_torch::{HeapTensor, TorchError, tensor_within};
 use tch::{Kind, Tensor};
 
+use super::observer::{ReducedBucket, Watch};
 use crate::error::ParallelError;
 
 /// What a [`CommHook`] is given: gradients that are reduced together, one after the other in one piece of memory.
@@ -138,14 +139,20 @@ pub(super) struct Lane {
     done: Receiver<Done>,
     pending: usize,
     thread: Option<JoinHandle<()>>,
+    watch: Watch,
 }
 
 impl Lane {
-    pub(super) fn new(group: Arc<ProcessGroup>, hook: Box<dyn CommHook>) -> std::io::Result<Self> {
+    pub(super) fn new(
+        group: Arc<ProcessGroup>,
+        hook: Box<dyn CommHook>,
+        watch: Watch,
+    ) -> std::io::Result<Self> {
         let ((jobs, work), (results, done)) = (channel(), channel());
-        let run = move || serve(&group, hook, &work, &results);
+        let mut worker = Worker { group, hook, watch: watch.clone() };
+        let run = move || serve(&mut worker, &work, &results);
         let thread = std::thread::Builder::new().name("ddp".into()).spawn(run)?;
-        Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread), watch })
     }
 
     pub(super) fn send(&mut self, job: Job) {
@@ -157,6 +164,11 @@ impl Lane {
 
     /// Waits for all that was sent; the flags, if they were sent.
     pub(super) fn wait(&mut self) -> Done {
+        let watch = self.watch.clone();
+        watch.over(|| self.wait_for_all(), |observer, begin, end| observer.waited(begin, end))
+    }
+
+    fn wait_for_all(&mut self) -> Done {
         let mut outcome = Ok(None);
         for _ in 0..std::mem::take(&mut self.pending) {
             let gone = || Err(ParallelError::Unfit("the thread that reduces gradients is gone".into()));
@@ -180,13 +192,20 @@ impl Drop for Lane {
     }
 }
 
-fn serve(group: &ProcessGroup, mut hook: Box<dyn CommHook>, jobs: &Receiver<Job>, results: &Sender<Done>) {
+/// What the thread works with.
+struct Worker {
+    group: Arc<ProcessGroup>,
+    hook: Box<dyn CommHook>,
+    watch: Watch,
+}
+
+fn serve(worker: &mut Worker, jobs: &Receiver<Job>, results: &Sender<Done>) {
     // Gradients are no business of autograd here.
     let _no_grad = tch::no_grad_guard();
     let mut failure: Option<String> = None;
     for job in jobs {
         let done = match &failure {
-            None => catch_unwind(AssertUnwindSafe(|| carry_out(group, &mut *hook, job)))
+            None => catch_unwind(AssertUnwindSafe(|| worker.carry_out(job)))
                 .unwrap_or_else(|_| Err(ParallelError::Unfit("a communication hook panicked".into()))),
             Some(cause) => {
                 Err(ParallelError::Unfit(format!("gradients are not reduced any more, since: {cause}")))
@@ -194,7 +213,7 @@ fn serve(group: &ProcessGroup, mut hook: Box<dyn CommHook>, jobs: &Receiver<Job>
         };
         if let (None, Err(error)) = (&failure, &done) {
             // The others may be in a call for which this rank will not come.
-            group.abort(&error.to_string());
+            worker.group.abort(&error.to_string());
             failure = Some(error.to_string());
         }
         if results.send(done).is_err() {
@@ -203,15 +222,21 @@ fn serve(group: &ProcessGroup, mut hook: Box<dyn CommHook>, jobs: &Receiver<Job>
     }
 }
 
-fn carry_out(group: &ProcessGroup, hook: &mut dyn CommHook, job: Job) -> Done {
-    match job {
-        Job::Reduce(bucket) => {
-            hook.reduce(&bucket, group)?;
-            Ok(None)
-        }
-        Job::Flags(mut flags) => {
-            group.all_reduce(&mut flags, ReduceOp::Max)?;
-            Ok(Some(flags))
+impl Worker {
+    fn carry_out(&mut self, job: Job) -> Done {
+        match job {
+            Job::Reduce(bucket) => {
+                let (index, bytes) = (bucket.index, bucket.num_bytes());
+                let reduce = || self.hook.reduce(&bucket, &self.group);
+                self.watch.over(reduce, |observer, begin, end| {
+                    observer.bucket_reduced(ReducedBucket { index, bytes, begin, end });
+                })?;
+                Ok(None)
+            }
+            Job::Flags(mut flags) => {
+                self.group.all_reduce(&mut flags, ReduceOp::Max)?;
+                Ok(Some(flags))
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use drumline_torch::{Named, grad, move_grad, set_grad};
 
 use super::DdpOptions;
 use super::lane::{GradBucket, Job, Lane};
+use super::observer::Watch;
 use super::progress::Progress;
 use crate::arena::Arena;
 use crate::error::ParallelError;
@@ -60,7 +61,7 @@ impl Reducer {
         let caps = Caps { first: options.first_bucket, others: options.bucket_cap };
         let arena = Arena::new(&group, params, &order, caps)?;
         arena.broadcast_tensors(&group, 0)?;
-        let lane = Lane::new(group.clone(), options.hook).map_err(|error| {
+        let lane = Lane::new(group.clone(), options.hook, Watch(options.observer)).map_err(|error| {
             ParallelError::Unfit(format!("cannot start the thread that reduces gradients: {error}"))
         })?;
         let (progress, unused) = (Progress::default(), Vec::new());

@@ -7,7 +7,6 @@ use anyhow::Context;
 use drumline::{GroupOptions, InitError, InitOptions, ProcessGroup, ReduceOp, StopRequest, worker_env};
 
 use super::failure::{Shared, in_words};
-use crate::progress::init_line;
 
 pub(super) struct Job {
     pub(super) group: ProcessGroup,
@@ -101,5 +100,19 @@ impl Job {
         let mut seed = [own];
         self.group.broadcast(&mut seed, 0)?;
         Ok(seed[0])
+    }
+}
+
+fn init_line(local_rank: usize, rank: usize) -> String {
+    format!("[init] == local rank: {local_rank}, global rank: {rank} ==")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_says_hello_as_in_the_tutorial() {
+        assert_eq!(init_line(1, 3), "[init] == local rank: 1, global rank: 3 ==");
     }
 }

@@ -1,8 +1,8 @@
 //! `drumline-train train`: from a configuration to a trained network.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use drumline::{Ddp, ProcessGroup};
+use drumline_observe::bar::Progress;
+use drumline_observe::events::{Begin, EndEvent, Event, EventLog, Reason, RunEvent, seconds_now};
 use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use serde_json::Value as Json;
 use tch::Device;
@@ -11,13 +11,12 @@ use tch::nn::VarStore;
 use super::args::TrainArgs;
 use super::checked::{CheckedTraining, check_out_dir, device};
 use super::evaluate::Evaluation;
+use super::failure::in_words;
 use super::job::Job;
 use super::parity;
 use super::pieces::{self, Resumed};
 use super::trainer::{EpochEnd, IsBest, Position, Trainer};
 use crate::config::{Config, Value};
-use crate::events::{Begin, Event, EventLog, RunEvent};
-use crate::progress::Progress;
 
 /// The version that the workspace pins.
 const LIBTORCH: &str = "2.11.0";
@@ -41,8 +40,11 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     trainer.progress = progress(&job, args, &checked.run.config);
     trainer.log = job.agree(open_log(&trainer, begin, seed))?;
     trainer.progress.say("            =======  Training  =======");
-    let end = epochs(&mut trainer)?;
+    let end = epochs(&mut trainer);
+    let told = trainer.write(&Event::End(end_event(&trainer.at, &end)));
     trainer.progress.finish();
+    let end = end?;
+    trainer.job.agree(told)?;
     trainer.progress.say(&last_words(&trainer, end));
     Ok(())
 }
@@ -164,7 +166,6 @@ fn open_log(trainer: &Trainer<'_>, begin: Begin, seed: u64) -> anyhow::Result<Op
 
 fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent {
     let entries = trainer.config.entries().into_iter();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
     RunEvent {
         step: trainer.at.step,
         epoch: trainer.at.epoch,
@@ -176,11 +177,20 @@ fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent
             other => format!("{other:?}").to_lowercase(),
         },
         num_threads: tch::get_num_threads(),
-        drumline: env!("CARGO_PKG_VERSION"),
-        libtorch: LIBTORCH,
-        time: now.map_or(0, |now| now.as_secs()),
+        drumline: env!("CARGO_PKG_VERSION").into(),
+        libtorch: LIBTORCH.into(),
+        time: seconds_now(),
         config: entries.map(|entry| (entry.key, json(&entry.value))).collect(),
     }
+}
+
+fn end_event(at: &Position, end: &anyhow::Result<EpochEnd>) -> EndEvent {
+    let (reason, error) = match end {
+        Ok(EpochEnd::Finished | EpochEnd::MaxSteps) => (Reason::Finished, None),
+        Ok(EpochEnd::Stopped) => (Reason::Stopped, None),
+        Err(error) => (Reason::Failed, Some(in_words(error))),
+    };
+    EndEvent { step: at.step, epoch: at.epoch, reason, error, time: seconds_now() }
 }
 
 fn json(value: &Value) -> Json {

@@ -1,10 +1,10 @@
 //! The state of a training run, and what is done with it: an epoch, an evaluation, a checkpoint.
 
-use std::time::{Duration, Instant};
-
 use anyhow::anyhow;
 use drumline::checkpoint::{Checkpoints, Mark};
 use drumline::{ImageBatch, Loader, LrSchedule, SamplerPosition, Schedule};
+use drumline_observe::bar::{At, Figure, Pace, Progress};
+use drumline_observe::events::{EvalEvent, Event, EventLog, StepEvent, metrics};
 use drumline_torch::{Optimizer, Sgd};
 use tch::nn::VarStore;
 use tch::{Device, Kind};
@@ -15,8 +15,6 @@ use super::job::{Job, Vote};
 use super::pieces::{self, Images};
 use super::step::Sums;
 use crate::config::Config;
-use crate::events::{EvalEvent, Event, EventLog, StepEvent};
-use crate::progress::{At, Progress, Shown};
 
 pub(super) struct Trainer<'a> {
     pub(super) job: &'a Job,
@@ -118,10 +116,8 @@ impl Trainer<'_> {
     /// Found by every rank in the same numbers, before the weights are touched.
     fn not_finite(&mut self, step: &Sums, lr: f64) -> anyhow::Result<anyhow::Error> {
         let Position { epoch, in_epoch, step: done, saved, .. } = self.at;
-        let samples = step.samples();
-        let (loss, acc1, samples_per_s) = (step.loss(), step.acc1(), 0.0);
-        let event = StepEvent { step: done + 1, epoch, loss, lr, acc1, samples, samples_per_s };
-        self.write(&Event::Step(event))?;
+        let loss = step.loss();
+        self.write(&Event::Step(StepEvent { step: done + 1, ..self.step_event(step, lr, 0.0) }))?;
         self.progress.finish();
         let kept = match saved {
             Some(at) => {
@@ -141,21 +137,22 @@ impl Trainer<'_> {
     }
 
     fn tell(&mut self, step: &Sums, sums: &Sums, lr: f64, pace: &Pace) -> anyhow::Result<()> {
-        let samples_per_s = pace.last();
-        let event = StepEvent {
+        self.write(&Event::Step(self.step_event(step, lr, pace.last())))?;
+        let figures = figures(sums.loss(), sums.acc1(), lr, pace.mean());
+        self.progress.step(self.place(), &figures, Some(pace.left(self.steps_left())));
+        Ok(())
+    }
+
+    fn step_event(&self, step: &Sums, lr: f64, samples_per_s: f64) -> StepEvent {
+        StepEvent {
             step: self.at.step,
             epoch: self.at.epoch,
             loss: step.loss(),
             lr,
-            acc1: step.acc1(),
             samples: step.samples(),
             samples_per_s,
-        };
-        self.write(&Event::Step(event))?;
-        let left = pace.mean_step() * self.steps_left().min(u32::MAX as u64) as u32;
-        let (loss, acc1, images_per_s) = (sums.loss(), sums.acc1(), pace.mean());
-        self.progress.step(self.place(), &Shown { loss, acc1, lr, images_per_s, left });
-        Ok(())
+            metrics: metrics([("acc1", step.acc1())]),
+        }
     }
 
     /// Evaluates on the test set and remembers the best; `None` if a signal asked for the end.
@@ -166,7 +163,8 @@ impl Trainer<'_> {
         self.at.best = self.at.best.max(sums.acc1());
         let Position { epoch, step, best, .. } = self.at;
         let (acc1, acck, loss, samples) = (sums.acc1(), sums.acck(), sums.loss(), sums.samples());
-        self.write(&Event::Eval(EvalEvent { epoch, step, acc1, acck, k, loss, samples }))?;
+        let figures = [("acc1", acc1), ("acck", acck), ("k", k as f64), ("loss", loss)];
+        self.write(&Event::Eval(EvalEvent { epoch, step, samples, metrics: metrics(figures) }))?;
         self.progress.say(&format!(
             "   == eval: [{epoch}/{}] | loss: {loss:.3} | Acc@1 {acc1:.3} | Acc@{k} {acck:.3} | best Acc@1 {best:.3} | {samples} images",
             self.config.optim.max_epoch
@@ -191,7 +189,7 @@ impl Trainer<'_> {
         EpochEnd::Finished
     }
 
-    fn write(&mut self, event: &Event) -> anyhow::Result<()> {
+    pub(super) fn write(&mut self, event: &Event) -> anyhow::Result<()> {
         self.log.as_mut().map_or(Ok(()), |log| log.write(event))?;
         Ok(())
     }
@@ -215,44 +213,27 @@ pub(super) enum IsBest {
     No,
 }
 
-/// How fast the steps of an epoch are.
-struct Pace {
-    begin: Instant,
-    last: Instant,
-    steps: u32,
-    samples: u64,
-    rate: f64,
+/// What a person sees of an epoch so far.
+fn figures(loss: f64, acc1: f64, lr: f64, images_per_s: f64) -> [Figure<'static>; 4] {
+    [
+        Figure::new("loss", format!("{loss:.3}")),
+        Figure::new("acc", format!("{acc1:6.3}%")),
+        Figure::new("lr", format!("{lr:.4}")).in_lines_only(),
+        Figure::unnamed(format!("{images_per_s:.0} img/s")),
+    ]
 }
 
-impl Pace {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { begin: now, last: now, steps: 0, samples: 0, rate: 0.0 }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drumline_observe::bar::step_line;
+    use std::time::Duration;
 
-    fn step(&mut self, samples: u64) {
-        let now = Instant::now();
-        self.rate = rate(samples, now - self.last);
-        self.last = now;
-        self.steps += 1;
-        self.samples += samples;
+    #[test]
+    fn lines_are_as_in_the_tutorial() {
+        let at = At { epoch: 1, epochs: 5, step: 25, steps: 149 };
+        let line = step_line(at, &figures(1.4641, 47.3912, 0.02, 812.4), Some(Duration::from_secs(3_723)));
+        let expected = "   == step: [ 25/149] [2/5] | loss: 1.464 | acc: 47.391% | lr: 0.0200 | 812 img/s | ETA: 1:02:03";
+        assert_eq!(line, expected);
     }
-
-    /// Samples a second of the last step.
-    fn last(&self) -> f64 {
-        self.rate
-    }
-
-    /// Samples a second since the beginning.
-    fn mean(&self) -> f64 {
-        rate(self.samples, self.last - self.begin)
-    }
-
-    fn mean_step(&self) -> Duration {
-        (self.last - self.begin) / self.steps.max(1)
-    }
-}
-
-fn rate(samples: u64, time: Duration) -> f64 {
-    samples as f64 / time.as_secs_f64().max(1e-9)
 }

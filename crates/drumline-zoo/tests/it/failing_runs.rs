@@ -99,7 +99,11 @@ fn a_loss_that_is_no_number_ends_all_ranks_and_keeps_the_checkpoint() {
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
-    assert!(column(&place.events(), "step", "loss").last().unwrap().is_nan());
+    let events = place.events();
+    assert!(column(&events, "step", "loss").last().unwrap().is_nan());
+    let end = events.last().unwrap();
+    assert_eq!((&end["kind"], &end["reason"]), (&"end".into(), &"failed".into()));
+    assert!(end["error"].as_str().unwrap().contains("the loss is "), "{end}");
     let said = place.passes(2, "train");
     assert!(said.contains("after step 2"), "control: it goes on from there: {said}");
 }

@@ -29,6 +29,12 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     assert_eq!(column(&events, "step", "step"), steps);
     assert_eq!(column(&events, "step", "samples"), [8.0; 10]);
     assert_eq!(column(&events, "eval", "samples"), [21.0; 2], "each test image counts once");
+    let end = events.last().unwrap();
+    assert_eq!(
+        (&end["kind"], &end["reason"], end["step"].as_u64()),
+        (&"end".into(), &"finished".into(), Some(10))
+    );
+    assert!(end["error"].is_null() && end["time"].as_u64() >= events[0]["time"].as_u64());
     let config = Config::load::<&str>(Some(&place.path("exp/config.yaml")), &[]).unwrap();
     assert_eq!((config.model.arch.as_str(), config.run.rng_seed), ("mlp", Some(7)));
 
@@ -128,6 +134,7 @@ fn a_signal_to_one_rank_stops_all_after_a_checkpoint() {
     let ranks = ended(job);
     assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{}{}", ranks[0].stderr, ranks[1].stderr);
     assert!(ranks[0].stdout.contains("[stop] == asked to stop after step"), "{}", ranks[0].stdout);
+    assert_eq!(place.events().last().unwrap()["reason"], "stopped");
     let last = *column(&place.events(), "step", "step").last().unwrap();
     assert!(place.path(&format!("exp/checkpoints/step-{:08}", last as u64)).is_dir());
     let said = place.passes(1, &format!("train OPTIM.MAX_EPOCH 100000 TRAIN.MAX_STEPS {}", last as u64 + 2));

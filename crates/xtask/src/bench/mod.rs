@@ -68,7 +68,7 @@ fn rendezvous() -> anyhow::Result<()> {
     let script = crate::workspace::root().join("bench/rendezvous/run.py");
     let python = crate::python::with_torch()?;
     let mut command = std::process::Command::new("python3");
-    let status = command.arg(script).env(crate::python::VARIABLE, python).status()?;
+    let status = command.arg(script).env(crate::python::Module::Torch.variable(), python).status()?;
     anyhow::ensure!(status.success(), "the comparison failed: {status}");
     Ok(())
 }

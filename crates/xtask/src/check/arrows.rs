@@ -9,7 +9,14 @@ use crate::workspace::{Dependency, Package};
 const MAY_USE: &[(&str, &[&str])] = &[
     (
         "drumline",
-        &["drumline-comm", "drumline-launch", "drumline-parallel", "drumline-rendezvous", "drumline-torch"],
+        &[
+            "drumline-comm",
+            "drumline-launch",
+            "drumline-observe",
+            "drumline-parallel",
+            "drumline-rendezvous",
+            "drumline-torch",
+        ],
     ),
     ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-rendezvous"]),
     ("drumline-comm", &["drumline-rendezvous"]),
@@ -30,7 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("drumline-rendezvous", &[]),
     ("drumline-torch", &["drumline-comm"]),
     // Its tests start ranks as a launcher does.
-    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-torch"]),
+    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-observe", "drumline-torch"]),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),
     ("xtask", &[]),
 ];

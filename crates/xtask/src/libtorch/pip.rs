@@ -37,6 +37,24 @@ const USED_BY_CUDA: &[&str] =
 /// checkpoints.
 const IMPORTED: &[&str] = &["typing_extensions==4.15.0", "numpy==2.3.5", "safetensors==0.8.0"];
 
+/// The version that tests open their event files with.
+pub(crate) const TENSORBOARD: &str = "2.21.0";
+
+/// What it needs to read files and to serve them.
+const USED_BY_TENSORBOARD: &[&str] = &[
+    "absl-py==2.5.1",
+    "grpcio==1.85.1",
+    "Markdown==3.11.3",
+    "MarkupSafe==3.0.4",
+    "numpy==2.3.5",
+    "packaging==26.3",
+    "pillow==13.0.0",
+    "protobuf==7.36.2",
+    "tensorboard-data-server==0.7.2",
+    "typing_extensions==4.15.0",
+    "Werkzeug==3.1.9",
+];
+
 /// The packages of a libtorch, each with its version. None brings others along.
 pub(crate) fn packages(kind: Kind) -> Vec<String> {
     match kind {
@@ -51,9 +69,18 @@ pub(crate) fn packages_to_import() -> Vec<String> {
     torch_with(&[BOTH, OPENED_BY_CUDA, IMPORTED])
 }
 
+/// The packages with which `tensorboard` reads event files and shows them.
+pub(crate) fn packages_of_tensorboard() -> Vec<String> {
+    first_and(format!("tensorboard=={TENSORBOARD}"), &[USED_BY_TENSORBOARD])
+}
+
 fn torch_with(lists: &[&[&str]]) -> Vec<String> {
+    first_and(format!("torch=={VERSION}"), lists)
+}
+
+fn first_and(first: String, lists: &[&[&str]]) -> Vec<String> {
     let pinned = lists.iter().flat_map(|list| *list).map(|package| (*package).to_owned());
-    [format!("torch=={VERSION}")].into_iter().chain(pinned).collect()
+    [first].into_iter().chain(pinned).collect()
 }
 
 /// `python3`, if it has pip.
@@ -136,7 +163,8 @@ mod tests {
 
     #[test]
     fn every_package_is_pinned() {
-        for package in packages(Kind::Cuda).iter().chain(&packages_to_import()) {
+        let of_pythons = [packages_to_import(), packages_of_tensorboard()].concat();
+        for package in packages(Kind::Cuda).iter().chain(&of_pythons) {
             assert_eq!(package.matches("==").count(), 1, "{package}");
         }
         assert_eq!([Kind::Cpu, Kind::Cuda].map(|kind| packages(kind).len()), [3, 16]);

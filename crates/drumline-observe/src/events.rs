@@ -1,0 +1,251 @@
+//! `OUT_DIR/metrics.jsonl`: what happened, for programs. One JSON object a line; rank 0 writes it.
+//!
+//! ```text
+//!   {"kind":"run", …}      a process begins to work on the run, at this step
+//!   {"kind":"step", …}     after each step of the optimizer
+//!   {"kind":"eval", …}     after each evaluation
+//!   {"kind":"end", …}      the process ends; missing where it was killed
+//!
+//!   EventLog ── whole lines ──▶ metrics.jsonl ──▶ read (once) or Follow (as it grows)
+//! ```
+//!
+//! Each step stands there once. A run that goes on from a checkpoint does the steps after it again: what the file says of
+//! them is taken out first, and so is half a line that a crash has left. A run that begins anew keeps the file of the one
+//! before as `metrics.1.jsonl`, `metrics.2.jsonl`, ….
+//!
+//! All losses and metrics are means over the samples of all ranks. A number that JSON does not have, such as NaN, is
+//! written as null. Readers leave out lines that are broken or of a kind that they do not know.
+
+mod follow;
+mod log;
+mod number;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use follow::{Follow, News, read};
+pub use log::{Begin, EventLog};
+
+/// Name of the file in `OUT_DIR`.
+pub const METRICS: &str = "metrics.jsonl";
+
+/// A line of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Event {
+    /// The work begins, or goes on after `step` steps.
+    Run(RunEvent),
+    /// A step of the optimizer.
+    Step(StepEvent),
+    /// An evaluation on the test set.
+    Eval(EvalEvent),
+    /// The work ends.
+    End(EndEvent),
+}
+
+/// What is needed to do the run again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunEvent {
+    /// Steps that were done before.
+    pub step: u64,
+    /// The epoch that it begins in.
+    pub epoch: u64,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Number of nodes.
+    pub num_nodes: usize,
+    /// The seed that was taken.
+    pub seed: u64,
+    /// What computes, such as `cpu` or `cuda:0`.
+    pub device: String,
+    /// Threads of each rank's kernels.
+    pub num_threads: i32,
+    /// Version of this program.
+    pub drumline: String,
+    /// Version of libtorch that it is made for.
+    pub libtorch: String,
+    /// Seconds since 1970.
+    pub time: u64,
+    /// Every key with its value.
+    pub config: serde_json::Map<String, Value>,
+}
+
+/// A step: its own figures, not a mean over the steps before.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepEvent {
+    /// Steps done, this one included.
+    pub step: u64,
+    /// Epoch, from 0.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Mean over the samples of all ranks.
+    #[serde(default = "number::missing", with = "number")]
+    pub loss: f64,
+    /// Learning rate of this step.
+    #[serde(default = "number::missing", with = "number")]
+    pub lr: f64,
+    /// Samples of all ranks in this step.
+    #[serde(default)]
+    pub samples: u64,
+    /// Samples of all ranks in a second, by the time since the step before.
+    #[serde(default = "number::missing", with = "number")]
+    pub samples_per_s: f64,
+    /// All other figures by name, such as `acc1`.
+    #[serde(flatten, deserialize_with = "number::only_numbers")]
+    pub metrics: Metrics,
+}
+
+/// An evaluation on the whole test set, each sample once.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvalEvent {
+    /// Epochs done.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Steps done.
+    pub step: u64,
+    /// Number of samples.
+    #[serde(default)]
+    pub samples: u64,
+    /// Figures by name, such as `loss` and `acc1`.
+    #[serde(flatten, deserialize_with = "number::only_numbers")]
+    pub metrics: Metrics,
+}
+
+/// How the work ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EndEvent {
+    /// Steps done.
+    pub step: u64,
+    /// Epochs done.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Why it ended.
+    pub reason: Reason,
+    /// What went wrong, if something did.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// Seconds since 1970.
+    #[serde(default)]
+    pub time: u64,
+}
+
+/// Why a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reason {
+    /// All was done.
+    Finished,
+    /// A signal or a callback asked for it; the run can go on.
+    Stopped,
+    /// Something went wrong.
+    Failed,
+}
+
+/// Figures by name; `None` where the number is none.
+pub type Metrics = BTreeMap<String, Option<f64>>;
+
+/// Figures by name, as an event carries them.
+///
+/// ```
+/// use drumline_observe::events::metrics;
+///
+/// assert_eq!(metrics([("acc1", 50.0), ("loss", f64::NAN)])["loss"], None);
+/// ```
+pub fn metrics<N: Into<String>>(figures: impl IntoIterator<Item = (N, f64)>) -> Metrics {
+    let number = |value: f64| value.is_finite().then_some(value);
+    figures.into_iter().map(|(name, value)| (name.into(), number(value))).collect()
+}
+
+/// Seconds since 1970, for [`RunEvent`] and [`EndEvent`].
+pub fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+}
+
+/// The file cannot be read or written, or is not ours.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EventsError {
+    /// No place for it.
+    #[error("cannot write {}: {source}; try another OUT_DIR", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// Not there, or not to be read by this user.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_back(line: &str) -> Option<Event> {
+        serde_json::from_str(line).ok()
+    }
+
+    #[test]
+    fn every_kind_is_written_and_read_back() {
+        let step = StepEvent {
+            step: 1,
+            loss: 2.5,
+            lr: 0.1,
+            samples: 64,
+            samples_per_s: 500.5,
+            ..Default::default()
+        };
+        let events = [
+            Event::Run(RunEvent { world_size: 2, device: "cpu".into(), ..Default::default() }),
+            Event::Step(StepEvent { metrics: metrics([("acc1", 12.5)]), ..step }),
+            Event::Eval(EvalEvent { epoch: 1, step: 40, samples: 9, metrics: metrics([("loss", 1.5)]) }),
+            Event::End(EndEvent {
+                step: 40,
+                epoch: 1,
+                reason: Reason::Failed,
+                error: Some("no memory".into()),
+                time: 7,
+            }),
+        ];
+        for event in events {
+            let line = serde_json::to_string(&event).unwrap();
+            assert_eq!(read_back(&line), Some(event), "{line}");
+        }
+        let line = serde_json::to_string(&Event::Eval(EvalEvent::default())).unwrap();
+        assert_eq!(line, r#"{"kind":"eval","epoch":0,"step":0,"samples":0}"#);
+    }
+
+    #[test]
+    fn numbers_that_json_does_not_have_are_null() {
+        let step = StepEvent { loss: f64::NAN, lr: f64::INFINITY, ..Default::default() };
+        let line = serde_json::to_string(&Event::Step(step)).unwrap();
+        assert!(line.contains(r#""loss":null,"lr":null"#), "{line}");
+        let Some(Event::Step(step)) = read_back(&line) else { panic!("{line}") };
+        assert!(step.loss.is_nan() && step.lr.is_nan());
+    }
+
+    #[test]
+    fn what_others_have_added_does_not_hide_a_line() {
+        let line = r#"{"kind":"step","step":3,"note":"warm","acc1":null,"list":[1]}"#;
+        let Some(Event::Step(step)) = read_back(line) else { panic!("not read") };
+        assert_eq!((step.step, step.metrics), (3, Metrics::from([("acc1".into(), None)])));
+        assert!(step.loss.is_nan(), "what is not there is no 0");
+        assert_eq!(read_back(r#"{"kind":"party","step":3}"#), None);
+        let run = read_back(r#"{"kind":"run","world_size":4,"new":{"a":1}}"#);
+        assert_eq!(run, Some(Event::Run(RunEvent { world_size: 4, ..Default::default() })));
+    }
+}

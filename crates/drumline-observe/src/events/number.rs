@@ -1,0 +1,30 @@
+//! Numbers in JSON, which has neither NaN nor infinity: those are null, and null is read as NaN.
+
+use serde::{Deserialize, Deserializer, Serializer};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+use super::Metrics;
+
+pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    match value.is_finite() {
+        true => serializer.serialize_f64(*value),
+        false => serializer.serialize_none(),
+    }
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(missing))
+}
+
+/// A figure that is not in the line.
+pub(super) fn missing() -> f64 {
+    f64::NAN
+}
+
+/// The numbers and nulls of what is left of a line: a text that somebody has added is no figure.
+pub(super) fn only_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metrics, D::Error> {
+    let all = BTreeMap::<String, Value>::deserialize(deserializer)?;
+    let numbers = all.into_iter().filter(|(_, value)| value.is_null() || value.is_number());
+    Ok(numbers.map(|(name, value)| (name, value.as_f64())).collect())
+}

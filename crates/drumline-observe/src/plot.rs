@@ -1,0 +1,233 @@
+//! Curves of runs: chosen metrics over steps, as SVG or PNG.
+//!
+//! ```text
+//!   metrics.jsonl of each run ─▶ curve: points by metric, smoothed, thinned ─▶ axis: where marks stand ─▶ draw ─┬▶ SVG
+//!                                                                                                              └▶ PNG
+//! ```
+//! A metric has a panel of its own, with a curve for the training steps of each run and one, with dots, for its evaluations.
+
+mod axis;
+mod curve;
+mod draw;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::events::{self, Event, EventsError, METRICS};
+use curve::Panel;
+
+/// Figures of every step that say nothing of the training.
+const NOT_SHOWN: [&str; 2] = ["k", "samples"];
+
+/// A run to be shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// As the legend calls it.
+    pub name: String,
+    /// What it has written.
+    pub events: Vec<Event>,
+}
+
+/// How curves are shown.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlotOptions {
+    /// Weight of what came before, from 0 (none) to below 1; the curve as it was stays visible behind.
+    pub smooth: f64,
+    /// The vertical axis.
+    pub scale: Scale,
+    /// Size of each panel, in points.
+    pub panel: (u32, u32),
+}
+
+impl Default for PlotOptions {
+    fn default() -> Self {
+        Self { smooth: 0.0, scale: Scale::Linear, panel: (720, 440) }
+    }
+}
+
+/// How values lie on an axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scale {
+    /// Equal differences are equally far apart.
+    #[default]
+    Linear,
+    /// Equal ratios are; values of 0 and less are left out.
+    Log,
+}
+
+/// What kind of picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Lines and text, sharp at any size.
+    Svg,
+    /// Pixels, two for each point.
+    Png,
+}
+
+/// A plot cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlotError {
+    /// Nothing there.
+    #[error("no run in {}: there is no {METRICS}; try the OUT_DIR of a run", path.display())]
+    NoRun {
+        /// What was given.
+        path: PathBuf,
+    },
+    /// A run that has only just begun, or none.
+    #[error("no steps and no evaluations in {runs}; try again when the run has made a step")]
+    NoPoints {
+        /// Their names.
+        runs: String,
+    },
+    /// No such figure.
+    #[error("no metric `{metric}` in {runs}; try {there}")]
+    NoMetric {
+        /// What was asked for.
+        metric: String,
+        /// Where it was looked for.
+        runs: String,
+        /// What there is.
+        there: String,
+    },
+    /// Numbers that an axis does not have.
+    #[error("`{metric}` has no value that can be shown{hint}")]
+    NothingToShow {
+        /// The metric.
+        metric: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// A weight that would never end.
+    #[error("smoothing of {0}, expected at least 0 and less than 1; try 0.9")]
+    Smooth(f64),
+    /// Neither of the two.
+    #[error("cannot tell what {} shall be; try a name that ends in .svg or .png", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The events cannot be read.
+    #[error(transparent)]
+    Events(#[from] EventsError),
+    /// The picture cannot be drawn.
+    #[error("cannot draw: {0}")]
+    Draw(String),
+    /// No place for the picture.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Format {
+    /// By the end of a file's name.
+    pub fn of(path: &Path) -> Result<Self, PlotError> {
+        let end = path.extension().map(|end| end.to_ascii_lowercase());
+        match end.as_deref().and_then(|end| end.to_str()) {
+            Some("svg") => Ok(Self::Svg),
+            Some("png") => Ok(Self::Png),
+            _ => Err(PlotError::Format { path: path.to_owned() }),
+        }
+    }
+}
+
+/// Reads runs: the `OUT_DIR` of each, or a file of events. Each is called by the last part of its path, or by all of it where that
+/// is not enough to tell them apart.
+pub fn load(paths: &[PathBuf]) -> Result<Vec<Run>, PlotError> {
+    let last = |path: &PathBuf| {
+        fs::canonicalize(path).ok()?.file_name().map(|name| name.to_string_lossy().into_owned())
+    };
+    let lasts: Vec<_> = paths.iter().map(last).collect();
+    let is_enough = lasts.iter().collect::<BTreeSet<_>>().len() == paths.len();
+    let run = |(path, last): (&PathBuf, Option<String>)| {
+        let file = if path.is_file() { path.clone() } else { path.join(METRICS) };
+        if !file.is_file() {
+            return Err(PlotError::NoRun { path: path.clone() });
+        }
+        let name = last.filter(|_| is_enough).unwrap_or_else(|| path.display().to_string());
+        Ok(Run { name, events: events::read(&file)? })
+    };
+    paths.iter().zip(lasts).map(run).collect()
+}
+
+/// The metrics that there are in any of the runs, by name.
+pub fn metrics(runs: &[Run]) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for event in runs.iter().flat_map(|run| &run.events) {
+        names.extend(curve::figures(event).map(|(name, _)| name.to_owned()));
+    }
+    names.retain(|name| !NOT_SHOWN.contains(&name.as_str()));
+    names
+}
+
+/// What to show where nothing is asked for: the loss, and what evaluations tell.
+pub fn usual_metrics(runs: &[Run]) -> Vec<String> {
+    let is_eval = |event: &&Event| matches!(event, Event::Eval(_));
+    let evals = runs.iter().flat_map(|run| run.events.iter().filter(is_eval));
+    let told: BTreeSet<_> = evals.flat_map(|event| curve::figures(event).map(|(name, _)| name)).collect();
+    let others = told.into_iter().filter(|name| *name != "loss" && !NOT_SHOWN.contains(name));
+    let loss = metrics(runs).contains("loss").then_some("loss");
+    let chosen: Vec<String> = loss.into_iter().chain(others).map(str::to_owned).collect();
+    match chosen.is_empty() {
+        true => metrics(runs).into_iter().collect(),
+        false => chosen,
+    }
+}
+
+/// A picture of `metrics`, a panel for each; of the usual ones if there are none.
+///
+/// ```
+/// use drumline_observe::events::{Event, StepEvent};
+/// use drumline_observe::plot::{Format, PlotOptions, Run, draw};
+///
+/// let step = |step| Event::Step(StepEvent { step, loss: 1.0 / step as f64, ..Default::default() });
+/// let run = Run { name: "first try".into(), events: (1..100).map(step).collect() };
+/// let picture = draw(&[run], &["loss".into()], Format::Svg, PlotOptions { smooth: 0.9, ..Default::default() })?;
+/// assert!(String::from_utf8_lossy(&picture).contains("first try"));
+/// # Ok::<(), drumline_observe::plot::PlotError>(())
+/// ```
+pub fn draw(
+    runs: &[Run],
+    metrics: &[String],
+    format: Format,
+    options: PlotOptions,
+) -> Result<Vec<u8>, PlotError> {
+    if !(0.0..1.0).contains(&options.smooth) {
+        return Err(PlotError::Smooth(options.smooth));
+    }
+    let chosen = if metrics.is_empty() { usual_metrics(runs) } else { metrics.to_vec() };
+    let panels = panels(runs, &chosen, options)?;
+    match format {
+        Format::Svg => Ok(draw::svg(&panels, options)?.into_bytes()),
+        Format::Png => draw::png(&panels, options),
+    }
+}
+
+/// Draws, and writes the picture to a file whose name says what it shall be.
+pub fn save(path: &Path, runs: &[Run], metrics: &[String], options: PlotOptions) -> Result<(), PlotError> {
+    let picture = draw(runs, metrics, Format::of(path)?, options)?;
+    fs::write(path, picture).map_err(|source| PlotError::Write { path: path.to_owned(), source })
+}
+
+fn panels(runs: &[Run], chosen: &[String], options: PlotOptions) -> Result<Vec<Panel>, PlotError> {
+    let there = metrics(runs);
+    let names = || runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ");
+    if there.is_empty() {
+        return Err(PlotError::NoPoints { runs: names() });
+    }
+    if let Some(metric) = chosen.iter().find(|metric| !there.contains(*metric)) {
+        let there = there.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        return Err(PlotError::NoMetric { metric: metric.clone(), runs: names(), there });
+    }
+    chosen.iter().map(|metric| Panel::new(runs, metric, options)).collect()
+}
+
+#[cfg(test)]
+mod tests;

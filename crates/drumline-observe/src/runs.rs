@@ -1,0 +1,237 @@
+//! Which jobs of this user run on this machine, and in which folders: a small file for each.
+//!
+//! ```text
+//!   $XDG_RUNTIME_DIR/drumline/runs/4711.json    {"pid":4711,"start":88123,"dir":"/data/exp/a","name":"a"}
+//!   else /tmp/drumline-1000/runs/4711.json
+//! ```
+//! Rank 0 makes the file and takes it away. One that a killed job has left behind is known by its process, which is gone,
+//! or began at another time than the file says; it is removed by the next who looks. The folder is for its owner only,
+//! and refused if it is not: what stands in it is opened.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A job that is running.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// The process of its rank 0.
+    pub pid: u32,
+    /// When that began, in the kernel's ticks since the machine started.
+    pub start: u64,
+    /// Its `OUT_DIR`, an absolute path.
+    pub dir: PathBuf,
+    /// What it is called.
+    pub name: String,
+}
+
+/// The list of jobs cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunsError {
+    /// Somebody else could write there.
+    #[error("{} is not this user's alone: {why}; try removing it, or set XDG_RUNTIME_DIR", path.display())]
+    NotOurs {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The system refuses.
+    #[error("cannot use {}: {source}", path.display())]
+    Io {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The entry of a job; dropping it takes it away.
+#[derive(Debug)]
+pub struct Registration {
+    path: PathBuf,
+}
+
+impl Registration {
+    /// Says that this process runs a job with `out_dir`, called `name`.
+    pub fn new(out_dir: &Path, name: &str) -> Result<Self, RunsError> {
+        List::of_this_user()?.add(out_dir, name)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // If it cannot be removed, it is known to be stale as soon as this process is gone.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The jobs that are running, the oldest first.
+pub fn running() -> Result<Vec<Run>, RunsError> {
+    List::of_this_user()?.running()
+}
+
+/// A folder of entries.
+struct List {
+    folder: PathBuf,
+}
+
+impl List {
+    fn of_this_user() -> Result<Self, RunsError> {
+        let user = rustix::process::geteuid().as_raw();
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        // The variable may still name the folder of another user, as after su.
+        let is_ours =
+            |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_dir() && data.uid() == user);
+        let own = match runtime.filter(|path| path.is_absolute()).filter(is_ours) {
+            Some(runtime) => runtime.join("drumline"),
+            // Not TMPDIR, which a job may have of its own.
+            None => Path::new("/tmp").join(format!("drumline-{user}")),
+        };
+        Self::within(&own)
+    }
+
+    /// The list in a folder that is made if it is not there, and must be this user's alone.
+    fn within(own: &Path) -> Result<Self, RunsError> {
+        let folder = own.join("runs");
+        for path in [own, &folder] {
+            match DirBuilder::new().mode(0o700).create(path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(cannot(path)(error));
+                }
+                _ => check_owner(path)?,
+            }
+        }
+        Ok(Self { folder })
+    }
+
+    fn add(&self, out_dir: &Path, name: &str) -> Result<Registration, RunsError> {
+        let pid = std::process::id();
+        let dir = std::path::absolute(out_dir).map_err(cannot(out_dir))?;
+        let start = start_of(pid).unwrap_or_default();
+        let path = self.folder.join(format!("{pid}.json"));
+        let run = Run { pid, start, dir, name: name.to_owned() };
+        let text = serde_json::to_string(&run).map_err(io::Error::from);
+        let beside = path.with_extension("tmp");
+        let written =
+            text.and_then(|text| fs::write(&beside, text + "\n")).and_then(|()| fs::rename(&beside, &path));
+        written.map_err(cannot(&path))?;
+        Ok(Registration { path })
+    }
+
+    fn running(&self) -> Result<Vec<Run>, RunsError> {
+        let files = fs::read_dir(&self.folder).map_err(cannot(&self.folder))?;
+        let paths = files.filter_map(|entry| Some(entry.ok()?.path()));
+        let entries = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
+        let mut runs: Vec<Run> = entries.filter_map(|path| still_running(&path)).collect();
+        runs.sort_by_key(|run| (run.start, run.pid));
+        Ok(runs)
+    }
+}
+
+/// The job of an entry; a stale entry is removed.
+fn still_running(path: &Path) -> Option<Run> {
+    let run = serde_json::from_slice::<Run>(&fs::read(path).ok()?).ok();
+    let run = run.filter(|run| start_of(run.pid) == Some(run.start));
+    if run.is_none() {
+        // Somebody else may have done it just now.
+        let _ = fs::remove_file(path);
+    }
+    run
+}
+
+/// When a process began, in the kernel's ticks; nothing if there is none.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in brackets, which may have spaces and brackets of its own.
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+fn check_owner(path: &Path) -> Result<(), RunsError> {
+    let data = fs::symlink_metadata(path).map_err(cannot(path))?;
+    let user = rustix::process::geteuid().as_raw();
+    let why = match data.mode() & 0o777 {
+        _ if !data.is_dir() => "it is no folder".to_owned(),
+        _ if data.uid() != user => format!("it is owned by user {}, expected {user}", data.uid()),
+        mode if mode & 0o077 != 0 => format!("others may use it (mode {mode:o}, expected 700)"),
+        _ => return Ok(()),
+    };
+    Err(RunsError::NotOurs { path: path.to_owned(), why })
+}
+
+fn cannot(path: &Path) -> impl FnOnce(io::Error) -> RunsError + '_ {
+    |source| RunsError::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::Command;
+
+    fn list(folder: &tempfile::TempDir) -> List {
+        List::within(&folder.path().join("own")).unwrap()
+    }
+
+    #[test]
+    fn an_entry_lives_as_long_as_its_registration() {
+        let folder = tempfile::tempdir().unwrap();
+        let list = list(&folder);
+        let entry = list.add(Path::new("exp/a"), "a \"run\"").unwrap();
+        let runs = list.running().unwrap();
+        assert_eq!((runs[0].pid, runs[0].name.as_str()), (std::process::id(), "a \"run\""));
+        assert!(runs[0].dir.is_absolute() && runs[0].dir.ends_with("exp/a"));
+        assert_eq!(fs::metadata(&list.folder).unwrap().mode() & 0o777, 0o700);
+        drop(entry);
+        assert!(list.running().unwrap().is_empty());
+        assert_eq!(fs::read_dir(&list.folder).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_dead_processes_left_behind_is_cleaned() {
+        let folder = tempfile::tempdir().unwrap();
+        let list = list(&folder);
+        let mut gone = Command::new("true").spawn().unwrap();
+        let dead = gone.id();
+        gone.wait().unwrap();
+        let me = std::process::id();
+        // The number of a process that is alive, but began at another time.
+        for (file, pid, start) in [("1.json", dead, 1), ("2.json", me, start_of(me).unwrap() + 1)] {
+            let run = Run { pid, start, dir: "/exp".into(), name: "x".into() };
+            fs::write(list.folder.join(file), serde_json::to_string(&run).unwrap()).unwrap();
+        }
+        fs::write(list.folder.join("3.json"), "{").unwrap();
+        let kept = list.add(Path::new("/exp"), "control").unwrap();
+        assert_eq!(list.running().unwrap().len(), 1);
+        assert_eq!(fs::read_dir(&list.folder).unwrap().count(), 1);
+        drop(kept);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_ours_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        symlink(&real, &link).unwrap();
+        let said = List::within(&link).err().unwrap().to_string();
+        assert!(said.contains("is no folder") && said.contains("try"), "{said}");
+        fs::set_permissions(&real, Permissions::from_mode(0o770)).unwrap();
+        let said = List::within(&real).err().unwrap().to_string();
+        assert!(said.contains("mode 770, expected 700"), "{said}");
+        fs::set_permissions(&real, Permissions::from_mode(0o700)).unwrap();
+        List::within(&real).expect("control");
+        if rustix::process::geteuid().is_root() {
+            let theirs = folder.path().join("theirs");
+            fs::create_dir(&theirs).unwrap();
+            std::os::unix::fs::chown(&theirs, Some(12345), None).unwrap();
+            assert!(List::within(&theirs).err().unwrap().to_string().contains("owned by user 12345"));
+        }
+    }
+}

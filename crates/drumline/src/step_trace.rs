@@ -1,0 +1,77 @@
+//! A trace of steps: what this rank computes, each bucket's reduction beside it, and what it waits for.
+//!
+//! ```text
+//!   compute        ▕ forward ▏▕       backward     ▕wait▏▏▕ optimizer ▏
+//!   communication               ▕bucket 0▏▕  bucket 1  ▏
+//! ```
+//! What is seen of a reduction below `wait` was not hidden behind backward.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use drumline_observe::trace::{Trace, TraceError, Track, file_of};
+use drumline_parallel::{DdpObserver, ReducedBucket};
+
+/// Collects the spans of a rank; [`Ddp`](crate::Ddp) tells it of buckets, the program of the rest.
+///
+/// ```no_run
+/// use drumline::{Ddp, DdpOptions, ProcessGroup, StepTrace, tch};
+/// use tch::{Device, Kind, Tensor, nn};
+///
+/// let group = ProcessGroup::from_env()?;
+/// let trace = StepTrace::new(group.rank());
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 10, 1, Default::default());
+/// let model = Ddp::new(model, &vs, &group, DdpOptions { observer: Some(trace.clone()), ..Default::default() })?;
+/// let loss = trace.over("forward", || model.forward(&Tensor::rand([32, 10], (Kind::Float, Device::Cpu))))?.mean(Kind::Float);
+/// trace.over("backward", || model.backward(&loss))?;
+/// trace.write("exp/a".as_ref())?; // exp/a/trace/rank-00000.json, for ui.perfetto.dev
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct StepTrace {
+    rank: usize,
+    trace: Mutex<Trace>,
+}
+
+impl StepTrace {
+    /// Without spans yet.
+    pub fn new(rank: usize) -> Arc<Self> {
+        Arc::new(Self { rank, trace: Mutex::new(Trace::new(rank)) })
+    }
+
+    /// Does some computing, and notes when.
+    pub fn over<T>(&self, name: &str, work: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let outcome = work();
+        self.span(name, Track::Compute, begin, Instant::now());
+        outcome
+    }
+
+    /// Notes what was done, such as the loading of a batch.
+    pub fn span(&self, name: &str, track: Track, begin: Instant, end: Instant) {
+        self.lock().span(name, track, begin, end, &[]);
+    }
+
+    /// Writes the rank's file, `trace/rank-NNNNN.json` in the folder of the run.
+    pub fn write(&self, out_dir: &Path) -> Result<(), TraceError> {
+        self.lock().write(&file_of(out_dir, self.rank))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Trace> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DdpObserver for StepTrace {
+    fn bucket_reduced(&self, bucket: ReducedBucket) {
+        let ReducedBucket { index, bytes, begin, end } = bucket;
+        let args = [("bytes", bytes.into())];
+        self.lock().span(&format!("bucket {index}"), Track::Communication, begin, end, &args);
+    }
+
+    fn waited(&self, begin: Instant, end: Instant) {
+        self.span("wait", Track::Compute, begin, end);
+    }
+}
