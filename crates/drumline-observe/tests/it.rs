@@ -1,4 +1,4 @@
-//! The page as browsers and others meet it: over HTTP, and in a real browser.
+//! What others make of the files and of the page: TensorBoard, programs that ask over HTTP, a real browser.
 #![allow(clippy::unwrap_used)]
 
 mod it {
@@ -7,9 +7,5 @@ mod it {
     mod http;
     mod looking;
     mod security;
-//! What other programs make of the files.
-#![allow(clippy::unwrap_used)]
-
-mod it {
     mod tensorboard;
 }

@@ -65,7 +65,7 @@ fn tell_root(root: &Failure, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "  error: {message}")?;
     }
     tell_trace(traced, f)?;
-    tell_last_lines(root, f)
+    tell_last_lines(root, traced, &message, f)
 }
 
 fn tell_trace(lines: &[String], f: &mut Formatter<'_>) -> fmt::Result {
@@ -81,14 +81,18 @@ fn tell_trace(lines: &[String], f: &mut Formatter<'_>) -> fmt::Result {
     lines[TRACE_HEAD + left_out..].iter().try_for_each(|line| writeln!(f, "    {line}"))
 }
 
-/// What is in the trace already is not printed a second time.
-fn tell_last_lines(root: &Failure, f: &mut Formatter<'_>) -> fmt::Result {
+/// What is told already is not printed a second time.
+fn tell_last_lines(root: &Failure, traced: &[String], message: &str, f: &mut Formatter<'_>) -> fmt::Result {
     let lines = &root.last_lines;
     if lines.is_empty() {
         return writeln!(f, "  it wrote nothing to stderr");
     }
     let again = if root.trace.is_some() { root.repeated.clone() } else { 0..0 };
-    let is_told = |index: &usize| again.contains(index);
+    let same = |line: &str| {
+        let words = line.trim().trim_start_matches("error: ");
+        !words.is_empty() && (words == message || traced.iter().any(|told| told.trim() == words))
+    };
+    let is_told = |index: &usize| again.contains(index) || same(&lines[*index]);
     let blank = |index: usize| lines[index].trim().is_empty();
     if (0..lines.len()).all(|index| is_told(&index) || blank(index)) {
         return Ok(());
@@ -120,7 +124,8 @@ fn tell_others(report: &FailureReport, f: &mut Formatter<'_>) -> fmt::Result {
     }
     let (silent, told): (Vec<_>, Vec<_>) =
         report.others.iter().partition(|other| other.standing == Standing::Stopped && other.trace.is_none());
-    told.into_iter().try_for_each(|other| writeln!(f, "  {}", line_about(other)))?;
+    let root_words = last_words(&report.root);
+    told.into_iter().try_for_each(|other| writeln!(f, "  {}", line_about(other, root_words.as_deref())))?;
     let mut by_host: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     silent.into_iter().for_each(|other| by_host.entry(&other.host).or_default().push(other.rank));
     by_host.iter().try_for_each(|(host, ranks)| {
@@ -129,8 +134,8 @@ fn tell_others(report: &FailureReport, f: &mut Formatter<'_>) -> fmt::Result {
     })
 }
 
-/// Everything about a rank that is not the cause.
-fn line_about(other: &Failure) -> String {
+/// Everything about a rank that is not the cause; what the cause has said as well is not told again.
+fn line_about(other: &Failure, root_words: Option<&str>) -> String {
     let who = format!("rank {} on host {}", other.rank, other.host);
     let oom = other.oom.map(|oom| format!(" ({oom})")).unwrap_or_default();
     let how = match (other.exit, &other.state) {
@@ -144,7 +149,11 @@ fn line_about(other: &Failure) -> String {
         Standing::Follower(None) => ", after the first failure".to_string(),
         _ => String::new(),
     };
-    let said = last_words(other).map(|words| format!("; said: {words}")).unwrap_or_default();
+    let said = match last_words(other) {
+        Some(words) if Some(words.as_str()) == root_words => "; said the same".to_string(),
+        Some(words) => format!("; said: {words}"),
+        None => String::new(),
+    };
     format!("{who}: {how}{standing}{said}")
 }
 
