@@ -86,6 +86,12 @@ pub enum ZooError {
         /// What is wrong.
         what: String,
     },
+    /// Another file would be overwritten.
+    #[error("{path:?} is there, with other content, and is left as it is; try another folder, or remove it")]
+    InTheWay {
+        /// The file.
+        path: PathBuf,
+    },
     /// Fewer images than files to put them in.
     #[error("{train} training and {test} test images are too few; try at least 5 and 1, one for each file")]
     TooFewImages {

@@ -22,11 +22,13 @@ pub(crate) fn run() -> anyhow::Result<()> {
     build_package("drumline-zoo", "drumline-train")?;
     let folder = Workspace::load()?.target_dir.join(FOLDER);
     let (data, out) = (folder.join("cifar"), folder.join("run"));
-    match fs::remove_dir_all(&out) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove {}", out.display()));
+    for folder in [&out, &data] {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
+            }
+            _ => {}
         }
-        _ => {}
     }
     let began = Instant::now();
     start(&drumline, &["data", "synth-cifar", "--out", text(&data)?, "--train", "5000", "--test", "1000"])?;
@@ -38,13 +40,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 fn next(drumline: &Path, data: &Path) -> String {
+    let runs = data.parent().unwrap_or(data).display();
     let (drumline, data) = (drumline.display(), data.display());
     format!(
         "\
 Next:
-  more ranks, another model      {drumline} train --nproc-per-node 4 --cfg config/cifar-resnet18.yaml MODEL.ARCH convnet TRAIN.DATASET {data}
+  more ranks, another model      {drumline} train --nproc-per-node 4 --cfg config/cifar-resnet18.yaml MODEL.ARCH convnet TRAIN.DATASET {data} OUT_DIR {runs}/convnet
   is one rank the same as two?   {drumline} train --nproc-per-node 2 --cfg config/cifar-resnet18.yaml --verify-parity TRAIN.DATASET {data} MODEL.SYNCBN True
-  every key of a configuration   {drumline} train --help; docs/training.md
+  every key of a configuration   {drumline}-train keys; docs/training.md
   what a collective really does  cargo run --release -p drumline-examples --bin collectives
   your own program               examples/README.md
   a cluster                      docs/launching.md, docs/slurm.md"

@@ -8,6 +8,7 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.check_sizes()?;
         self.check_optim()?;
+        self.check_model()?;
         if self.model.pretrained {
             return unfit(
                 "MODEL.PRETRAINED",
@@ -22,6 +23,16 @@ impl Config {
             );
         }
         Ok(())
+    }
+
+    fn check_model(&self) -> Result<(), ConfigError> {
+        match self.model.new_classifier && self.model.weights.is_none() {
+            true => unfit(
+                "MODEL.NEW_CLASSIFIER",
+                "is True, which is for MODEL.WEIGHTS; try that, or leave it out",
+            ),
+            false => Ok(()),
+        }
     }
 
     fn check_sizes(&self) -> Result<(), ConfigError> {

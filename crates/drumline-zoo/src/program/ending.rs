@@ -6,7 +6,7 @@ use std::time::Duration;
 use drumline::checkpoint::CheckpointError;
 use drumline::{CommError, PredictionError, worker_env};
 
-use super::failure::{Shared, in_words};
+use super::failure::{Shared, Stopped, in_words};
 
 /// A later rank that ends makes launchers stop the others: rank 0 gets this long to speak before.
 const HEAD_START: Duration = Duration::from_millis(300);
@@ -14,6 +14,10 @@ const HEAD_START: Duration = Duration::from_millis(300);
 /// The exit code of this rank.
 pub(super) fn end(outcome: anyhow::Result<()>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
+    if let Some(Stopped { signal }) = error.downcast_ref() {
+        // As shells tell of it; what there is to say has been said.
+        return ExitCode::from(128u8.saturating_add(signal.as_raw() as u8));
+    }
     // Whoever asked for the file looks for it; there is nobody to tell that it cannot be written.
     let _ = drumline::record_error(error.as_ref());
     if is_known_to_all(&error) && !is_first_rank() {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use drumline::Signal;
+
 /// The same text on all ranks.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
@@ -40,6 +42,13 @@ fn line(text: &str, ranks: &[usize], world_size: usize) -> String {
             format!("ranks {}: {text}", ranks.join(", "))
         }
     }
+}
+
+/// A signal ended a process that has no launcher to tell of it: no failure, but no end of the work either.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by signal {}", signal.as_raw())]
+pub(super) struct Stopped {
+    pub(super) signal: Signal,
 }
 
 /// An error and its causes in one line; a cause that is already part of what was said is not said again.

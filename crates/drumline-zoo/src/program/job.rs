@@ -4,7 +4,9 @@
 //! can fail on one rank is put to the vote: all end together, with one text.
 
 use anyhow::Context;
-use drumline::{GroupOptions, InitError, InitOptions, ProcessGroup, ReduceOp, StopRequest, worker_env};
+use drumline::{
+    GroupOptions, InitError, InitOptions, ProcessGroup, ReduceOp, Signal, StopRequest, worker_env,
+};
 
 use super::failure::{Shared, in_words};
 
@@ -12,6 +14,8 @@ pub(super) struct Job {
     pub(super) group: ProcessGroup,
     pub(super) local_rank: usize,
     stop: StopRequest,
+    /// No launcher started it.
+    is_alone: bool,
 }
 
 /// What a rank knows before a step; the answer is what any rank knows.
@@ -31,17 +35,16 @@ impl Job {
     /// Joins the job that a launcher has started, or is one alone.
     pub(super) fn join() -> anyhow::Result<Self> {
         let stop = StopRequest::listen().context("cannot listen for signals")?;
-        let member = match drumline::from_env() {
+        let (member, is_alone) = match drumline::from_env() {
             Err(InitError::Missing { variable: worker_env::RANK, .. }) => {
                 let alone = InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() };
-                drumline::init("env://", alone)
+                (drumline::init("env://", alone)?, true)
             }
-            member => member,
+            member => (member?, false),
         };
-        let member = member?;
         let local_rank = member.local_rank;
         let group = ProcessGroup::new(member, GroupOptions::from_env()?)?;
-        Ok(Self { group, local_rank, stop })
+        Ok(Self { group, local_rank, stop, is_alone })
     }
 
     /// The line that every rank says.
@@ -69,6 +72,11 @@ impl Job {
             Some(shared) => Err(shared.into()),
             None => outcome,
         }
+    }
+
+    /// The signal to stop, if it is up to this process to tell of it by its end: a launcher tells by its own.
+    pub(super) fn signal_that_ended_it(&self) -> Option<Signal> {
+        self.stop.signal().filter(|_| self.is_alone)
     }
 
     /// Whether a signal has reached this rank; the others need not know of it yet.

@@ -25,7 +25,7 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let device = job.agree(device(config.run.device, job.local_rank))?;
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
-    let weights = load(&job, config, &store)?;
+    let weights = load(&job, config, &store, Given::of(&args.run.pairs))?;
     let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
@@ -65,13 +65,42 @@ fn predict(
     Ok(sums)
 }
 
-/// `MODEL.WEIGHTS`, which building the model has read already, or else the last checkpoint of `OUT_DIR`.
-fn load(job: &Job, config: &Config, store: &VarStore) -> anyhow::Result<PathBuf> {
-    if let Some(weights) = &config.model.weights {
-        return Ok(weights.clone());
+/// Where `MODEL.WEIGHTS` was given: a configuration that a run has saved names those that it began with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Given {
+    OnCommandLine,
+    InFile,
+}
+
+impl Given {
+    fn of(pairs: &[String]) -> Self {
+        match pairs.iter().step_by(2).any(|key| key == "MODEL.WEIGHTS") {
+            true => Self::OnCommandLine,
+            false => Self::InFile,
+        }
+    }
+}
+
+/// The last checkpoint of `OUT_DIR`. `MODEL.WEIGHTS`, which building the model has read already, where it is asked for
+/// by this command, or there is no checkpoint.
+fn load(job: &Job, config: &Config, store: &VarStore, given: Given) -> anyhow::Result<PathBuf> {
+    let weights = config.model.weights.as_ref();
+    let from_file = |weights: &PathBuf| {
+        let untrained = anyhow::anyhow!(
+            "MODEL.NEW_CLASSIFIER is True: {} would be tested with a last layer that nobody has trained; \
+             try it without, or the run's OUT_DIR",
+            weights.display()
+        );
+        job.agree(if config.model.new_classifier { Err(untrained) } else { Ok(weights.clone()) })
+    };
+    if let (Some(weights), Given::OnCommandLine) = (weights, given) {
+        return from_file(weights);
     }
     let checkpoints = pieces::checkpoints(config);
     let Some(found) = checkpoints.load_latest(&job.group)? else {
+        if let Some(weights) = weights {
+            return from_file(weights);
+        }
         let folder = checkpoints.dir().display();
         return job.agree(Err(anyhow::anyhow!(
             "no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR"

@@ -11,7 +11,7 @@ use tch::nn::VarStore;
 use super::args::TrainArgs;
 use super::checked::{CheckedTraining, check_out_dir, device};
 use super::evaluate::Evaluation;
-use super::failure::in_words;
+use super::failure::{Stopped, in_words};
 use super::job::Job;
 use super::parity;
 use super::pieces::{self, Resumed};
@@ -32,12 +32,18 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     if let Some(steps) = args.verify_parity {
         return parity::verify(&job, &checked, seed, steps);
     }
-    prepare_folder(&job, &checked.run.config)?;
+    job.agree(if job.is_first() { check_out_dir(&checked.run.config.run.out_dir) } else { Ok(()) })?;
     let resumed = find_checkpoint(&job, &checked.run.config)?;
     let seed = seed_of(&checked.run.config, seed, resumed.as_ref());
     let mut trainer = build(&job, &checked, seed)?;
     let begin = resume(&mut trainer, resumed)?;
     trainer.progress = progress(&job, args, &checked.run.config);
+    if is_over(&trainer) {
+        trainer.progress.say(&nothing_left(&trainer));
+        return Ok(());
+    }
+    // Only now: a run that was refused leaves the files of the one before alone.
+    job.agree(if job.is_first() { Ok(checked.run.config.save().map(drop)?) } else { Ok(()) })?;
     trainer.log = job.agree(open_log(&trainer, begin, seed))?;
     trainer.progress.say("            =======  Training  =======");
     let end = epochs(&mut trainer);
@@ -46,7 +52,26 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     let end = end?;
     trainer.job.agree(told)?;
     trainer.progress.say(&last_words(&trainer, end));
-    Ok(())
+    match job.signal_that_ended_it() {
+        Some(signal) if end == EpochEnd::Stopped => Err(Stopped { signal }.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the checkpoint is that of the last step.
+fn is_over(trainer: &Trainer<'_>) -> bool {
+    let max_steps = trainer.config.train.max_steps;
+    trainer.at.epoch >= trainer.config.optim.max_epoch
+        || max_steps.is_some_and(|most| trainer.at.step >= most)
+}
+
+fn nothing_left(trainer: &Trainer<'_>) -> String {
+    let Position { step, epoch, best, .. } = trainer.at;
+    format!(
+        "[resume] == nothing left to do after step {step}, {epoch} epochs; best Acc@1 {best:.3} in {}; \
+         try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",
+        trainer.config.run.out_dir.display()
+    )
 }
 
 /// Epochs, each with an evaluation and a checkpoint, until there are enough or a signal asks for the end.
@@ -72,14 +97,6 @@ fn set_up_process() -> anyhow::Result<()> {
     keep_freed_memory();
     flush_denormals(true)?;
     Ok(())
-}
-
-fn prepare_folder(job: &Job, config: &Config) -> anyhow::Result<()> {
-    let outcome = match job.is_first() {
-        true => check_out_dir(&config.run.out_dir).and_then(|()| Ok(config.save().map(drop)?)),
-        false => Ok(()),
-    };
-    job.agree(outcome)
 }
 
 /// Model, data and optimizer, equal on all ranks.
@@ -157,7 +174,7 @@ fn open_log(trainer: &Trainer<'_>, begin: Begin, seed: u64) -> anyhow::Result<Op
         return Ok(None);
     }
     if let Begin::After { step } = begin {
-        trainer.progress.say(&format!("[resume] == after step {step}, epoch {} ==", trainer.at.epoch));
+        trainer.progress.say(&format!("[resume] == after step {step}, epoch {} ==", trainer.at.epoch + 1));
     }
     let mut log = EventLog::open(&trainer.config.run.out_dir, begin)?;
     log.write(&Event::Run(run_event(trainer, &trainer.job.group, seed)))?;

@@ -54,8 +54,14 @@ const TRAIN: u64 = 0;
 const TEST: u64 = 1;
 const ORDER: u64 = 2;
 
+/// What is there and differs is somebody's data set.
 fn write_file(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ZooError> {
     let path = dir.join(name);
+    match fs::read(&path) {
+        Ok(there) if there == bytes => return Ok(()),
+        Ok(_) => return Err(ZooError::InTheWay { path }),
+        Err(_) => {}
+    }
     fs::write(&path, bytes).map_err(|source| ZooError::WriteFile { path, source })
 }
 

@@ -70,6 +70,33 @@ fn files_that_cannot_be_written_or_read_are_told_once_by_rank_0() {
 }
 
 #[test]
+fn a_refused_run_leaves_the_configuration_of_the_one_before() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let saved = fs::read_to_string(place.path("exp/config.yaml")).unwrap();
+    let ranks = place.run(2, "train MODEL.ARCH convnet");
+    assert!(shared(&ranks).contains("the checkpoint is of another model"), "{}", ranks[0].stderr);
+    assert_eq!(fs::read_to_string(place.path("exp/config.yaml")).unwrap(), saved);
+}
+
+#[test]
+fn what_was_trained_is_tested_not_what_it_began_with() {
+    let place = Place::new();
+    place.passes(1, "train TRAIN.MAX_STEPS 2");
+    let weights = fs::canonicalize(place.path("exp/checkpoints/latest")).unwrap().join("model.safetensors");
+    let (given, fine) = (format!("MODEL.WEIGHTS {}", weights.display()), place.path("fine"));
+    let new = format!("{given} MODEL.NEW_CLASSIFIER True OUT_DIR {}", fine.display());
+    place.passes(1, &format!("train {new}"));
+    fs::copy(fine.join("config.yaml"), place.path("c.yaml")).unwrap();
+    let said = place.passes(1, "test");
+    assert!(said.contains("fine/checkpoints"), "{said}");
+    let ranks = place.run(2, &format!("test {given}"));
+    assert!(shared(&ranks).contains("MODEL.NEW_CLASSIFIER is True"), "{}", ranks[0].stderr);
+    let said = place.passes(1, &format!("test {given} MODEL.NEW_CLASSIFIER False"));
+    assert!(said.contains("exp/checkpoints"), "control: {said}");
+}
+
+#[test]
 fn a_damaged_checkpoint_is_told_of_and_the_one_before_is_used() {
     let place = Place::new();
     place.passes(2, "train TRAIN.MAX_STEPS 2");

@@ -38,6 +38,10 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     let config = Config::load::<&str>(Some(&place.path("exp/config.yaml")), &[]).unwrap();
     assert_eq!((config.model.arch.as_str(), config.run.rng_seed), ("mlp", Some(7)));
 
+    let again = place.passes(2, "train");
+    assert!(again.contains("nothing left to do after step 10, 2 epochs"), "{again}");
+    assert_eq!(place.events().len(), events.len());
+
     let tested = place.passes(2, "test");
     let acc1 = column(&events, "eval", "acc1")[1];
     assert!(tested.contains(&format!("Acc@1 {acc1:.3} |")) && tested.contains("| 21 images |"), "{tested}");
@@ -118,7 +122,7 @@ fn a_run_in_two_parts_is_the_same_as_one() {
     whole.passes(1, "train");
     parts.passes(1, "train TRAIN.MAX_STEPS 3");
     let said = parts.passes(1, "train");
-    assert!(said.contains("[resume] == after step 3, epoch 0 =="), "{said}");
+    assert!(said.contains("[resume] == after step 3, epoch 1 =="), "{said}");
     let (whole, parts) = (whole.events(), parts.events());
     assert_eq!(column(&whole, "step", "step"), column(&parts, "step", "step"));
     assert_eq!(column(&whole, "step", "loss"), column(&parts, "step", "loss"), "bit for bit");
