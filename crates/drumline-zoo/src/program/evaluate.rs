@@ -17,6 +17,8 @@ pub(super) struct Evaluation {
     pub(super) device: Device,
     /// The second accuracy counts an image whose class is among the best k.
     pub(super) k: usize,
+    /// Batches between lines of progress.
+    pub(super) print_freq: usize,
 }
 
 impl Evaluation {
@@ -49,7 +51,7 @@ impl Evaluation {
         replica: &Replica,
         mut see: impl FnMut(&ImageBatch, &Tensor) -> anyhow::Result<()>,
     ) -> anyhow::Result<Sums> {
-        let mut sums = Sums::default();
+        let (mut sums, mut done) = (Sums::default(), 0);
         for batch in self.loader.epoch(0) {
             if job.is_asked_to_stop() {
                 break;
@@ -59,7 +61,23 @@ impl Evaluation {
             let loss = output.cross_entropy_for_logits(&batch.labels);
             see(&batch, &output)?;
             sums += Sums::of(&output, &batch.labels, &loss, self.k);
+            done += 1;
+            if job.is_first() && done % self.print_freq == 0 {
+                self.tell(done, &sums);
+            }
         }
         Ok(sums)
+    }
+
+    /// How far rank 0 is with its share.
+    fn tell(&self, done: usize, sums: &Sums) {
+        use std::io::Write;
+        let (batches, loss, acc1) = (self.loader.num_batches(), sums.loss(), sums.acc1());
+        // A stdout that is gone ends nothing.
+        let _ = writeln!(
+            std::io::stdout(),
+            "   == eval: [{done}/{batches}] | loss: {loss:.3} | Acc@1 {acc1:.3} | {} images of rank 0",
+            sums.samples()
+        );
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
-    let evaluation = Evaluation { loader, device, k };
+    let evaluation = Evaluation { loader, device, k, print_freq: config.test.print_freq };
     let sums = match &config.test.predictions {
         None => evaluation.run(&job, &replica)?,
         Some(file) => predict(&job, &evaluation, &replica, file)?,

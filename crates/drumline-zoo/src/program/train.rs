@@ -126,7 +126,7 @@ fn build<'a>(job: &'a Job, checked: &'a CheckedTraining, seed: u64) -> anyhow::R
         schedule,
         at: Position { sampler: train.sampler().start(0), ..Position::default() },
         train,
-        evaluation: Evaluation { loader, device, k: config.train.topk },
+        evaluation: Evaluation { loader, device, k: config.train.topk, print_freq: config.test.print_freq },
         checkpoints: pieces::checkpoints(config),
         log: None,
         progress: Progress::silent(),

@@ -42,7 +42,8 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     assert!(again.contains("nothing left to do after step 10, 2 epochs"), "{again}");
     assert_eq!(place.events().len(), events.len());
 
-    let tested = place.passes(2, "test");
+    let tested = place.passes(2, "test TEST.PRINT_FREQ 2");
+    assert_eq!(tested.matches("   == eval: [").count(), 2, "4 batches of rank 0: {tested}");
     let acc1 = column(&events, "eval", "acc1")[1];
     assert!(tested.contains(&format!("Acc@1 {acc1:.3} |")) && tested.contains("| 21 images |"), "{tested}");
 }
