@@ -71,7 +71,7 @@ impl<'a> Figure<'a> {
     }
 }
 
-/// What rank 0 shows.
+/// What rank 0 shows. Clones share one bar.
 ///
 /// ```
 /// use std::time::Duration;
@@ -86,14 +86,14 @@ impl<'a> Figure<'a> {
 ///     "   == step: [20/49] [1/5] | loss: 1.464 | 812 img/s | ETA: 0:01:03"
 /// );
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Progress {
     /// Steps between lines.
     every: u64,
     screen: Screen,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Screen {
     /// Another rank speaks.
     Nobody,

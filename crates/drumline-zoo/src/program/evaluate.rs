@@ -19,6 +19,8 @@ pub(super) struct Evaluation {
     pub(super) k: usize,
     /// Batches between lines of progress.
     pub(super) print_freq: usize,
+    /// Shows a line of rank 0.
+    pub(super) say: Box<dyn Fn(&str)>,
 }
 
 impl Evaluation {
@@ -63,21 +65,18 @@ impl Evaluation {
             sums += Sums::of(&output, &batch.labels, &loss, self.k);
             done += 1;
             if job.is_first() && done % self.print_freq == 0 {
-                self.tell(done, &sums);
+                (self.say)(&self.line(done, &sums));
             }
         }
         Ok(sums)
     }
 
     /// How far rank 0 is with its share.
-    fn tell(&self, done: usize, sums: &Sums) {
-        use std::io::Write;
+    fn line(&self, done: usize, sums: &Sums) -> String {
         let (batches, loss, acc1) = (self.loader.num_batches(), sums.loss(), sums.acc1());
-        // A stdout that is gone ends nothing.
-        let _ = writeln!(
-            std::io::stdout(),
-            "   == eval: [{done}/{batches}] | loss: {loss:.3} | Acc@1 {acc1:.3} | {} images of rank 0",
-            sums.samples()
-        );
+        let samples = sums.samples();
+        format!(
+            "   == eval: [{done}/{batches}] | loss: {loss:.3} | Acc@1 {acc1:.3} | {samples} images of rank 0"
+        )
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
-    let evaluation = Evaluation { loader, device, k, print_freq: config.test.print_freq };
+    let evaluation = Evaluation { loader, device, k, print_freq: config.test.print_freq, say: Box::new(say) };
     let sums = match &config.test.predictions {
         None => evaluation.run(&job, &replica)?,
         Some(file) => predict(&job, &evaluation, &replica, file)?,
@@ -63,6 +63,12 @@ fn predict(
         predict::write(writer, &rows)?;
     }
     Ok(sums)
+}
+
+/// A stdout that is gone ends nothing.
+fn say(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Where `MODEL.WEIGHTS` was given: a configuration that a run has saved names those that it began with.

@@ -38,6 +38,8 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     let mut trainer = build(&job, &checked, seed)?;
     let begin = resume(&mut trainer, resumed)?;
     trainer.progress = progress(&job, args, &checked.run.config);
+    let shown = trainer.progress.clone();
+    trainer.evaluation.say = Box::new(move |line| shown.say(line));
     if is_over(&trainer) {
         trainer.progress.say(&nothing_left(&trainer));
         return Ok(());
@@ -126,7 +128,13 @@ fn build<'a>(job: &'a Job, checked: &'a CheckedTraining, seed: u64) -> anyhow::R
         schedule,
         at: Position { sampler: train.sampler().start(0), ..Position::default() },
         train,
-        evaluation: Evaluation { loader, device, k: config.train.topk, print_freq: config.test.print_freq },
+        evaluation: Evaluation {
+            loader,
+            device,
+            k: config.train.topk,
+            print_freq: config.test.print_freq,
+            say: Box::new(|_| ()),
+        },
         checkpoints: pieces::checkpoints(config),
         log: None,
         progress: Progress::silent(),
