@@ -8,9 +8,9 @@ use drumline_observe::plot::{self, PlotOptions, Scale};
 
 const EXAMPLES: &str = "\
 Examples:
-  drumline plot exp/a                                        plot.svg with the loss and what evaluations tell
+  drumline plot exp/a                                        plot.svg: loss and evaluations
   drumline plot exp/a exp/b --metric loss,acc1 --out ab.png  two runs in the same panels
-  drumline plot exp/* --metric loss --smooth 0.9 --log       the noise behind a smooth curve, a logarithmic axis
+  drumline plot exp/* --metric loss --smooth 0.9 --log       smooth, logarithmic axis
 
 A run is its OUT_DIR, or a file of events such as exp/a/metrics.1.jsonl; it may still be running. A metric is any figure of \
 metrics.jsonl: loss, lr, samples_per_s, acc1, …; a name that is not there is answered with those that are.";

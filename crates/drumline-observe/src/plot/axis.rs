@@ -42,6 +42,11 @@ impl Axis {
         place(self.scale, value)
     }
 
+    /// How far along the axis a place is, from 0 to 1.
+    pub(super) fn part(&self, place: f64) -> f64 {
+        (place - self.range.start) / (self.range.end - self.range.start)
+    }
+
     /// What is written at a mark.
     pub(super) fn label(&self, mark: f64) -> String {
         match (self.scale, self.marks.as_slice()) {

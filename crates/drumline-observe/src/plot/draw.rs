@@ -15,6 +15,7 @@ use super::axis::Axis;
 use super::curve::{Curve, Kind, Line, Panel};
 use super::{PlotError, PlotOptions, Scale};
 
+type Chart<'a, B> = ChartContext<'a, B, Cartesian2d<Axis, Axis>>;
 type Result<T> = std::result::Result<T, PlotError>;
 
 /// How many times finer it is drawn.
@@ -25,6 +26,7 @@ const PIXELS: u32 = 2;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 44, 52);
 const FAINT: RGBColor = RGBColor(226, 229, 233);
+const AXIS: RGBColor = RGBColor(150, 155, 163);
 
 /// Told apart by people who see few colours, too: after Okabe and Ito, without their yellow, which is lost on white.
 const COLORS: [RGBColor; 7] = [
@@ -52,7 +54,7 @@ pub(super) fn svg(panels: &[Panel], options: PlotOptions) -> Result<String> {
         let area = SVGBackend::with_string(&mut text, fine).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         for (panel, place) in panels.iter().zip(area.split_evenly((rows, columns))) {
-            draw(panel, &place, options.scale)?;
+            draw(panel, &place, options, Joints::OfBackend)?;
         }
         area.present().map_err(failed)?;
     }
@@ -85,7 +87,7 @@ fn panel_pixels(panel: &Panel, options: PlotOptions) -> Result<Vec<u8>> {
     let mut fine = vec![255; width as usize * height as usize * 3];
     {
         let area = BitMapBackend::with_buffer(&mut fine, (width, height)).into_drawing_area();
-        draw(panel, &area, options.scale)?;
+        draw(panel, &area, options, Joints::Round)?;
         area.present().map_err(failed)?;
     }
     let fine = ImageRef::new(width, height, &fine, PixelType::U8x3).map_err(failed)?;
@@ -120,51 +122,85 @@ fn fine(points: u32) -> u32 {
     points * FINE
 }
 
-fn draw<B: DrawingBackend>(panel: &Panel, area: &DrawingArea<B, Shift>, scale: Scale) -> Result<()> {
+fn draw<B: DrawingBackend>(
+    panel: &Panel,
+    area: &DrawingArea<B, Shift>,
+    options: PlotOptions,
+    joints: Joints,
+) -> Result<()> {
     prepare_font();
     let text = |size: u32| (FONT, fine(size)).into_font().color(&INK);
     let x = Axis::around(panel.points().map(|(step, _)| step), Scale::Linear, 0.02, 7);
-    let y = Axis::around(panel.points().map(|(_, value)| value), scale, 0.06, 7);
+    let y = Axis::around(panel.points().map(|(_, value)| value), options.scale, 0.06, 7);
     let mut chart = ChartBuilder::on(area)
         .margin(fine(14))
         .caption(&panel.metric, text(21))
         .x_label_area_size(fine(44))
         .y_label_area_size(fine(58))
-        .build_cartesian_2d(x, y.clone())
+        .build_cartesian_2d(x.clone(), y.clone())
         .map_err(failed)?;
     let mut mesh = chart.configure_mesh();
-    mesh.bold_line_style(FAINT.stroke_width(FINE)).light_line_style(TRANSPARENT);
-    mesh.axis_style(RGBColor(150, 155, 163).stroke_width(FINE))
-        .label_style(text(15))
-        .axis_desc_style(text(15));
+    mesh.bold_line_style(FAINT.stroke_width(FINE))
+        .light_line_style(TRANSPARENT)
+        .set_all_tick_mark_size(fine(6));
+    mesh.axis_style(AXIS.stroke_width(FINE)).label_style(text(15)).axis_desc_style(text(15));
     mesh.x_desc("step").draw().map_err(failed)?;
-    let placed =
-        |line: &Line| -> Line { line.iter().map(|(step, value)| (*step, y.place(*value))).collect() };
-    for line in panel.curves.iter().flat_map(|curve| curve.raw.iter().map(move |line| (curve, line))) {
-        let style = faint(color(line.0)).stroke_width(FINE);
-        chart.draw_series(LineSeries::new(placed(line.1), style)).map_err(failed)?;
-    }
     for curve in &panel.curves {
-        let style = color(curve).stroke_width(fine(2));
-        let parts: Vec<Line> = curve.lines.iter().map(placed).collect();
-        let elements = parts.iter().map(|part| PathElement::new(part.clone(), style));
-        let drawn = chart.draw_series(elements).map_err(failed)?;
-        let (has_dots, dot) = (has_dots(curve), color(curve).filled());
-        drawn.label(short(&curve.name)).legend(move |(left, middle)| {
-            let line = vec![(0, 0), (fine(22) as i32, 0)];
-            let size = if has_dots { fine(3) } else { 0 };
-            let dot = Circle::new((fine(11) as i32, 0), size, dot);
-            EmptyElement::at((left, middle)) + PathElement::new(line, style) + dot
-        });
-        if has_dots {
-            let dots = parts.iter().flatten().map(|point| Circle::new(*point, fine(3), dot));
-            chart.draw_series(dots).map_err(failed)?;
-        }
+        let style = faint(color(curve)).stroke_width(FINE);
+        let lines = curve.raw.iter().flat_map(|line| joints.lines(placed(line, &y), style));
+        chart.draw_series(lines).map_err(failed)?;
     }
+    panel.curves.iter().try_for_each(|curve| draw_curve(&mut chart, curve, &y, joints))?;
     let mut legend = chart.configure_series_labels();
     legend.label_font(text(15)).background_style(WHITE.mix(0.85)).border_style(FAINT.stroke_width(FINE));
-    legend.margin(fine(8)).legend_area_size(fine(30)).position(legend_place(panel, &y));
-    legend.draw().map_err(failed)
+    let place = legend_place(panel, (&x, &y), options.panel);
+    legend.margin(fine(8)).legend_area_size(fine(30)).position(place).draw().map_err(failed)
+}
+
+fn draw_curve<'a, B: DrawingBackend + 'a>(
+    chart: &mut Chart<'a, B>,
+    curve: &Curve,
+    y: &Axis,
+    joints: Joints,
+) -> Result<()> {
+    let style = color(curve).stroke_width(fine(2));
+    let lines = curve.lines.iter().flat_map(|line| joints.lines(placed(line, y), style));
+    let drawn = chart.draw_series(lines).map_err(failed)?;
+    let (dot, size) = (color(curve).filled(), if has_dots(curve) { fine(3) } else { 0 });
+    drawn.label(short(&curve.name)).legend(move |(left, middle)| {
+        let line = vec![(0, 0), (fine(22) as i32, 0)];
+        let dot = Circle::new((fine(11) as i32, 0), size, dot);
+        EmptyElement::at((left, middle)) + PathElement::new(line, style) + dot
+    });
+    let size = match joints {
+        Joints::Round => size.max(fine(1)),
+        Joints::OfBackend => size,
+    };
+    let points = curve.lines.iter().filter(|_| size > 0).flat_map(|line| placed(line, y));
+    chart.draw_series(points.map(|point| Circle::new(point, size, dot))).map_err(failed)?;
+    Ok(())
+}
+
+fn placed(line: &Line, y: &Axis) -> Line {
+    line.iter().map(|(step, value)| (*step, y.place(*value))).collect()
+}
+
+/// How the parts of a line meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Joints {
+    /// As the backend does it: well in SVG.
+    OfBackend,
+    /// With dots: plotters draws thick lines of pixels with spikes at sharp turns, far beyond the plot.
+    Round,
+}
+
+impl Joints {
+    fn lines(self, line: Line, style: ShapeStyle) -> Vec<PathElement<(f64, f64)>> {
+        match self {
+            Self::OfBackend => vec![PathElement::new(line, style)],
+            Self::Round => line.windows(2).map(|pair| PathElement::new(pair.to_vec(), style)).collect(),
+        }
+    }
 }
 
 /// An axis as plotters asks for it, by places.
@@ -173,8 +209,7 @@ impl Ranged for Axis {
     type ValueType = f64;
 
     fn map(&self, place: &f64, (low, high): (i32, i32)) -> i32 {
-        let part = (place - self.range.start) / (self.range.end - self.range.start);
-        low + (part * f64::from(high - low)).round() as i32
+        low + (self.part(*place) * f64::from(high - low)).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
@@ -221,13 +256,24 @@ fn short(name: &str) -> String {
     }
 }
 
-/// On the right, where curves are not: below if they end high, else above.
-fn legend_place(panel: &Panel, y: &Axis) -> SeriesLabelPosition {
-    let last = panel.curves.iter().filter_map(|curve| curve.lines.last()?.last());
-    let places: Vec<f64> = last.map(|(_, value)| y.place(*value)).collect();
-    let mean = places.iter().sum::<f64>() / places.len() as f64;
-    match mean > (y.range.start + y.range.end) / 2.0 {
-        true => SeriesLabelPosition::LowerRight,
-        false => SeriesLabelPosition::UpperRight,
-    }
+/// The corner with the fewest points below the legend.
+fn legend_place(panel: &Panel, (x, y): (&Axis, &Axis), size: (u32, u32)) -> SeriesLabelPosition {
+    let longest = panel.curves.iter().map(|curve| short(&curve.name).chars().count()).max().unwrap_or(0);
+    // In points, by what a letter and a line take; the plot is smaller than the panel by its margins and labels.
+    let (width, height) = (8 * longest + 46, 20 * panel.curves.len() + 16);
+    let part = (width as f64 / (f64::from(size.0) - 90.0), height as f64 / (f64::from(size.1) - 110.0));
+    let points = || panel.curves.iter().flat_map(|curve| curve.lines.iter().flatten());
+    let places = || points().map(|(step, value)| (x.part(*step), y.part(y.place(*value))));
+    let hidden = |(right, upper): (bool, bool)| {
+        let along = |at: f64, part: f64, end: bool| if end { at > 1.0 - part } else { at < part };
+        places().filter(|(at, up)| along(*at, part.0, right) && along(*up, part.1, upper)).count()
+    };
+    let corners = [
+        ((true, true), SeriesLabelPosition::UpperRight),
+        ((true, false), SeriesLabelPosition::LowerRight),
+        ((false, true), SeriesLabelPosition::UpperLeft),
+        ((false, false), SeriesLabelPosition::LowerLeft),
+    ];
+    let best = corners.into_iter().min_by_key(|(corner, _)| hidden(*corner));
+    best.map_or(SeriesLabelPosition::UpperRight, |(_, place)| place)
 }
