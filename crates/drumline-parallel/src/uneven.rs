@@ -97,9 +97,7 @@ impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
         }
         let batch = self.batches.next();
         match self.agree(batch.is_some()) {
-            Ok(Some(who)) => {
-                Some(self.begin(&who).map(|()| batch.map_or(Turn::Empty, Turn::Batch)))
-            }
+            Ok(Some(who)) => Some(self.begin(&who).map(|()| batch.map_or(Turn::Empty, Turn::Batch))),
             Ok(None) => {
                 self.is_done = true;
                 // Whoever trained last has the buffers that count.

@@ -9,4 +9,6 @@ mod it {
     mod spawn_life;
     mod spawning;
     mod stopping;
+    mod together;
+    mod trainer;
 }
