@@ -3,6 +3,7 @@
 
 mod it {
     mod collectives;
+    mod dist_trainer;
     mod dp_vs_ddp;
     mod launch_try;
     mod same_result;

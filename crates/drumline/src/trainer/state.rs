@@ -123,7 +123,7 @@ impl TrainState {
 
     /// Steps of the whole training.
     pub fn total_steps(&self) -> u64 {
-        self.n_epochs * self.steps_per_epoch
+        self.n_epochs.saturating_mul(self.steps_per_epoch)
     }
 
     /// The mean loss of the last step, over the samples (or tokens) of all its batches and ranks. NaN before the first.

@@ -38,7 +38,8 @@ impl Net {
         let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
         let net = Self { first: layer("first", INPUTS, 12), second: layer("second", 12, CLASSES) };
         for (place, Named { tensor, .. }) in parameters(store).iter().enumerate() {
-            let values = Tensor::arange(tensor.numel() as i64, (Kind::Float, Device::Cpu)) * 0.7 + place as f64;
+            let values =
+                Tensor::arange(tensor.numel() as i64, (Kind::Float, Device::Cpu)) * 0.7 + place as f64;
             tch::no_grad(|| tensor.shallow_clone().copy_(&(values.sin() * 0.3).view_as(tensor)));
         }
         net
@@ -105,7 +106,8 @@ fn difference(ours: &[Tensor], theirs: &[Tensor]) -> f64 {
 
 /// An error unless all ranks have the same bits.
 fn same_on_all_ranks(group: &ProcessGroup, store: &VarStore) -> anyhow::Result<()> {
-    let sums = weights(store).iter().map(|weight| weight.sum(Kind::Double).double_value(&[]).to_bits()).collect();
+    let sums =
+        weights(store).iter().map(|weight| weight.sum(Kind::Double).double_value(&[]).to_bits()).collect();
     let all: Vec<Vec<u64>> = group.all_gather_object(&sums)?;
     anyhow::ensure!(all.iter().all(|sums| *sums == all[0]), "ranks have different weights");
     Ok(())

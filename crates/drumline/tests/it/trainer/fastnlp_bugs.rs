@@ -18,7 +18,12 @@ ranks_test!(each_epoch_has_an_order_of_its_own, 2, {
     let note = seen.clone();
     let data = data_seen(20, move |index| Ok(note.lock().unwrap().push(index)));
     let trainer = DistTrainer::new(&group, &net, &store, data).loss(CrossEntropy::default());
-    trainer.optimizer(sgd(&store)?).n_epochs(2).batch_size_per_gpu(5).print_every(0).train(LoadBestModel::No)?;
+    trainer
+        .optimizer(sgd(&store)?)
+        .n_epochs(2)
+        .batch_size_per_gpu(5)
+        .print_every(0)
+        .train(LoadBestModel::No)?;
     let seen = seen.lock().unwrap().clone();
     let (first, second) = seen.split_at(10);
     assert_ne!(first, second, "the order changes");
@@ -37,7 +42,11 @@ ranks_test!(all_ranks_evaluate_and_figures_are_exact, 3, {
     let trainer = trainer(&group, &net, &store, 9)?.dev_data(dev).dev_batch_size(3);
     let outcome = trainer.metric("acc", TopK::new(1)).metric_key("acc").train(LoadBestModel::No)?;
     let all = group.all_gather_object(&*seen.lock().unwrap())?;
-    assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [4, 3, 3], "none twice, none on the master alone");
+    assert_eq!(
+        all.iter().map(Vec::len).collect::<Vec<_>>(),
+        [4, 3, 3],
+        "none twice, none on the master alone"
+    );
     let (x, y) = collate((0..10).map(sample).collect()).unwrap();
     let mut exact = TopK::new(1);
     exact.update(&net.forward(&x), &y)?;

@@ -83,7 +83,8 @@ struct Seeing;
 
 impl Callback for Seeing {
     fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        let figures = (state.step(), state.epoch(), state.samples(), state.loss().to_bits(), state.lr().to_bits());
+        let figures =
+            (state.step(), state.epoch(), state.samples(), state.loss().to_bits(), state.lr().to_bits());
         let all = state.group().all_gather_object(&figures)?;
         assert!(all.iter().all(|other| *other == figures), "{all:?}");
         assert_eq!((state.samples(), state.world_size(), state.steps_per_epoch()), (8, 2, 2));

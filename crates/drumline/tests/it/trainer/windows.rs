@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
 use drumline::{
-    AllReduce, CommHook, Ddp, DdpOptions, DistributedSampler, GradBucket, MapDataset, Optimizer, ProcessGroup,
-    Sample, Sampler, SamplerError, SamplerOptions, SamplerPosition, TorchError,
+    AllReduce, CommHook, Ddp, DdpOptions, DistributedSampler, GradBucket, MapDataset, Optimizer,
+    ProcessGroup, Sample, Sampler, SamplerError, SamplerOptions, SamplerPosition, TorchError,
 };
 use rank_test::ranks_test;
 use tch::nn::{Module, VarStore, embedding, linear, seq};
@@ -23,7 +23,9 @@ const EPOCHS: u64 = 2;
 fn big_batches() -> Vec<Vec<usize>> {
     let options = SamplerOptions { num_samples: SAMPLES, ..Default::default() };
     let sampler = DistributedSampler::new(options).unwrap();
-    (0..EPOCHS).flat_map(|epoch| sampler.indices(epoch).chunks(BIG_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>()).collect()
+    (0..EPOCHS)
+        .flat_map(|epoch| sampler.indices(epoch).chunks(BIG_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>())
+        .collect()
 }
 
 /// One process, one batch a step, and no trainer.
@@ -47,7 +49,8 @@ fn equals_one_big_batch() -> anyhow::Result<()> {
         let store = VarStore::new(Device::Cpu);
         let net = Net::new(&store);
         let batch = BIG_BATCH / update_every / group.size();
-        let trainer = trainer(&group, &net, &store, SAMPLES)?.batch_size_per_gpu(batch).update_every(update_every);
+        let trainer =
+            trainer(&group, &net, &store, SAMPLES)?.batch_size_per_gpu(batch).update_every(update_every);
         let outcome = trainer.n_epochs(EPOCHS).train(LoadBestModel::No)?;
         assert_eq!((outcome.steps, outcome.epochs), (8, EPOCHS));
         let difference = difference(&weights(&store), &expected);
@@ -82,7 +85,8 @@ ranks_test!(there_is_one_reduction_for_all_micro_batches, 2, {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let (count, options) = counted();
-    let trainer = trainer(&group, &net, &store, 32)?.batch_size_per_gpu(2).update_every(4).ddp_options(options);
+    let trainer =
+        trainer(&group, &net, &store, 32)?.batch_size_per_gpu(2).update_every(4).ddp_options(options);
     assert_eq!(trainer.train(LoadBestModel::No)?.steps, 2);
     assert_eq!(count.load(Ordering::SeqCst), 2, "the model fits into one bucket");
     // The control: a loop that reduces each micro-batch.
@@ -100,8 +104,9 @@ const LONGEST: i64 = 5;
 /// A sentence of 1 to 5 words, padded with 0.
 fn sentence(index: usize) -> Tensor {
     let length = 1 + index as i64 * 3 % LONGEST;
-    let words: Vec<i64> =
-        (0..LONGEST).map(|place| if place < length { 1 + (index as i64 * 5 + place * 3) % 8 } else { 0 }).collect();
+    let words: Vec<i64> = (0..LONGEST)
+        .map(|place| if place < length { 1 + (index as i64 * 5 + place * 3) % 8 } else { 0 })
+        .collect();
     Tensor::from_slice(&words)
 }
 
