@@ -77,7 +77,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             let batch = batch?.to_device(self.state.device)?;
             let (output, sum) = no_grad(|| {
                 let _autocast = self.autocast()?;
-                let output = self.ddp.module().forward(&batch, Mode::Eval)?;
+                let output = self.ddp.module().forward_batch(&batch, Mode::Eval)?;
                 let sum = self.loss.sum(&output, &batch)?;
                 Ok::<_, Cause>((output, sum.f_double_value(&[]).map_err(TorchError::from)?))
             })?;

@@ -37,7 +37,7 @@ pub enum Mode {
 /// impl Model<Pairs> for Translator {
 ///     type Output = Tensor;
 ///
-///     fn forward(&self, batch: &Pairs, _mode: Mode) -> Result<Tensor, Cause> {
+///     fn forward_batch(&self, batch: &Pairs, _mode: Mode) -> Result<Tensor, Cause> {
 ///         Ok(self.encoder.forward(&batch.source) + self.decoder.forward(&batch.target))
 ///     }
 /// }
@@ -47,13 +47,13 @@ pub trait Model<B> {
     type Output;
 
     /// The output for a batch that is on the model's device.
-    fn forward(&self, batch: &B, mode: Mode) -> Result<Self::Output, Cause>;
+    fn forward_batch(&self, batch: &B, mode: Mode) -> Result<Self::Output, Cause>;
 }
 
 impl<M: ModuleT + ?Sized, B: Supervised> Model<B> for M {
     type Output = Tensor;
 
-    fn forward(&self, batch: &B, mode: Mode) -> Result<Tensor, Cause> {
+    fn forward_batch(&self, batch: &B, mode: Mode) -> Result<Tensor, Cause> {
         Ok(self.forward_t(batch.input(), mode == Mode::Train))
     }
 }

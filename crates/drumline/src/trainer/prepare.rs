@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
-use drumline_parallel::Ddp;
+use drumline_parallel::{Ddp, ParallelError};
 use drumline_torch::{Adam, AdamOptions, Optimizer, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
@@ -21,7 +20,7 @@ use super::model::Model;
 use super::run::{Clock, Place, Run};
 use super::settings::{LoadBestModel, Settings};
 use super::share::WholeShare;
-use super::state::{Requests, Times, TrainState};
+use super::state::{Start, TrainState};
 use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
 use crate::sampler::{EvalSampler, Sampler, SamplerOptions};
@@ -119,34 +118,19 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let config = asked.settings.to_config();
         check_alike(&group, &config, &asked.hooks.names())?;
         let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
-        let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
+        let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options).map_err(known_to_all)?;
         if group.rank() == 0 && asked.settings.print_every > 0 {
             asked.hooks.master.insert(0, Box::new(Lines::new(asked.settings.print_every)));
         }
-        let state = TrainState {
+        let state = TrainState::new(Start {
             device: asked.store.device(),
-            parameters: parts.optimizer.parameters(),
-            initial_lr: parts.optimizer.lr(),
             optimizer: parts.optimizer,
             config,
-            begin: Instant::now(),
             n_epochs: asked.settings.n_epochs,
             steps_per_epoch,
             has_save_path: asked.settings.save_path.is_some(),
             group,
-            epoch: 0,
-            step_in_epoch: 0,
-            step: 0,
-            loss: f64::NAN,
-            samples: 0,
-            count: 0.0,
-            samples_per_s: 0.0,
-            evaluation: None,
-            best: None,
-            times: Times::default(),
-            requests: Requests::default(),
-            resumed_at: None,
-        };
+        });
         Ok(Self {
             ddp,
             store: asked.store,
@@ -166,6 +150,14 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             clock: Clock::new(),
             state,
         })
+    }
+}
+
+/// That ranks have different models, all of them have found out.
+fn known_to_all(error: ParallelError) -> TrainerError {
+    match error {
+        ParallelError::OtherModel { .. } => SharedFailure::alike(error.to_string()).into(),
+        error => error.into(),
     }
 }
 

@@ -155,6 +155,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.set_keep_last();
         self.clock.restart();
         let end = self.epochs()?;
+        if let End::Stopped { reason } = &end {
+            self.state.stop_reason = Some(reason.clone());
+        }
         self.hooks.call(Hook::TrainEnd, &mut self.state);
         self.check()?;
         self.save_unless_saved()?;

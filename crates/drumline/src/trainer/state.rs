@@ -93,9 +93,50 @@ pub struct TrainState {
     pub(super) requests: Requests,
     pub(super) resumed_at: Option<u64>,
     pub(super) has_save_path: bool,
+    pub(super) stop_reason: Option<String>,
+}
+
+/// What a training begins with.
+pub(super) struct Start {
+    pub(super) group: ProcessGroup,
+    pub(super) device: Device,
+    pub(super) optimizer: Box<dyn Optimizer>,
+    pub(super) config: BTreeMap<String, Value>,
+    pub(super) n_epochs: u64,
+    pub(super) steps_per_epoch: u64,
+    pub(super) has_save_path: bool,
 }
 
 impl TrainState {
+    pub(super) fn new(start: Start) -> Self {
+        let Start { group, device, optimizer, config, n_epochs, steps_per_epoch, has_save_path } = start;
+        Self {
+            group,
+            device,
+            parameters: optimizer.parameters(),
+            initial_lr: optimizer.lr(),
+            optimizer,
+            config,
+            n_epochs,
+            steps_per_epoch,
+            has_save_path,
+            begin: Instant::now(),
+            epoch: 0,
+            step_in_epoch: 0,
+            step: 0,
+            loss: f64::NAN,
+            samples: 0,
+            count: 0.0,
+            samples_per_s: 0.0,
+            evaluation: None,
+            best: None,
+            times: Times::default(),
+            requests: Requests::default(),
+            resumed_at: None,
+            stop_reason: None,
+        }
+    }
+
     /// Steps of the optimizer done.
     pub fn step(&self) -> u64 {
         self.step
@@ -235,6 +276,11 @@ impl TrainState {
     /// Steps after which the checkpoint was saved that training went on from.
     pub fn resumed_at(&self) -> Option<u64> {
         self.resumed_at
+    }
+
+    /// Why training has stopped before its last epoch, if it has; known from `on_train_end` on.
+    pub fn stop_reason(&self) -> Option<&str> {
+        self.stop_reason.as_deref()
     }
 
     /// Asks for the end after this step: all ranks stop together, when any asks. The first reason stays.

@@ -72,7 +72,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let made = guarded(|| {
             let batch = batch.to_device(device)?;
             let _autocast = self.autocast()?;
-            let output = self.ddp.forward_with(|model| model.forward(&batch, Mode::Train))??;
+            let output = self.ddp.forward_with(|model| model.forward_batch(&batch, Mode::Train))??;
             Ok((output, batch))
         });
         let made = made.map(|(output, batch)| {

@@ -89,7 +89,7 @@ struct Panicking(Net, usize);
 impl drumline::trainer::Model<super::Pair> for Panicking {
     type Output = tch::Tensor;
 
-    fn forward(
+    fn forward_batch(
         &self,
         batch: &super::Pair,
         _mode: drumline::trainer::Mode,

@@ -75,7 +75,7 @@ struct Idle {
 impl Model<Pair> for Idle {
     type Output = Tensor;
 
-    fn forward(&self, batch: &Pair, _mode: Mode) -> Result<Tensor, Cause> {
+    fn forward_batch(&self, batch: &Pair, _mode: Mode) -> Result<Tensor, Cause> {
         let output = self.net.forward(&batch.0);
         Ok(if self.uses_extra { self.extra.forward(&output) } else { output })
     }

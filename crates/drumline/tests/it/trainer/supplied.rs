@@ -123,7 +123,7 @@ struct Break;
 impl Callback for Break {
     fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
         if state.step() == 2 {
-            tch::no_grad(|| state.parameters()[0].tensor.shallow_clone().fill_(f64::NAN));
+            tch::no_grad(|| drop(state.parameters()[0].tensor.shallow_clone().fill_(f64::NAN)));
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ ranks_test!(evaluations_come_when_they_are_asked_for_and_once_a_step, 2, {
     assert_eq!(evaluated(Every::Epochs(1), None)?, [4, 8]);
     assert_eq!(evaluated(Every::Epochs(2), None)?, [8]);
     assert_eq!(evaluated(Every::Steps(3), None)?, [3, 6]);
-    assert_eq!(evaluated(Every::Never, None)?, []);
+    assert!(evaluated(Every::Never, None)?.is_empty());
     assert_eq!(evaluated(Every::Epochs(1), Some(2))?, [2, 4, 6, 8]);
 });
 

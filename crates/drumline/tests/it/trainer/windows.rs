@@ -199,8 +199,9 @@ ranks_test!(ranks_with_other_numbers_of_batches_end_together_and_alike, 3, {
     let alone = VarStore::new(Device::Cpu);
     let net = Net::new(&alone);
     let mut optimizer = sgd(&alone)?;
-    for batch in [vec![0, 1, 0, 1], vec![2, 2, 3], vec![4, 5]].repeat(2) {
-        let (x, y) = collate(batch.into_iter().map(sample).collect()).unwrap();
+    let epoch: [&[usize]; 3] = [&[0, 1, 0, 1], &[2, 2, 3], &[4, 5]];
+    for batch in epoch.repeat(2) {
+        let (x, y) = collate(batch.iter().copied().map(sample).collect()).unwrap();
         optimizer.zero_grad()?;
         net.forward(&x).cross_entropy_for_logits(&y).backward();
         optimizer.step()?;
