@@ -6,9 +6,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use drumline_comm::CommError;
+use drumline_parallel::ParallelError;
 use drumline_rendezvous::worker_env;
+use drumline_torch::TorchError;
 
+use crate::checkpoint::CheckpointError;
+use crate::main_first::MainFirstError;
 use crate::shared_failure::{SharedFailure, in_words};
+use crate::trainer::TrainerError;
 
 /// A rank that ends makes launchers stop the others: who has something to tell gets this long before.
 const HEAD_START: Duration = Duration::from_millis(300);
@@ -63,12 +68,39 @@ fn teller(error: &(dyn Error + 'static)) -> Teller {
     Teller::Here
 }
 
+/// Errors that pass on what they hold do not show it among their causes, so they are looked into one by one.
 fn known_teller(error: &(dyn Error + 'static)) -> Option<Teller> {
-    if let Some(shared) = error.downcast_ref::<SharedFailure>() {
-        return Some(shared.teller().map_or(Teller::Nobody, Teller::Rank));
+    if let Some(error) = error.downcast_ref::<TrainerError>() {
+        return match error {
+            TrainerError::Failed(failure) => Some(teller_of(failure)),
+            TrainerError::Comm(error) => sees_another(error),
+            TrainerError::Parallel(error) => known_teller(&**error),
+            TrainerError::Checkpoint(error) => known_teller(&**error),
+            TrainerError::Torch(error) => known_teller(&**error),
+        };
     }
-    let boxed = error.downcast_ref::<Box<CommError>>().map(|error| &**error);
-    match boxed.or_else(|| error.downcast_ref())? {
+    match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
+        (Some(ParallelError::Torch(error)), ..) => return known_teller(error),
+        (Some(ParallelError::Comm(error)), ..) => return sees_another(error),
+        (_, Some(CheckpointError::Torch(error)), _) => return known_teller(&**error),
+        (_, Some(CheckpointError::Comm(error)), _) => return sees_another(error),
+        (_, _, Some(MainFirstError::Failed(failure))) => return Some(teller_of(failure)),
+        (_, _, Some(MainFirstError::Comm(error))) => return sees_another(error),
+        _ => {}
+    }
+    if let Some(TorchError::Comm(error)) = error.downcast_ref() {
+        return sees_another(error);
+    }
+    error.downcast_ref().map(teller_of).or_else(|| error.downcast_ref().and_then(sees_another))
+}
+
+fn teller_of(failure: &SharedFailure) -> Teller {
+    failure.teller().map_or(Teller::Nobody, Teller::Rank)
+}
+
+/// Who tells of an error that another rank is the cause of.
+fn sees_another(error: &CommError) -> Option<Teller> {
+    match error {
         CommError::CalledOff { by, .. } => Some(Teller::Rank(*by)),
         CommError::PeerLost { rank, .. } | CommError::PeerLeft { rank, .. } => {
             Some(Teller::Rank(usize::from(*rank == 0)))
@@ -88,7 +120,6 @@ pub(crate) fn own_rank() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::TrainerError;
 
     fn called_off(by: usize) -> CommError {
         CommError::CalledOff { group: "world".into(), by, cause: "no disk".into(), recoverable: false }
@@ -104,10 +135,12 @@ mod tests {
         assert_eq!(teller(&TrainerError::from(failed)), Teller::Rank(0));
         assert_eq!(teller(&called_off(2)), Teller::Rank(2));
         assert_eq!(teller(&TrainerError::from(called_off(2))), Teller::Rank(2));
-        let parallel: drumline_parallel::ParallelError = called_off(2).into();
+        let parallel: ParallelError = called_off(2).into();
         assert_eq!(teller(&TrainerError::from(parallel)), Teller::Rank(2));
-        let torch: drumline_torch::TorchError = lost(2).into();
+        let torch: TorchError = lost(2).into();
         assert_eq!(teller(&TrainerError::from(torch)), Teller::Rank(0));
+        assert_eq!(teller(&CheckpointError::from(lost(0))), Teller::Rank(1));
+        assert_eq!(teller(&MainFirstError::from(called_off(1))), Teller::Rank(1));
         assert_eq!(teller(&lost(0)), Teller::Rank(1));
         assert_eq!(teller(&std::io::Error::other("no disk")), Teller::Here);
     }
