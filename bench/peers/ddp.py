@@ -70,7 +70,10 @@ def main():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps({"step_ms": step, "images_per_s": world * args.batch / step * 1e3, "losses": losses.tolist(), "peak_bytes": peak}), flush=True)
     if args.mode == "ddp":
-        dist.destroy_process_group()
+        # Gloo's threads sometimes abort the process while the interpreter is taken down.
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 main()

@@ -108,6 +108,8 @@ impl<M: ModuleT> DataParallel<M> {
     /// Stages 8, 1 and 2: the batch is cut into equal parts, one for each device; the outputs come back in order, on the first device.
     pub fn forward_t(&mut self, input: &Tensor, train: bool) -> Result<Tensor> {
         self.traffic = StageBytes::default();
+        // Of a forward that had no backward.
+        self.replicas.iter_mut().for_each(|replica| replica.output = None);
         let parts = self.scatter(input)?;
         self.replicate(parts.len())?;
         let outputs = on_each_device(self.replicas.iter_mut().zip(parts), |replica, part| {

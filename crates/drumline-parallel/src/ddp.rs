@@ -16,14 +16,16 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{GradHook, Named, buffers, parameters};
+use drumline_torch::{GradHook, Named, buffers, frozen, parameters};
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Tensor};
 
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
 
+use crate::arena::Arena;
 use crate::error::ParallelError;
+use crate::layout::Caps;
 use crate::sync_group::SyncGroup;
 use reducer::Reducer;
 use shared_buffers::SharedBuffers;
@@ -71,6 +73,14 @@ impl std::fmt::Debug for DdpOptions {
     }
 }
 
+/// What is not trained.
+struct Rest {
+    /// Given to all ranks once.
+    frozen: Vec<Named>,
+    /// Changed by each forward.
+    buffers: Vec<Named>,
+}
+
 /// What a replica has in common with others.
 struct WithOthers {
     hooks: Vec<GradHook>,
@@ -79,16 +89,15 @@ struct WithOthers {
 }
 
 impl WithOthers {
-    fn new(
-        group: &Arc<ProcessGroup>,
-        params: &[Named],
-        buffers: Vec<Named>,
-        options: DdpOptions,
-    ) -> Result<Self> {
-        check_memory(params.iter().chain(&buffers))?;
+    fn new(group: &Arc<ProcessGroup>, params: &[Named], rest: Rest, options: DdpOptions) -> Result<Self> {
+        check_memory(params.iter().chain(&rest.frozen).chain(&rest.buffers))?;
         let broadcast_buffers = options.broadcast_buffers;
         let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params.to_vec(), options)?));
-        let buffers = SharedBuffers::new(group.clone(), buffers)?;
+        if !rest.frozen.is_empty() {
+            let order: Vec<usize> = (0..rest.frozen.len()).collect();
+            Arena::new(group, rest.frozen, &order, Caps::NONE)?.broadcast_tensors(group, 0)?;
+        }
+        let buffers = SharedBuffers::new(group.clone(), rest.buffers)?;
         buffers.broadcast(0)?;
         let hooks = hooks(params, &reducer)?;
         Ok(Self { hooks, reducer, buffers: broadcast_buffers.then_some(buffers) })
@@ -107,7 +116,7 @@ impl Drop for WithOthers {
 }
 
 /// Gradients are reduced in memory that ranks share, which a GPU's is not.
-fn check_memory<'a>(mut tensors: impl Iterator<Item = &'a Named>) -> Result {
+pub(crate) fn check_memory<'a>(mut tensors: impl Iterator<Item = &'a Named>) -> Result {
     match tensors.find(|named| named.tensor.device() != Device::Cpu) {
         None => Ok(()),
         Some(Named { name, tensor }) => Err(ParallelError::Unfit(format!(
@@ -170,12 +179,19 @@ impl<M> Ddp<M> {
         let mut shared = buffers(store);
         params.retain(kept);
         shared.retain(kept);
+        // One tensor under two names has one gradient.
+        let mut seen = std::collections::HashSet::new();
+        params.retain(|named| named.tensor.numel() == 0 || seen.insert(named.tensor.data_ptr()));
         crate::agreement::check(group, &[params.clone(), shared.clone()].concat())?;
         let group = Arc::new(crate::own_group(group)?);
         let sync_group = options.sync_group.clone();
         let others = match group.size() {
             1 => None,
-            _ => Some(WithOthers::new(&group, &params, shared, options)?),
+            _ => {
+                let frozen: Vec<String> = frozen(store).into_iter().map(|named| named.name).collect();
+                let (frozen, buffers) = shared.into_iter().partition(|named| frozen.contains(&named.name));
+                Some(WithOthers::new(&group, &params, Rest { frozen, buffers }, options)?)
+            }
         };
         Ok(Self {
             module,
@@ -212,7 +228,10 @@ impl<M> Ddp<M> {
         others.reducer().begin()?;
         if let Err(error) = scaled.f_backward() {
             others.reducer().abandon(&error.to_string());
-            return Err(error.into());
+            self.sync_group.iter().for_each(|group| group.abort(&error.to_string()));
+            // Layers in the midst of backward can tell of their group's failure only in words.
+            let failure = self.sync_group.as_ref().and_then(SyncGroup::failure);
+            return Err(failure.map_or_else(|| error.into(), Into::into));
         }
         others.reducer().finish(|| Ok(()))
     }
@@ -223,6 +242,16 @@ impl<M> Ddp<M> {
         self.has_fresh_buffers.set(false);
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
         let mut reducer = others.reducer();
+        if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
+            let text = format!(
+                "rank {} has run out of data before its first step, and cannot know which synchronised norms the others wait for; \
+                 try a first batch of length 0 there, or data for all ranks",
+                self.group.rank()
+            );
+            reducer.abandon(&text);
+            self.sync_group.iter().for_each(|group| group.abort(&text));
+            return Err(ParallelError::Unfit(text));
+        }
         reducer.begin()?;
         // Buckets are reduced on another thread, so that the others' norms, which wait for this rank, do not wait for ever.
         reducer.finish(|| match &self.sync_group {
@@ -244,8 +273,14 @@ impl<M> Ddp<M> {
     /// # }
     /// ```
     pub fn no_sync<R>(&self, body: impl FnOnce() -> R) -> R {
-        let _before = Restore { cell: &self.is_syncing, to: self.is_syncing.replace(false) };
+        let _before = Restore { ddp: self, to: self.is_syncing.get() };
+        self.set_syncing(false);
         body()
+    }
+
+    fn set_syncing(&self, is_syncing: bool) {
+        self.is_syncing.set(is_syncing);
+        self.others.iter().for_each(|others| others.reducer().allow_unreduced(!is_syncing));
     }
 
     /// Gives all ranks the buffers of rank 0, as a forward in training does; before an evaluation, in which ranks may see different numbers
@@ -284,7 +319,10 @@ impl<M> Ddp<M> {
             }
             self.sync_group.iter().for_each(SyncGroup::begin_step);
         }
-        Ok(body(&self.module))
+        match &self.sync_group {
+            Some(group) => Ok(group.catch(|| body(&self.module))?),
+            None => Ok(body(&self.module)),
+        }
     }
 
     /// Bytes of each bucket, in the order of their reduction; none where this is the only rank.
@@ -311,14 +349,14 @@ impl<M: ModuleT> Ddp<M> {
     }
 }
 
-struct Restore<'a> {
-    cell: &'a Cell<bool>,
+struct Restore<'a, M> {
+    ddp: &'a Ddp<M>,
     to: bool,
 }
 
-impl Drop for Restore<'_> {
+impl<M> Drop for Restore<'_, M> {
     fn drop(&mut self) {
-        self.cell.set(self.to);
+        self.ddp.set_syncing(self.to);
     }
 }
 

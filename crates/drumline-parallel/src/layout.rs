@@ -70,12 +70,15 @@ impl Layout {
             bucket_of: vec![0; items.len()],
             offset: vec![0; items.len()],
         };
+        // In the order of parameters: the memory of the flats stays when the order of gradients changes.
+        for item in items {
+            layout.flat_of(item.kind);
+        }
         // For each flat the bucket that takes its next gradients.
-        let mut open: Vec<Option<usize>> = Vec::new();
+        let mut open: Vec<Option<usize>> = vec![None; layout.flats.len()];
         for &param in order {
             let item = items[param];
             let flat = layout.flat_of(item.kind);
-            open.resize(layout.flats.len(), None);
             let bucket = *open[flat].get_or_insert_with(|| layout.new_bucket(flat));
             layout.put(param, item, bucket);
             let cap = if bucket == 0 { caps.first } else { caps.others };
@@ -141,6 +144,8 @@ mod tests {
         let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.flat, b.params.clone())).collect();
         assert_eq!(buckets, [(0, vec![2, 0]), (1, vec![1])]);
         assert_eq!(layout.flats.len(), 2);
+        let other_order = Layout::new(&items, &[1, 2, 0], CAPS);
+        assert_eq!(other_order.flats, layout.flats, "the memory is made once");
     }
 
     #[test]

@@ -275,6 +275,6 @@ fn values(tensor: &Tensor) -> Result<Vec<f64>> {
 /// [`f_forward_t`](SyncBatchNorm::f_forward_t).
 impl ModuleT for SyncBatchNorm {
     fn forward_t(&self, x: &Tensor, train: bool) -> Tensor {
-        self.f_forward_t(x, train).unwrap_or_else(|error| panic!("{error}"))
+        self.f_forward_t(x, train).unwrap_or_else(|error| self.sync.leave(&error))
     }
 }

@@ -8,6 +8,8 @@
 //!   rank 1   (no data)            shadow_step: the same four, with a count of 0 and with zeros
 //! ```
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
@@ -40,6 +42,8 @@ struct Shared {
     /// The calls of this step; none are noted before the first `begin_step`.
     calls: Mutex<Option<Vec<SyncCall>>>,
     failure: Mutex<Option<CommError>>,
+    /// Somebody waits for failures in [`SyncGroup::catch`].
+    is_caught: AtomicBool,
 }
 
 impl SyncGroup {
@@ -49,7 +53,12 @@ impl SyncGroup {
         let ranks: Vec<usize> = (0..group.size()).collect();
         // Every rank is on the list.
         let own = group.new_group(&ranks)?.unwrap_or_else(|| group.clone());
-        let shared = Shared { group: own, calls: Mutex::new(None), failure: Mutex::new(None) };
+        let shared = Shared {
+            group: own,
+            calls: Mutex::new(None),
+            failure: Mutex::new(None),
+            is_caught: false.into(),
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -93,6 +102,36 @@ impl SyncGroup {
     /// The error that ended the group. Backward tells of it only in words.
     pub fn failure(&self) -> Option<CommError> {
         lock(&self.shared.failure).clone()
+    }
+
+    /// Whether a step has begun here, so that [`shadow_step`](Self::shadow_step) knows its calls.
+    pub(crate) fn has_stepped(&self) -> bool {
+        lock(&self.shared.calls).is_some()
+    }
+
+    /// Runs a forward whose layers can only panic where the group fails; returns that failure.
+    pub(crate) fn catch<R>(&self, body: impl FnOnce() -> R) -> Result<R, CommError> {
+        self.shared.is_caught.store(true, Ordering::Relaxed);
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        self.shared.is_caught.store(false, Ordering::Relaxed);
+        outcome.or_else(|panic| match self.failure() {
+            Some(failure) => Err(failure),
+            None => resume_unwind(panic),
+        })
+    }
+
+    /// Tells the others that this rank will not come.
+    pub(crate) fn abort(&self, cause: &str) {
+        self.shared.group.abort(cause);
+    }
+
+    /// Leaves a layer that cannot return an error.
+    pub(crate) fn leave(&self, error: &dyn std::fmt::Display) -> ! {
+        if self.shared.is_caught.load(Ordering::Relaxed) && self.failure().is_some() {
+            // Whoever catches it tells of it: a panic's message on top would only confuse.
+            resume_unwind(Box::new("the group of a layer failed"));
+        }
+        panic!("{error}")
     }
 
     /// Everybody's statistics, in rank order.

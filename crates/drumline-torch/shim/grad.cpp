@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <memory>
 
 #include "callback.h"
@@ -17,11 +18,9 @@ struct Hook : torch::autograd::PostAccumulateGradHook {
   explicit Hook(drumline::Closure closure) : callback(closure) {}
   void operator()(const torch::autograd::Variable&) override { callback(); }
   drumline::Callback callback;
+  const uint64_t number = ++count;
+  static inline std::atomic<uint64_t> count{0};
 };
-
-}  // namespace
-
-namespace {
 
 // Whether a copy of the bytes is a copy of the tensor.
 bool have_one_layout(const at::Tensor& a, const at::Tensor& b) {
@@ -33,16 +32,21 @@ bool have_one_layout(const at::Tensor& a, const at::Tensor& b) {
 
 extern "C" {
 
-Message drumline_hook_set(at::Tensor* leaf, drumline::Closure closure) {
+Message drumline_hook_set(at::Tensor* leaf, drumline::Closure closure, uint64_t* number) {
   return guarded([&] {
     auto hook = std::make_unique<Hook>(closure);
+    *number = hook->number;
     TORCH_CHECK(leaf->is_leaf() && leaf->requires_grad(), "a hook on gradients needs a leaf that requires them");
     torch::autograd::impl::set_post_acc_grad_hooks(*leaf, std::move(hook));
   });
 }
 
-Message drumline_hook_clear(at::Tensor* leaf) {
-  return guarded([&] { torch::autograd::impl::set_post_acc_grad_hooks(*leaf, nullptr); });
+// A later hook, which has taken the place of this one, stays.
+Message drumline_hook_clear(at::Tensor* leaf, uint64_t number) {
+  return guarded([&] {
+    auto* hook = dynamic_cast<Hook*>(torch::autograd::impl::post_acc_grad_hooks(*leaf).get());
+    if (hook != nullptr && hook->number == number) torch::autograd::impl::set_post_acc_grad_hooks(*leaf, nullptr);
+  });
 }
 
 // A null or undefined `grad` makes the gradient undefined.

@@ -11,11 +11,11 @@ use crate::error::TorchError;
 use crate::status::{Closure, Message, check};
 
 unsafe extern "C" {
-    fn drumline_hook_set(leaf: *mut C_tensor, closure: Closure) -> Message;
-    fn drumline_hook_clear(leaf: *mut C_tensor) -> Message;
+    fn drumline_hook_set(leaf: *mut C_tensor, closure: Closure, number: *mut u64) -> Message;
+    fn drumline_hook_clear(leaf: *mut C_tensor, number: u64) -> Message;
 }
 
-/// A hook on a leaf; gone when this is dropped.
+/// A hook on a leaf; gone when this is dropped, or another takes its place.
 ///
 /// ```
 /// use drumline_torch::GradHook;
@@ -40,6 +40,8 @@ unsafe extern "C" {
 #[derive(Debug)]
 pub struct GradHook {
     leaf: Tensor,
+    /// Which of all hooks it is.
+    number: u64,
 }
 
 impl GradHook {
@@ -49,17 +51,18 @@ impl GradHook {
         leaf: &Tensor,
         hook: impl FnMut() -> Result<(), String> + Send + 'static,
     ) -> Result<Self, TorchError> {
-        // SAFETY: the leaf is good for the call; C++ owns the closure from here on, also when it refuses.
-        let message = unsafe { drumline_hook_set(leaf.as_ptr().cast_mut(), Closure::new(hook)) };
+        let mut number = 0;
+        // SAFETY: the leaf is good for the call, which writes one number; C++ owns the closure from here on, also when it refuses.
+        let message = unsafe { drumline_hook_set(leaf.as_ptr().cast_mut(), Closure::new(hook), &mut number) };
         check(message, "cannot hook a gradient")?;
-        Ok(Self { leaf: leaf.shallow_clone() })
+        Ok(Self { leaf: leaf.shallow_clone(), number })
     }
 }
 
 impl Drop for GradHook {
     fn drop(&mut self) {
         // SAFETY: the leaf is alive, as this holds it.
-        let message = unsafe { drumline_hook_clear(self.leaf.as_mut_ptr()) };
+        let message = unsafe { drumline_hook_clear(self.leaf.as_mut_ptr(), self.number) };
         // Nothing was hooked that could refuse to go.
         let _ = check(message, "cannot remove a hook");
     }

@@ -52,7 +52,7 @@ pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
-pub use named::{Named, buffers, parameters};
+pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
     Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
     SgdOptions, no_decay_on_norms,

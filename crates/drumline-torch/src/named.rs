@@ -27,13 +27,15 @@ impl Clone for Named {
 /// use drumline_torch::{buffers, parameters};
 /// use tch::{nn, Device};
 ///
-/// let vs = nn::VarStore::new(Device::Cpu);
+/// let mut vs = nn::VarStore::new(Device::Cpu);
 /// let _conv = nn::conv2d(vs.root() / "conv", 3, 8, 3, Default::default());
 /// let _norm = nn::batch_norm2d(vs.root() / "bn", 8, Default::default());
 /// let names: Vec<_> = parameters(&vs).into_iter().map(|named| named.name).collect();
 /// assert_eq!(names, ["conv.bias", "conv.weight", "bn.weight", "bn.bias"]);
 /// let names: Vec<_> = buffers(&vs).into_iter().map(|named| named.name).collect();
 /// assert_eq!(names, ["bn.running_mean", "bn.running_var"]);
+/// vs.freeze();
+/// assert_eq!(drumline_torch::frozen(&vs).len(), 4);
 /// ```
 pub fn parameters(store: &VarStore) -> Vec<Named> {
     let trained = store.trainable_variables();
@@ -48,6 +50,14 @@ pub fn parameters(store: &VarStore) -> Vec<Named> {
 pub fn buffers(store: &VarStore) -> Vec<Named> {
     let mut named = by_name(store);
     named.retain(|named| !named.tensor.requires_grad());
+    named
+}
+
+/// Parameters that are not trained now: the part of [`buffers`] that no forward changes, by name.
+pub fn frozen(store: &VarStore) -> Vec<Named> {
+    let trainable = store.trainable_variables();
+    let mut named = buffers(store);
+    named.retain(|named| trainable.iter().any(|tensor| tensor.data_ptr() == named.tensor.data_ptr()));
     named
 }
 

@@ -238,7 +238,7 @@ mod tests {
         assert!(said(&["TRAIN.BATCH_SIZE"]).contains("TRAIN.BATCH_SIZE has no value"));
         assert!(said(&["BATCH_SIZE", "3"]).contains("try TRAIN.BATCH_SIZE or TEST.BATCH_SIZE"));
         assert!(said(&["train.batch_size", "3"]).contains("try TRAIN.BATCH_SIZE"));
-        assert!(said(&["TRAIN.SHUFFLE", "perhaps"]).contains("expected True or False"));
+        assert!(said(&["TRAIN.SHUFFLE", "perhaps"]).contains("expected true or false"));
         assert!(said(&["OPTIM.LR_POLICY", "cosine"]).contains("expected cos or steps"));
         assert!(said(&["RNG_SEED", "1.5"]).contains("whole number"));
         assert!(said(&["TRAIN.BATCH_SIZE", "None"]).contains("expected a whole number, got None"));

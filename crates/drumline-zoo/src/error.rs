@@ -59,7 +59,7 @@ pub enum ZooError {
     Weights(Box<Mismatch>),
     /// The file is of the same model with another number of classes.
     #[error(
-        "the weights in {path:?} are for {found} classes, the model has {expected}; try MODEL.NUM_CLASSES {found}, or load all but the classifier"
+        "the weights in {path:?} are for {found} classes, the model has {expected}; try MODEL.NUM_CLASSES {found}, or MODEL.NEW_CLASSIFIER True to train a new last layer"
     )]
     ClassCount {
         /// The file.

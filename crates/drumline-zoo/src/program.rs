@@ -28,6 +28,7 @@ mod trainer;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tracing_subscriber::EnvFilter;
 
 use crate::config::Config;
 use args::{Cli, Command, DataCommand};
@@ -35,6 +36,7 @@ use args::{Cli, Command, DataCommand};
 /// Carries out the command line of this process.
 pub fn main() -> ExitCode {
     drumline::install_panic_file();
+    show_warnings();
     let outcome = match Cli::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Test(args) => test::run(&args),
@@ -44,6 +46,13 @@ pub fn main() -> ExitCode {
         Command::BenchLoader(args) => bench_loader::run(&args),
     };
     ending::end(outcome)
+}
+
+/// Warnings go to stderr; `DRUMLINE_LOG=debug` shows more, as in `RUST_LOG`.
+fn show_warnings() {
+    let filter = EnvFilter::try_from_env("DRUMLINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    lines.without_time().with_target(false).with_ansi(false).init();
 }
 
 fn show_keys() -> anyhow::Result<()> {

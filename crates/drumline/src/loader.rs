@@ -43,7 +43,8 @@ pub struct LoaderOptions {
     pub prefetch: usize,
     /// Leave out a last batch that is not full.
     pub drop_last: bool,
-    /// Put batches in memory from which a GPU copies fast; without a GPU this does nothing.
+    /// Put batches in memory from which a GPU copies fast, as [`Dataset::pin_memory`] says how; without a GPU this does
+    /// nothing.
     pub pin_memory: bool,
 }
 

@@ -24,7 +24,7 @@ impl Progress {
         self.missing.extend(layout.buckets.iter().map(|bucket| bucket.params.len()));
         self.is_ready.clear();
         self.is_ready.resize(layout.offset.len(), false);
-        (self.next, self.order) = (0, std::mem::take(&mut self.order));
+        self.next = 0;
         self.order.clear();
     }
 

@@ -19,11 +19,13 @@ use crate::layout::Caps;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
-/// Whether a backward reduces.
+/// What a backward is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
-    /// Gradients are left where autograd puts them.
-    Idle,
+    /// Not one of ours: ranks would grow apart without a word.
+    Unexpected,
+    /// One inside `no_sync`: gradients are left where autograd puts them.
+    Unreduced,
     Reducing,
 }
 
@@ -62,7 +64,16 @@ impl Reducer {
             ParallelError::Unfit(format!("cannot start the thread that reduces gradients: {error}"))
         })?;
         let (progress, unused) = (Progress::default(), Vec::new());
-        Ok(Self { group, arena, order, stage: Order::Guessed, progress, mode: Mode::Idle, lane, unused })
+        Ok(Self {
+            group,
+            arena,
+            order,
+            stage: Order::Guessed,
+            progress,
+            mode: Mode::Unexpected,
+            lane,
+            unused,
+        })
     }
 
     pub(super) fn params(&self) -> &[Named] {
@@ -72,6 +83,11 @@ impl Reducer {
     /// Bytes of the buckets.
     pub(super) fn bucket_bytes(&self) -> Vec<usize> {
         self.arena.layout.buckets.iter().map(|bucket| self.arena.bytes(bucket)).collect()
+    }
+
+    /// Whether backwards that are not announced may go on without reduction.
+    pub(super) fn allow_unreduced(&mut self, allowed: bool) {
+        self.mode = if allowed { Mode::Unreduced } else { Mode::Unexpected };
     }
 
     /// A backward that reduces is about to begin.
@@ -86,8 +102,16 @@ impl Reducer {
 
     /// Autograd has accumulated the gradient of `param`.
     pub(super) fn arrived(&mut self, param: usize) -> Result {
-        if self.mode == Mode::Idle {
-            return Ok(());
+        match self.mode {
+            Mode::Reducing => {}
+            Mode::Unreduced => return Ok(()),
+            Mode::Unexpected => {
+                return Err(ParallelError::Unfit(format!(
+                    "a backward of rank {} would not be reduced over ranks; try `model.backward(&loss)`, \
+                     or `model.no_sync(|| …)` around it to add up gradients",
+                    self.group.rank()
+                )));
+            }
         }
         move_grad(&self.arena.tensors[param].tensor, &self.arena.places[param])?;
         self.go_on(param);
@@ -114,8 +138,25 @@ impl Reducer {
 
     /// Backward is over: sends what is left, does something else, and waits for all of it.
     pub(super) fn finish(&mut self, meanwhile: impl FnOnce() -> Result) -> Result {
-        self.mode = Mode::Idle;
+        self.mode = Mode::Unexpected;
         let arrived = self.progress.order(&self.order);
+        let used = match self.send_rest().and_then(|used| meanwhile().map(|()| used)) {
+            Ok(used) => used,
+            Err(error) => {
+                self.abandon(&error.to_string());
+                return Err(error);
+            }
+        };
+        let used_anywhere = self.lane.wait()?.unwrap_or_default();
+        self.settle_unused(&used, &used_anywhere)?;
+        if self.stage == Order::Guessed {
+            self.agree_on_order(&arrived)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what this backward did not reach; says which parameters have a gradient here.
+    fn send_rest(&mut self) -> Result<Vec<u8>> {
         let mut used = vec![1u8; self.params().len()];
         for (param, used) in used.iter_mut().enumerate() {
             // What this backward did not reach may have a gradient of an earlier one; else it counts as zero.
@@ -125,18 +166,12 @@ impl Reducer {
             }
         }
         self.lane.send(Job::Flags(used.clone()));
-        meanwhile()?;
-        let used_anywhere = self.lane.wait()?.unwrap_or_default();
-        self.settle_unused(&used, &used_anywhere)?;
-        if self.stage == Order::Guessed {
-            self.agree_on_order(&arrived)?;
-        }
-        Ok(())
+        Ok(used)
     }
 
     /// Backward failed here: tells the others, who wait for gradients that will not come.
     pub(super) fn abandon(&mut self, cause: &str) {
-        self.mode = Mode::Idle;
+        self.mode = Mode::Unexpected;
         self.group.abort(cause);
         let _ = self.lane.wait();
     }

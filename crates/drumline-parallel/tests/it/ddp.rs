@@ -225,10 +225,16 @@ ranks_test!(halves_and_floats_in_one_model, 2, {
     half.set_data(&b.to_kind(Kind::BFloat16));
     let ddp = Ddp::new((), &vs, &group, DdpOptions::default())?;
     let factor = group.rank() as f64 + 1.0;
-    ddp.backward(&((&a * factor).sum(Kind::Float) + (&b * factor).sum(Kind::BFloat16).to_kind(Kind::Float)))?;
-    assert_eq!(Vec::<f32>::try_from(a.grad())?, [1.5; 5]);
-    assert_eq!(b.grad().kind(), Kind::BFloat16);
-    assert_eq!(Vec::<f32>::try_from(b.grad().to_kind(Kind::Float))?, [1.5; 3]);
+    // From the second on the order of the first is used, in which `a` comes before `b` or after it.
+    for _ in 0..3 {
+        parameters(&vs).iter().try_for_each(|named| set_grad(&named.tensor, None))?;
+        let (of_a, of_b) =
+            ((&a * factor).sum(Kind::Float), (&b * factor).sum(Kind::BFloat16).to_kind(Kind::Float));
+        ddp.backward(&(of_b.relu() * 1.0 + of_a))?;
+        assert_eq!(Vec::<f32>::try_from(a.grad())?, [1.5; 5]);
+        assert_eq!(b.grad().kind(), Kind::BFloat16);
+        assert_eq!(Vec::<f32>::try_from(b.grad().to_kind(Kind::Float))?, [1.5; 3]);
+    }
     assert_eq!(ddp.bucket_bytes().len(), 2);
 });
 
@@ -250,4 +256,38 @@ ranks_test!(any_forward_begins_with_the_buffers_of_the_rank_named, 2, {
     set();
     step()?;
     assert_eq!(counter.double_value(&[0]), 1.0);
+});
+
+ranks_test!(a_backward_that_nobody_reduces_is_refused, 2, {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let ddp = replica(&group, &vs)?;
+    let (x, y) = part(&group, 0);
+    let plain = || loss(&ddp.module().forward(&x), &y).f_backward();
+    let error = plain().unwrap_err().to_string();
+    assert!(error.contains("try `model.backward(&loss)`"), "{error}");
+    ddp.no_sync(plain)?;
+    ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
+    assert!(plain().is_err());
+    drop(ddp);
+});
+
+ranks_test!(frozen_parameters_are_shared_once, 2, {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let net = Net::new(&vs, group.rank() as i64);
+    let frozen = &vs.variables()["first.weight"];
+    let _ = frozen.set_requires_grad(false);
+    let ddp = Ddp::new(net, &vs, &group, DdpOptions::default())?;
+    let reference = VarStore::new(Device::Cpu);
+    Net::new(&reference, 0);
+    assert_close(&[frozen.shallow_clone()], &[reference.variables()["first.weight"].detach()], 0.0);
+    if group.rank() == 1 {
+        let _ = frozen.shallow_clone().fill_(7.0);
+    }
+    let (x, _) = part(&group, 0);
+    let _ = ddp.forward(&x)?;
+    let expected =
+        if group.rank() == 1 { 7.0 } else { reference.variables()["first.weight"].double_value(&[0, 0]) };
+    assert_eq!(frozen.double_value(&[0, 0]), expected, "a forward leaves it alone");
 });

@@ -78,7 +78,7 @@ ranks_test!(a_rank_without_any_batch_takes_part, 2, {
 });
 
 /// A norm over all ranks between two layers.
-fn normed(vs: &VarStore, sync: &SyncGroup) -> impl ModuleT + use<> {
+pub(crate) fn normed(vs: &VarStore, sync: &SyncGroup) -> impl ModuleT + use<> {
     let (a, b) = (
         linear(vs.root() / "a", 6, 4, Default::default()),
         linear(vs.root() / "b", 4, 3, Default::default()),

@@ -87,6 +87,8 @@ section! {
         "SYNCBN" syncbn: bool = false;
         /// safetensors file with the first weights, by torchvision's names
         "WEIGHTS" weights: Option<PathBuf> = None;
+        /// A new last layer instead of that in MODEL.WEIGHTS, for other classes
+        "NEW_CLASSIFIER" new_classifier: bool = false;
         /// Random images instead of a data set, to measure speed
         "DUMMY_INPUT" dummy_input: bool = false;
     }
@@ -105,7 +107,7 @@ section! {
     Train "TRAIN" {
         /// Images in a batch of each rank
         "BATCH_SIZE" batch_size: usize = 32;
-        /// Side of an image in pixels
+        /// Side of an image in pixels; those of CIFAR stay as they are
         "IM_SIZE" im_size: usize = 224;
         /// Folder of the data set
         "DATASET" dataset: PathBuf = "./data/ILSVRC/".into();

@@ -19,7 +19,7 @@ pub(super) trait Setting: Sized {
 
 impl Setting for bool {
     fn expects() -> String {
-        "True or False".into()
+        "true or false".into()
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -121,7 +121,7 @@ impl Setting for PathBuf {
 
 impl<T: Setting> Setting for Option<T> {
     fn expects() -> String {
-        format!("{} or None", T::expects())
+        format!("{} or null", T::expects())
     }
 
     fn read(value: &Value) -> Option<Self> {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::assemble::{self, Cause, Paint};
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 
 /// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,9 @@ pub enum Split {
 impl CifarKind {
     /// Which of the two lies in the folder, if any: one file of it is enough.
     pub fn detect(dir: &Path) -> Option<Self> {
-        [Self::Cifar10, Self::Cifar100].into_iter().find(|kind| kind.folder(dir).is_some())
+        let is_there =
+            |kind: &Self| [Split::Train, Split::Test].iter().any(|split| kind.folder(dir, *split).is_some());
+        [Self::Cifar10, Self::Cifar100].into_iter().find(is_there)
     }
 
     /// How many classes there are.
@@ -45,20 +47,18 @@ impl CifarKind {
         }
     }
 
-    /// The folder of the files: `dir`, or the one in it that the published archive unpacks to.
-    fn folder(self, dir: &Path) -> Option<PathBuf> {
+    /// The folder with files of a part: `dir`, or the one in it that the published archive unpacks to.
+    pub(crate) fn folder(self, dir: &Path, split: Split) -> Option<PathBuf> {
         let inner = match self {
             Self::Cifar10 => "cifar-10-batches-bin",
             Self::Cifar100 => "cifar-100-binary",
         };
-        let has_file = |folder: &PathBuf| {
-            let files = [Split::Train, Split::Test].into_iter().flat_map(|split| self.files(split));
-            files.into_iter().any(|file| folder.join(file).is_file())
-        };
+        let has_file = |folder: &PathBuf| self.files(split).iter().any(|file| folder.join(file).is_file());
         [dir.to_owned(), dir.join(inner)].into_iter().find(has_file)
     }
 
-    fn files(self, split: Split) -> &'static [&'static str] {
+    /// The names of the files of a part.
+    pub(crate) fn files(self, split: Split) -> &'static [&'static str] {
         match (self, split) {
             (Self::Cifar10, Split::Train) => &[
                 "data_batch_1.bin",
@@ -104,11 +104,20 @@ struct DataFile {
 }
 
 impl Cifar {
-    /// Read the files of one part and check them: whole records, labels within range, none cut short.
+    /// Read the files of one part of the CIFAR that lies in the folder, as [`open_kind`](Self::open_kind) does.
     pub fn open(dir: &Path, split: Split, transform: Transform) -> Result<Self, ZooError> {
-        let missing = || ZooError::NoCifar { path: dir.to_owned() };
-        let kind = CifarKind::detect(dir).ok_or_else(missing)?;
-        let folder = kind.folder(dir).ok_or_else(missing)?;
+        let kind = CifarKind::detect(dir).ok_or_else(|| ZooError::NoCifar { path: dir.to_owned() })?;
+        Self::open_kind(kind, dir, split, transform)
+    }
+
+    /// Read the files of one part and check them: whole records, labels within range, none cut short.
+    pub fn open_kind(
+        kind: CifarKind,
+        dir: &Path,
+        split: Split,
+        transform: Transform,
+    ) -> Result<Self, ZooError> {
+        let folder = kind.folder(dir, split).ok_or_else(|| ZooError::NoCifar { path: dir.to_owned() })?;
         let mut data = Self { kind, files: Vec::new(), records: Vec::new(), transform };
         for file in kind.files(split) {
             data.read(folder.join(file))?;
@@ -201,6 +210,10 @@ impl Dataset for Cifar {
         let start = file.checked_sub(1).map_or(0, |before| self.files[before].end);
         let name = self.files.get(file).and_then(|file| file.path.file_name()).unwrap_or_default();
         format!("image {} of {}", index - start, name.to_string_lossy())
+    }
+
+    fn pin_memory(&self, batch: ImageBatch) -> Result<ImageBatch, TorchError> {
+        batch.pin_memory()
     }
 }
 

@@ -1,10 +1,9 @@
 //! JPEG and PNG files to bytes.
 
 use std::fs;
-use std::io::Cursor;
 use std::path::Path;
 
-use image::{ImageFormat, ImageReader, RgbImage};
+use image::{ImageFormat, RgbImage};
 
 use super::assemble::Cause;
 
@@ -14,15 +13,16 @@ pub(super) fn decode(path: &Path) -> Result<RgbImage, Cause> {
     if bytes.is_empty() {
         return Err("the file is empty; try to fetch it again".into());
     }
-    let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format()?;
-    match reader.format() {
-        Some(ImageFormat::Jpeg) if !is_complete(&bytes) => {
+    let format = match image::guess_format(&bytes) {
+        Ok(ImageFormat::Jpeg) if !is_complete(&bytes) => {
             return Err("the JPEG is cut short; try to fetch it again".into());
         }
-        Some(ImageFormat::Jpeg | ImageFormat::Png) => (),
+        Ok(format @ (ImageFormat::Jpeg | ImageFormat::Png)) => format,
         _ => return Err("neither JPEG nor PNG; try to convert it".into()),
-    }
-    Ok(reader.decode().map_err(|error| format!("{error}; try to fetch it again"))?.into_rgb8())
+    };
+    // From memory, as the decoders are then compiled once, with their crate.
+    let image = image::load_from_memory_with_format(&bytes, format);
+    Ok(image.map_err(|error| format!("{error}; try to fetch it again"))?.into_rgb8())
 }
 
 /// Whether a JPEG has its end: decoders fill up what is missing with grey. A thumbnail in the file has an end of its own, but

@@ -2,7 +2,7 @@
 
 use super::assemble::{self, Cause, Paint};
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 
 /// As many images as asked for, of a few different ones; classes by turns.
 pub struct Dummy {
@@ -60,6 +60,10 @@ impl Dataset for Dummy {
 
     fn name(&self, index: usize) -> String {
         format!("made-up image {index}")
+    }
+
+    fn pin_memory(&self, batch: ImageBatch) -> Result<ImageBatch, TorchError> {
+        batch.pin_memory()
     }
 }
 

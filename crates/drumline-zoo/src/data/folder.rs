@@ -11,7 +11,7 @@ use super::assemble::{self, Cause, Paint};
 use super::decode::decode;
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 
 /// The images of one folder; files are read when they are needed.
 pub struct ImageFolder {
@@ -105,6 +105,10 @@ impl Dataset for ImageFolder {
 
     fn name(&self, index: usize) -> String {
         self.images[index].0.display().to_string()
+    }
+
+    fn pin_memory(&self, batch: ImageBatch) -> Result<ImageBatch, TorchError> {
+        batch.pin_memory()
     }
 }
 

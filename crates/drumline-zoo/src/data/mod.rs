@@ -20,7 +20,7 @@ pub use folder::ImageFolder;
 
 use crate::error::ZooError;
 use crate::transforms::Transform;
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 
 /// Any of the data sets.
 #[derive(Debug)]
@@ -80,6 +80,10 @@ impl Dataset for Images {
             Self::Folder(data) => data.batch(samples),
             Self::Dummy(data) => data.batch(samples),
         }
+    }
+
+    fn pin_memory(&self, batch: ImageBatch) -> Result<ImageBatch, TorchError> {
+        batch.pin_memory()
     }
 
     fn name(&self, index: usize) -> String {

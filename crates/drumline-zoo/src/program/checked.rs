@@ -2,24 +2,41 @@
 
 use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::{anyhow, ensure};
 use tch::{Cuda, Device};
 
 use super::args::RunArgs;
-use super::data_kind::{Found, Split, find};
+use super::data_kind::{Found, find};
 use crate::config::{Config, DeviceKind};
+use crate::data::Split;
 
 /// What every rank finds out alone, before it waits for the others.
 pub(super) struct Checked {
     pub(super) config: Config,
-    pub(super) train: Found,
     pub(super) test: Found,
 }
 
-impl Checked {
+/// The same for a run that trains.
+pub(super) struct CheckedTraining {
+    pub(super) run: Checked,
+    pub(super) train: Found,
+}
+
+impl CheckedTraining {
     pub(super) fn new(args: &RunArgs) -> anyhow::Result<Self> {
         let config = Config::load(Some(&args.cfg), &args.pairs)?;
-        let (train, test) = (find(&config, Split::Train)?, find(&config, Split::Test)?);
+        let train = find(&config, Split::Train)?;
+        Ok(Self { run: Checked::new(config)?, train })
+    }
+}
+
+impl Checked {
+    pub(super) fn for_test(args: &RunArgs) -> anyhow::Result<Self> {
+        Self::new(Config::load(Some(&args.cfg), &args.pairs)?)
+    }
+
+    fn new(config: Config) -> anyhow::Result<Self> {
+        let test = find(&config, Split::Test)?;
         if let Some(weights) = &config.model.weights {
             ensure!(
                 weights.is_file(),
@@ -28,7 +45,7 @@ impl Checked {
             );
         }
         device(config.run.device, 0)?;
-        Ok(Self { config, train, test })
+        Ok(Self { config, test })
     }
 }
 
@@ -47,9 +64,10 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
 
 /// Makes `OUT_DIR` and tries to write to it, so that hours of work are not lost at their end.
 pub(super) fn check_out_dir(folder: &Path) -> anyhow::Result<()> {
-    let advice = || format!("OUT_DIR {} cannot be written to; try another OUT_DIR", folder.display());
-    std::fs::create_dir_all(folder).with_context(advice)?;
-    tempfile(folder).with_context(advice)
+    let trial = std::fs::create_dir_all(folder).and_then(|()| tempfile(folder));
+    trial.map_err(|cause| {
+        anyhow!("cannot write to OUT_DIR {}: {cause}; try another OUT_DIR", folder.display())
+    })
 }
 
 fn tempfile(folder: &Path) -> std::io::Result<()> {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, DataKind};
+use crate::data::{CifarKind, Split};
 
 /// A data set that is there: its kind, and the folder with its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,29 +24,19 @@ pub(super) struct NoDataSet {
     expected: String,
 }
 
-/// Which of the two data sets is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Split {
-    Train,
-    Test,
-}
-
-impl Split {
-    fn key(self) -> &'static str {
-        match self {
-            Self::Train => "TRAIN.DATASET",
-            Self::Test => "TEST.DATASET",
-        }
+fn key(split: Split) -> &'static str {
+    match split {
+        Split::Train => "TRAIN.DATASET",
+        Split::Test => "TEST.DATASET",
     }
 }
 
-/// The files that make a kind, and the folder inside an unpacked archive that may hold them.
-fn marks(kind: DataKind, split: Split) -> (&'static str, &'static [&'static str]) {
-    match (kind, split) {
-        (DataKind::Cifar100, Split::Train) => ("cifar-100-binary", &["train.bin"]),
-        (DataKind::Cifar100, Split::Test) => ("cifar-100-binary", &["test.bin"]),
-        (_, Split::Train) => ("cifar-10-batches-bin", &["data_batch_1.bin"]),
-        (_, Split::Test) => ("cifar-10-batches-bin", &["test_batch.bin"]),
+/// Which CIFAR the kind is, if it is one.
+fn cifar(kind: DataKind) -> Option<CifarKind> {
+    match kind {
+        DataKind::Cifar10 => Some(CifarKind::Cifar10),
+        DataKind::Cifar100 => Some(CifarKind::Cifar100),
+        DataKind::Auto | DataKind::Folder | DataKind::Dummy => None,
     }
 }
 
@@ -63,27 +54,25 @@ pub(super) fn find(config: &Config, split: Split) -> Result<Found, NoDataSet> {
     };
     let there = |kind: &DataKind| Some(Found { kind: *kind, folder: place(*kind, split, folder, name)? });
     kinds.iter().find_map(there).ok_or_else(|| NoDataSet {
-        key: split.key(),
+        key: key(split),
         folder: folder.clone(),
         expected: kinds.iter().map(|kind| expected(*kind, split, name)).collect::<Vec<_>>().join(", or "),
     })
 }
 
 fn place(kind: DataKind, split: Split, folder: &Path, name: &str) -> Option<PathBuf> {
-    if kind == DataKind::Folder {
-        let images = folder.join(name);
-        let mut entries = std::fs::read_dir(&images).ok()?.flatten();
-        return entries.any(|entry| entry.path().is_dir()).then_some(images);
+    if let Some(cifar) = cifar(kind) {
+        return cifar.folder(folder, split);
     }
-    let (inner, files) = marks(kind, split);
-    let holds = |folder: &PathBuf| files.iter().all(|file| folder.join(file).is_file());
-    [folder.to_owned(), folder.join(inner)].into_iter().find(holds)
+    let images = folder.join(name);
+    let mut entries = std::fs::read_dir(&images).ok()?.flatten();
+    entries.any(|entry| entry.path().is_dir()).then_some(images)
 }
 
 fn expected(kind: DataKind, split: Split, name: &str) -> String {
-    match kind {
-        DataKind::Folder => format!("{name}/CLASS/image.jpg (folder)"),
-        _ => format!("{} ({})", marks(kind, split).1.join(" and "), kind.name()),
+    match cifar(kind) {
+        Some(cifar) => format!("{} ({})", cifar.files(split)[0], kind.name()),
+        None => format!("{name}/CLASS/image.jpg (folder)"),
     }
 }
 

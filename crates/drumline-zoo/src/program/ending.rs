@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use drumline::{CommError, worker_env};
+use drumline::checkpoint::CheckpointError;
+use drumline::{CommError, PredictionError, worker_env};
 
 use super::failure::{Shared, in_words};
 
@@ -15,7 +16,7 @@ pub(super) fn end(outcome: anyhow::Result<()>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     // Whoever asked for the file looks for it; there is nobody to tell that it cannot be written.
     let _ = drumline::record_error(error.as_ref());
-    if error.is::<Shared>() && !is_first_rank() {
+    if is_known_to_all(&error) && !is_first_rank() {
         std::thread::sleep(HEAD_START);
     } else {
         // A stderr that is gone ends nothing.
@@ -26,6 +27,15 @@ pub(super) fn end(outcome: anyhow::Result<()>) -> ExitCode {
         std::thread::sleep(HEAD_START);
     }
     ExitCode::FAILURE
+}
+
+/// Whether all ranks end with this error, of which rank 0 tells.
+fn is_known_to_all(error: &anyhow::Error) -> bool {
+    let of_rank_zero =
+        |cause: &CheckpointError| !matches!(cause, CheckpointError::Comm(_) | CheckpointError::Torch(_));
+    error.is::<Shared>()
+        || error.downcast_ref::<CheckpointError>().is_some_and(of_rank_zero)
+        || matches!(error.downcast_ref(), Some(PredictionError::Fault(_)))
 }
 
 /// Whether another rank is the cause: it should be seen to end first.

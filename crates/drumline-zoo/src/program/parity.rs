@@ -8,12 +8,12 @@
 //! Both begin with the same weights. Nothing is written to `OUT_DIR`.
 
 use anyhow::Context;
-use drumline::{At, Ddp, DdpOptions, ImageBatch, LoaderError, ProcessGroup, Schedule};
+use drumline::{At, Ddp, ImageBatch, LoaderError, ProcessGroup, Schedule};
 use drumline_torch::{Optimizer, parameters};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-use super::checked::{Checked, device};
+use super::checked::{CheckedTraining, device};
 use super::job::Job;
 use super::pieces;
 use super::step::Sums;
@@ -25,9 +25,9 @@ struct Ran {
 }
 
 /// Makes both runs, and prints on rank 0 how they differ.
-pub(super) fn verify(job: &Job, checked: &Checked, seed: u64, steps: u64) -> anyhow::Result<()> {
-    let device = job.agree(device(checked.config.run.device, job.local_rank))?;
-    let (config, world_size) = (&checked.config, job.group.size());
+pub(super) fn verify(job: &Job, checked: &CheckedTraining, seed: u64, steps: u64) -> anyhow::Result<()> {
+    let device = job.agree(device(checked.run.config.run.device, job.local_rank))?;
+    let (config, world_size) = (&checked.run.config, job.group.size());
     let images = job.agree(pieces::train_images(checked))?;
     let loader = |rank| pieces::train_loader(&images, config, (rank, world_size), seed);
     let loaders = job.agree((0..world_size).map(loader).collect::<anyhow::Result<Vec<_>>>())?;
@@ -40,8 +40,8 @@ pub(super) fn verify(job: &Job, checked: &Checked, seed: u64, steps: u64) -> any
     let own = loaders[job.group.rank()].epoch(0).take(steps).map(|batch| Ok(batch?));
     let all = train(checked, seed, &job.group, (device, own))?;
     if job.is_first() {
-        println!("{}", compared(&one, &all, world_size, checked.config.train.batch_size));
-        if has_own_statistics(&all.store) && world_size > 1 && !checked.config.model.syncbn {
+        println!("{}", compared(&one, &all, world_size, checked.run.config.train.batch_size));
+        if has_own_statistics(&all.store) && world_size > 1 && !checked.run.config.model.syncbn {
             println!(
                 "note: batch norm sees another batch on each side; MODEL.SYNCBN True makes them the same"
             );
@@ -66,16 +66,16 @@ fn whole_batch(parts: impl Iterator<Item = Result<ImageBatch, LoaderError>>) -> 
 
 /// The steps on `group`, from the seed's weights.
 fn train(
-    checked: &Checked,
+    checked: &CheckedTraining,
     seed: u64,
     group: &ProcessGroup,
     (device, batches): (Device, impl Iterator<Item = anyhow::Result<ImageBatch>>),
 ) -> anyhow::Result<Ran> {
-    let config = &checked.config;
+    let config = &checked.run.config;
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
-    let net = pieces::model(config, &store, group)?;
-    let replica = Ddp::new(net, &store, group, DdpOptions::default())?;
+    let (net, options) = pieces::model(config, &store, group)?;
+    let replica = Ddp::new(net, &store, group, options)?;
     let mut optimizer = pieces::sgd(&store, &config.optim)?;
     optimizer.set_lr(pieces::schedule(&config.optim)?.lr(At { epoch: 0.0, step: 0 }));
     let mut losses = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use drumline::{ImageBatch, Prediction, PredictionOptions, PredictionWriter, ProcessGroup};
+use drumline::{ImageBatch, Prediction, PredictionError, PredictionOptions, PredictionWriter, ProcessGroup};
 use tch::{Kind, Tensor};
 
 const COLUMNS: [&str; 3] = ["label", "predicted", "probability"];
@@ -23,21 +23,23 @@ pub(super) fn rows(batch: &ImageBatch, output: &Tensor) -> anyhow::Result<Vec<Pr
     Ok(batch.indices.iter().zip(labels).zip(told).map(row).collect())
 }
 
-/// Writes the rows of all ranks, of which this rank gives its own, in the order of the data set. A `.jsonl` file has JSON lines, any
-/// other is CSV.
-pub(super) fn write(
+/// Opens the file for the rows of all ranks, in the order of the data set. A `.jsonl` file has JSON lines, any other is CSV.
+pub(super) fn create<'a>(
     path: &Path,
     num_samples: usize,
-    own: &[Prediction],
-    group: &ProcessGroup,
-) -> anyhow::Result<()> {
+    group: &'a ProcessGroup,
+) -> Result<PredictionWriter<'a>, PredictionError> {
     let options = match path.extension().is_some_and(|ending| ending == "jsonl") {
         true => PredictionOptions::json_lines(num_samples, &COLUMNS),
         false => PredictionOptions::csv(num_samples, &COLUMNS),
     };
-    let mut writer = PredictionWriter::create(path, &options, group)?;
+    PredictionWriter::create(path, &options, group)
+}
+
+/// Writes the rows of all ranks, of which this rank gives its own.
+pub(super) fn write(mut writer: PredictionWriter<'_>, own: &[Prediction]) -> Result<(), PredictionError> {
     for rows in own.chunks(ROWS) {
         writer.write(rows)?;
     }
-    Ok(writer.finish()?)
+    writer.finish()
 }

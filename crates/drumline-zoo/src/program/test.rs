@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use drumline::{Dataset, Ddp, DdpOptions};
+use drumline::{Dataset, Ddp};
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
@@ -17,16 +17,16 @@ use crate::config::Config;
 
 /// Evaluates as the command line says, and prints one line on rank 0.
 pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
-    let checked = Checked::new(&args.run);
+    let checked = Checked::for_test(&args.run);
     let job = Job::join()?;
     let checked = job.agree(checked)?;
     job.say_hello();
     let config = &checked.config;
     let device = job.agree(device(config.run.device, job.local_rank))?;
     let store = VarStore::new(device);
-    let net = job.agree(pieces::model(config, &store, &job.group))?;
+    let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
     let weights = load(&job, config, &store)?;
-    let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
+    let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
     let evaluation = Evaluation { loader, device, k };
@@ -52,13 +52,15 @@ fn predict(
     replica: &Replica,
     file: &Path,
 ) -> anyhow::Result<Option<Sums>> {
+    // Opened first: hours of work are not lost for want of a folder.
+    let writer = predict::create(file, evaluation.loader.dataset().len(), &job.group)?;
     let mut rows = Vec::new();
     let sums = evaluation.run_with(job, replica, |batch, output| {
         rows.extend(predict::rows(batch, output)?);
         Ok(())
     })?;
     if sums.is_some() {
-        predict::write(file, evaluation.loader.dataset().len(), &rows, &job.group)?;
+        predict::write(writer, &rows)?;
     }
     Ok(sums)
 }

@@ -2,13 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drumline::{Ddp, DdpOptions, ProcessGroup};
+use drumline::{Ddp, ProcessGroup};
 use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use serde_json::Value as Json;
+use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
-use super::checked::{Checked, check_out_dir, device};
+use super::checked::{CheckedTraining, check_out_dir, device};
 use super::evaluate::Evaluation;
 use super::job::Job;
 use super::parity;
@@ -24,20 +25,20 @@ const LIBTORCH: &str = "2.11.0";
 /// Trains as the command line says; an error if that was not possible.
 pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     set_up_process()?;
-    let checked = Checked::new(&args.run);
+    let checked = CheckedTraining::new(&args.run);
     let job = Job::join()?;
     let checked = job.agree(checked)?;
     job.say_hello();
-    let seed = job.seed(checked.config.run.rng_seed)?;
+    let seed = job.seed(checked.run.config.run.rng_seed)?;
     if let Some(steps) = args.verify_parity {
         return parity::verify(&job, &checked, seed, steps);
     }
-    prepare_folder(&job, &checked.config)?;
-    let resumed = find_checkpoint(&job, &checked.config)?;
-    let seed = seed_of(&checked.config, seed, resumed.as_ref());
+    prepare_folder(&job, &checked.run.config)?;
+    let resumed = find_checkpoint(&job, &checked.run.config)?;
+    let seed = seed_of(&checked.run.config, seed, resumed.as_ref());
     let mut trainer = build(&job, &checked, seed)?;
     let begin = resume(&mut trainer, resumed)?;
-    trainer.progress = progress(&job, args, &checked.config);
+    trainer.progress = progress(&job, args, &checked.run.config);
     trainer.log = job.agree(open_log(&trainer, begin, seed))?;
     trainer.progress.say("            =======  Training  =======");
     let end = epochs(&mut trainer)?;
@@ -80,8 +81,8 @@ fn prepare_folder(job: &Job, config: &Config) -> anyhow::Result<()> {
 }
 
 /// Model, data and optimizer, equal on all ranks.
-fn build<'a>(job: &'a Job, checked: &'a Checked, seed: u64) -> anyhow::Result<Trainer<'a>> {
-    let config = &checked.config;
+fn build<'a>(job: &'a Job, checked: &'a CheckedTraining, seed: u64) -> anyhow::Result<Trainer<'a>> {
+    let config = &checked.run.config;
     let device = job.agree(device(config.run.device, job.local_rank))?;
     if config.cudnn.deterministic {
         use_deterministic_algorithms(Determinism::Require)?;
@@ -89,13 +90,13 @@ fn build<'a>(job: &'a Job, checked: &'a Checked, seed: u64) -> anyhow::Result<Tr
     tch::Cuda::cudnn_set_benchmark(config.cudnn.benchmark);
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
-    let net = job.agree(pieces::model(config, &store, &job.group))?;
-    let replica = Ddp::new(net, &store, &job.group, DdpOptions::default())?;
+    let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
+    let replica = Ddp::new(net, &store, &job.group, options)?;
     let optimizer = job.agree(pieces::sgd(&store, &config.optim))?;
     let schedule = job.agree(pieces::schedule(&config.optim))?;
     let images = job.agree(pieces::train_images(checked))?;
     let train = job.agree(pieces::train_loader(&images, config, job.place(), seed))?;
-    let loader = job.agree(pieces::test_loader(checked, job.place()))?;
+    let loader = job.agree(pieces::test_loader(&checked.run, job.place()))?;
     Ok(Trainer {
         job,
         config,
@@ -170,7 +171,10 @@ fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent
         world_size: group.size(),
         num_nodes: group.num_nodes(),
         seed,
-        device: format!("{:?}", trainer.device).to_lowercase(),
+        device: match trainer.device {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            other => format!("{other:?}").to_lowercase(),
+        },
         num_threads: tch::get_num_threads(),
         drumline: env!("CARGO_PKG_VERSION"),
         libtorch: LIBTORCH,

@@ -26,7 +26,7 @@ fn bad_input_is_told_once_by_rank_0() {
         ("train MODEL.ARCH resnet19", "resnet19"),
         ("train MODEL.NUM_CLASSES 100", "100"),
         ("train MODEL.WEIGHTS /no/such/file", "MODEL.WEIGHTS: no file /no/such/file"),
-        ("train OUT_DIR /proc/none", "OUT_DIR /proc/none cannot be written to"),
+        ("train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
         ("test", "no checkpoint in"),
     ] {
         let place = Place::new();
@@ -48,6 +48,39 @@ fn bad_files_are_told_once_by_rank_0() {
     fs::write(place.path("c.yaml"), "TRAIN: [\n").unwrap();
     let ranks = place.run(2, "train");
     assert!(shared(&ranks).contains("c.yaml:"), "{}", ranks[0].stderr);
+}
+
+#[test]
+fn files_that_cannot_be_written_or_read_are_told_once_by_rank_0() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let ranks = place.run(2, "test TEST.PREDICTIONS /proc/none/predictions.csv");
+    assert!(shared(&ranks).contains("/proc/none"), "{}", ranks[0].stderr);
+    assert!(!ranks[0].stdout.contains("== test:"), "found before the work: {}", ranks[0].stdout);
+    for saved in fs::read_dir(place.path("exp/checkpoints")).unwrap() {
+        let weights = saved.unwrap().path().join("model.safetensors");
+        if weights.is_file() {
+            fs::write(weights, "not a checkpoint").unwrap();
+        }
+    }
+    let ranks = place.run(2, "train");
+    let said = &ranks[0].stderr;
+    assert!(said.contains("no checkpoint in") && said.contains("can be used"), "{said}");
+    assert_eq!(ranks[1].stderr, "", "told by rank 0");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_told_of_and_the_one_before_is_used() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    place.passes(2, "train TRAIN.MAX_STEPS 4");
+    let latest = fs::canonicalize(place.path("exp/checkpoints/latest")).unwrap();
+    fs::write(latest.join("model.safetensors"), "not a checkpoint").unwrap();
+    let ranks = place.run(2, "train TRAIN.MAX_STEPS 5");
+    assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{}", ranks[0].stderr);
+    assert!(ranks[0].stdout.contains("[resume] == after step 2"), "{}", ranks[0].stdout);
+    assert_eq!(ranks[0].stderr.matches("trying the one before").count(), 1, "{}", ranks[0].stderr);
+    assert_eq!(ranks[1].stderr, "");
 }
 
 #[test]

@@ -37,6 +37,49 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     assert!(tested.contains(&format!("Acc@1 {acc1:.3} |")) && tested.contains("| 21 images |"), "{tested}");
 }
 
+/// A small image, in the colour of its class.
+fn write_image(path: &std::path::Path, class: u8) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    image::RgbImage::from_pixel(40, 36, image::Rgb([class * 120, 200 - class * 90, 60])).save(path).unwrap();
+}
+
+#[test]
+fn folders_of_images_cifar_100_and_dummy_input_train_and_test() {
+    let place = Place::new();
+    for (number, name) in ["a.jpg", "b.png", "c.jpeg", "d.png", "e.jpg"].iter().enumerate() {
+        for (class, folder) in ["cat", "dog"].iter().enumerate() {
+            for split in ["train", "val"].iter().take(if number < 3 { 2 } else { 1 }) {
+                write_image(&place.path(&format!("images/{split}/{folder}/{name}")), class as u8);
+            }
+        }
+    }
+    let images =
+        format!("MODEL.NUM_CLASSES 2 MODEL.ARCH convnet TRAIN.DATASET {}", place.path("images").display());
+    place.passes(2, &format!("train {images} OUT_DIR {}", place.path("folder").display()));
+    std::fs::remove_dir_all(place.path("images/train")).unwrap();
+    let said = place.passes(2, &format!("test {images} OUT_DIR {}", place.path("folder").display()));
+    assert!(said.contains("| 6 images |"), "the training set is not needed to test: {said}");
+
+    // Records of CIFAR-100 have one more byte for the group.
+    let coarse = |name: &str, to: &str| {
+        let records = std::fs::read(place.path("data").join(name)).unwrap();
+        let with_group: Vec<u8> = records.chunks(3073).flat_map(|record| [&[0], record].concat()).collect();
+        std::fs::create_dir_all(place.path("hundred")).unwrap();
+        std::fs::write(place.path("hundred").join(to), with_group).unwrap();
+    };
+    coarse("data_batch_1.bin", "train.bin");
+    coarse("test_batch.bin", "test.bin");
+    let hundred = format!(
+        "MODEL.NUM_CLASSES 100 TRAIN.DATASET {} OUT_DIR {}",
+        place.path("hundred").display(),
+        place.path("c100").display()
+    );
+    place.passes(2, &format!("train {hundred} OPTIM.MAX_EPOCH 1"));
+    assert!(place.passes(2, &format!("test {hundred}")).contains("| 21 images |"));
+    let dummy = place.passes(2, "train MODEL.DUMMY_INPUT True TRAIN.MAX_STEPS 2 MODEL.NUM_CLASSES 10");
+    assert!(dummy.contains("Training Finished"), "{dummy}");
+}
+
 #[test]
 fn predictions_of_all_ranks_are_written_once_in_the_data_sets_order() {
     let place = Place::new();

@@ -66,7 +66,10 @@ pub enum CheckpointError {
     #[error(transparent)]
     Unusable(#[from] Refused),
     /// The checkpoint's tensors are not the model's.
-    #[error("the checkpoint does not fit:{}", list(differences))]
+    #[error(
+        "the checkpoint is of another model:{}; try the model that it was saved from, or another folder",
+        list(differences)
+    )]
     Mismatch {
         /// What is missing, not expected, or of another shape.
         differences: Vec<String>,
@@ -171,6 +174,14 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
+/// How many lines of a list are shown: enough to see what they have in common.
+const LISTED: usize = 8;
+
 fn list(lines: &[impl ToString]) -> String {
-    lines.iter().map(|line| format!("\n  {}", line.to_string())).collect()
+    let mut text: String =
+        lines.iter().take(LISTED).map(|line| format!("\n  {}", line.to_string())).collect();
+    if lines.len() > LISTED {
+        text.push_str(&format!("\n  and {} more", lines.len() - LISTED));
+    }
+    text
 }

@@ -69,16 +69,21 @@ mod tests {
         let ones = Named { name: "a".into(), tensor: Tensor::ones([2], (Kind::Float, Device::Cpu)) };
         let saved = [ones, zeros("b", &[3, 2], Kind::Float), zeros("d", &[1], Kind::Half)];
         let error = restore(&model, &saved).unwrap_err().to_string();
-        let expected = "the checkpoint does not fit:\
+        let expected = "the checkpoint is of another model:\
             \n  `c` is not in the checkpoint\
             \n  `d` is not in the model\
-            \n  `b` has shape [3, 2] in the checkpoint and [2, 3] in the model";
+            \n  `b` has shape [3, 2] in the checkpoint and [2, 3] in the model; \
+            try the model that it was saved from, or another folder";
         assert_eq!(error, expected);
         assert_eq!(Vec::<f32>::try_from(&model[0].tensor).unwrap(), [0.0, 0.0]);
         restore(&model[..1], &saved[..1]).unwrap();
         assert_eq!(Vec::<f32>::try_from(&model[0].tensor).unwrap(), [1.0, 1.0]);
         let error = restore(&[zeros("a", &[2], Kind::Double)], &saved[..1]).unwrap_err().to_string();
-        assert!(error.ends_with("`a` is of type Float in the checkpoint and Double in the model"), "{error}");
+        assert!(error.contains("`a` is of type Float in the checkpoint and Double in the model"), "{error}");
+        let many: Vec<_> =
+            (0..20).map(|number| zeros(&format!("layer {number}"), &[1], Kind::Float)).collect();
+        let error = restore(&many, &[]).unwrap_err().to_string();
+        assert!(error.contains("\n  and 12 more; try") && error.lines().count() == 10, "{error}");
     }
 
     #[test]

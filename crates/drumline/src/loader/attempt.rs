@@ -19,6 +19,21 @@ pub(super) fn batch<D: Dataset>(
     }
 }
 
+/// The batch in pinned memory.
+pub(super) fn pin<D: Dataset>(
+    dataset: &D,
+    batch: D::Batch,
+    samples: &[Sample],
+) -> Result<D::Batch, LoaderError> {
+    let first = samples.first().map_or(0, |sample| sample.index);
+    match catch_unwind(AssertUnwindSafe(|| dataset.pin_memory(batch))) {
+        Ok(pinned) => pinned.map_err(LoaderError::Pin),
+        Err(panic) => {
+            Err(LoaderError::BatchPanicked { count: samples.len(), first, message: words(&*panic) })
+        }
+    }
+}
+
 fn make<D: Dataset>(
     dataset: &D,
     samples: &[Sample],
@@ -48,4 +63,37 @@ fn blame<D: Dataset>(dataset: &D, samples: &[Sample], message: &str) -> LoaderEr
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drumline_torch::TorchError;
+
+    /// A data set whose batches cannot be pinned.
+    struct Unpinnable;
+
+    impl Dataset for Unpinnable {
+        type Batch = usize;
+
+        fn len(&self) -> usize {
+            4
+        }
+
+        fn batch(&self, samples: &[Sample]) -> Result<usize, SampleError> {
+            Ok(samples.len())
+        }
+
+        fn pin_memory(&self, _: usize) -> Result<usize, TorchError> {
+            panic!("no such memory")
+        }
+    }
+
+    #[test]
+    fn a_panic_while_pinning_is_an_error() {
+        let samples = [Sample::new(0, 0, 2), Sample::new(0, 0, 3)];
+        let Some(made) = batch(&Unpinnable, &samples, &AtomicBool::new(false)).unwrap() else { panic!() };
+        let error = pin(&Unpinnable, made, &samples).unwrap_err().to_string();
+        assert!(error.contains("no such memory"), "{error}");
+    }
 }

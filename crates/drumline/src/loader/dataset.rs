@@ -37,8 +37,8 @@ pub trait Dataset: Send + Sync {
         format!("#{index}")
     }
 
-    /// Copies a batch to pinned memory. Only asked with [`pin_memory`](super::LoaderOptions::pin_memory) and a GPU; without
-    /// an implementation batches stay as they are.
+    /// Copies a batch to pinned memory, as [`ImageBatch::pin_memory`](super::ImageBatch::pin_memory) does. Only asked with
+    /// [`pin_memory`](super::LoaderOptions::pin_memory) and a GPU; without an implementation batches stay as they are.
     fn pin_memory(&self, batch: Self::Batch) -> Result<Self::Batch, TorchError> {
         Ok(batch)
     }

@@ -26,9 +26,7 @@ impl<D: Dataset> Plan<D> {
         let SamplerPosition { seed, epoch, .. } = self.start;
         let samples: Vec<_> = indices.iter().map(|index| Sample::new(seed, epoch, *index)).collect();
         match attempt::batch(&*self.dataset, &samples, stop)? {
-            Some(batch) if self.options.pin_memory => {
-                self.dataset.pin_memory(batch).map(Some).map_err(LoaderError::Pin)
-            }
+            Some(batch) if self.options.pin_memory => attempt::pin(&*self.dataset, batch, &samples).map(Some),
             made => Ok(made),
         }
     }

@@ -6,8 +6,8 @@ use drumline::{DistributedSampler, EvalSampler, Loader, LoaderOptions, SamplerOp
 
 use crate::config::{Config, DataKind};
 pub(in crate::program) use crate::data::Images;
-use crate::data::{Cifar, Dummy, ImageFolder, Split};
-use crate::program::checked::Checked;
+use crate::data::{Cifar, CifarKind, Dummy, ImageFolder, Split};
+use crate::program::checked::{Checked, CheckedTraining};
 use crate::program::data_kind::Found;
 use crate::transforms::Transform;
 
@@ -17,8 +17,8 @@ const DUMMY: usize = 1000;
 const PREFETCH: usize = 2;
 
 /// The training images.
-pub(in crate::program) fn train_images(checked: &Checked) -> anyhow::Result<Arc<Images>> {
-    let (config, kind) = (&checked.config, checked.train.kind);
+pub(in crate::program) fn train_images(checked: &CheckedTraining) -> anyhow::Result<Arc<Images>> {
+    let (config, kind) = (&checked.run.config, checked.train.kind);
     let transform = if config.train.augment { augmented(config, kind) } else { plain(config, kind) };
     open(&checked.train, Split::Train, transform, config)
 }
@@ -59,8 +59,9 @@ fn open(found: &Found, split: Split, transform: Transform, config: &Config) -> a
     let (folder, classes) = (&found.folder, config.model.num_classes as i64);
     let images = match found.kind {
         DataKind::Dummy => Images::Dummy(Dummy::new(DUMMY, classes, transform)),
-        DataKind::Folder => Images::Folder(ImageFolder::open(folder, transform)?),
-        _ => Images::Cifar(Cifar::open(folder, split, transform)?),
+        DataKind::Cifar10 => Images::Cifar(Cifar::open_kind(CifarKind::Cifar10, folder, split, transform)?),
+        DataKind::Cifar100 => Images::Cifar(Cifar::open_kind(CifarKind::Cifar100, folder, split, transform)?),
+        DataKind::Folder | DataKind::Auto => Images::Folder(ImageFolder::open(folder, transform)?),
     };
     images.check_classes(classes, folder)?;
     Ok(Arc::new(images))

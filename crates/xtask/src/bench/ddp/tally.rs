@@ -81,8 +81,9 @@ impl Tally {
         self.failures.push(failure);
     }
 
-    pub(crate) fn failures(&self) -> impl Iterator<Item = &String> {
-        self.failures.iter()
+    /// Each in one line: what failed, and the first thing that it said.
+    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
+        self.failures.iter().map(|failure| failure.lines().take(2).collect::<Vec<_>>().join(": "))
     }
 
     pub(crate) fn len(&self) -> usize {
