@@ -10,6 +10,7 @@ use drumline_parallel::ParallelError;
 use drumline_rendezvous::worker_env;
 use drumline_torch::TorchError;
 
+use crate::accelerator::AcceleratorError;
 use crate::checkpoint::CheckpointError;
 use crate::main_first::MainFirstError;
 use crate::shared_failure::{SharedFailure, in_words};
@@ -77,6 +78,15 @@ fn known_teller(error: &(dyn Error + 'static)) -> Option<Teller> {
             TrainerError::Parallel(error) => known_teller(&**error),
             TrainerError::Checkpoint(error) => known_teller(&**error),
             TrainerError::Torch(error) => known_teller(&**error),
+        };
+    }
+    if let Some(error) = error.downcast_ref::<AcceleratorError>() {
+        return match error {
+            AcceleratorError::Failed(failure) => Some(teller_of(failure)),
+            AcceleratorError::Comm(error) => sees_another(error),
+            AcceleratorError::Parallel(error) => known_teller(&**error),
+            AcceleratorError::Torch(error) => known_teller(&**error),
+            AcceleratorError::Unfit(_) => None,
         };
     }
     match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {

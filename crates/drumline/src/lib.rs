@@ -9,6 +9,7 @@
 //!
 //! For a training program: `DistributedSampler`, `EvalSampler` and `Loader` (which samples, and their batches, made ahead by
 //! threads), `Metric` (exact over ranks), `PredictionWriter` (the predictions of all ranks in one file); or all of it at once: `DistTrainer`.
+//! A loop of your own becomes one for many ranks by `Accelerator`.
 //! For any program: `init_logging` (lines of the master), `main_first` (the master prepares, the others wait), `exit_code` (an error is told once).
 //!
 //! ```no_run
@@ -28,6 +29,7 @@
 //! Not here: the command `drumline` (`drumline-cli`).
 #![forbid(unsafe_code)]
 
+pub mod accelerator;
 pub mod checkpoint;
 mod device;
 mod ending;
@@ -46,6 +48,8 @@ pub mod trainer;
 /// The guides' examples compile, too.
 #[cfg(doctest)]
 mod guides {
+    #[doc = include_str!("../../../docs/accelerator.md")]
+    mod accelerator {}
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
     #[doc = include_str!("../../../docs/data-parallel.md")]
@@ -60,6 +64,7 @@ mod guides {
     mod trainer {}
 }
 
+pub use accelerator::{Accelerator, AcceleratorError};
 pub use device::local_device;
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,

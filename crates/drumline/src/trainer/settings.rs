@@ -22,7 +22,7 @@ pub enum Precision {
 
 impl Precision {
     /// The type for autocast, if any.
-    pub(super) fn autocast(self) -> Option<Kind> {
+    pub(crate) fn autocast(self) -> Option<Kind> {
         match self {
             Self::F32 => None,
             Self::Bf16 => Some(Kind::BFloat16),
