@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod accelerated;
     mod collectives;
     mod dist_trainer;
     mod dp_vs_ddp;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod accelerator;
     mod checkpoint;
     mod loading;
     mod predicting;

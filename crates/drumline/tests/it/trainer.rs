@@ -18,22 +18,22 @@ use tch::nn::{Linear, Module, VarStore, linear};
 use tch::{Device, Kind, Tensor};
 
 /// Where a test's ranks save.
-const FOLDER: &str = "DRUMLINE_TEST_FOLDER";
+pub(super) const FOLDER: &str = "DRUMLINE_TEST_FOLDER";
 
-const INPUTS: i64 = 6;
-const CLASSES: i64 = 3;
+pub(super) const INPUTS: i64 = 6;
+pub(super) const CLASSES: i64 = 3;
 
-type Pair = (Tensor, Tensor);
+pub(super) type Pair = (Tensor, Tensor);
 
 /// Two layers whose weights are always the same at first.
 #[derive(Debug)]
-struct Net {
+pub(super) struct Net {
     first: Linear,
     second: Linear,
 }
 
 impl Net {
-    fn new(store: &VarStore) -> Self {
+    pub(super) fn new(store: &VarStore) -> Self {
         tch::set_num_threads(1);
         let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
         let net = Self { first: layer("first", INPUTS, 12), second: layer("second", 12, CLASSES) };
@@ -53,18 +53,18 @@ impl Module for Net {
 }
 
 /// Input and class of a sample.
-fn sample(index: usize) -> (Tensor, i64) {
+pub(super) fn sample(index: usize) -> (Tensor, i64) {
     let x = (Tensor::arange(INPUTS, (Kind::Float, Device::Cpu)) * 0.9 + index as f64 * 1.3).sin();
     (x, (index * 7 % 5) as i64 % CLASSES)
 }
 
-fn collate(samples: Vec<(Tensor, i64)>) -> Result<Pair, Cause> {
+pub(super) fn collate(samples: Vec<(Tensor, i64)>) -> Result<Pair, Cause> {
     let (inputs, classes): (Vec<_>, Vec<_>) = samples.into_iter().unzip();
     Ok((Tensor::f_stack(&inputs, 0)?, Tensor::from_slice(&classes)))
 }
 
 /// So many samples, each shown to `see` when it is loaded.
-fn data_seen(
+pub(super) fn data_seen(
     len: usize,
     see: impl Fn(usize) -> Result<(), Cause> + Send + Sync + 'static,
 ) -> impl Dataset<Batch = Pair> + 'static {
@@ -75,11 +75,11 @@ fn data_seen(
     MapDataset::new(len, load, collate)
 }
 
-fn data(len: usize) -> impl Dataset<Batch = Pair> + 'static {
+pub(super) fn data(len: usize) -> impl Dataset<Batch = Pair> + 'static {
     data_seen(len, |_| Ok(()))
 }
 
-fn sgd(store: &VarStore) -> anyhow::Result<Sgd> {
+pub(super) fn sgd(store: &VarStore) -> anyhow::Result<Sgd> {
     Ok(Sgd::new(parameters(store), SgdOptions { lr: 0.1, momentum: 0.9, ..Default::default() })?)
 }
 
@@ -94,18 +94,18 @@ fn trainer<'a>(
     Ok(trainer.loss(CrossEntropy::default()).optimizer(sgd(store)?).print_every(0))
 }
 
-fn weights(store: &VarStore) -> Vec<Tensor> {
+pub(super) fn weights(store: &VarStore) -> Vec<Tensor> {
     parameters(store).iter().map(|named| named.tensor.detach().copy()).collect()
 }
 
 /// The largest difference between two models' weights.
-fn difference(ours: &[Tensor], theirs: &[Tensor]) -> f64 {
+pub(super) fn difference(ours: &[Tensor], theirs: &[Tensor]) -> f64 {
     let pairs = ours.iter().zip(theirs);
     pairs.map(|(a, b)| (a - b).abs().max().double_value(&[])).fold(0.0, f64::max)
 }
 
 /// An error unless all ranks have the same bits.
-fn same_on_all_ranks(group: &ProcessGroup, store: &VarStore) -> anyhow::Result<()> {
+pub(super) fn same_on_all_ranks(group: &ProcessGroup, store: &VarStore) -> anyhow::Result<()> {
     let sums =
         weights(store).iter().map(|weight| weight.sum(Kind::Double).double_value(&[]).to_bits()).collect();
     let all: Vec<Vec<u64>> = group.all_gather_object(&sums)?;
@@ -113,7 +113,7 @@ fn same_on_all_ranks(group: &ProcessGroup, store: &VarStore) -> anyhow::Result<(
     Ok(())
 }
 
-fn folder() -> anyhow::Result<PathBuf> {
+pub(super) fn folder() -> anyhow::Result<PathBuf> {
     Ok(std::env::var(FOLDER)?.into())
 }
 
@@ -125,7 +125,7 @@ fn end_as_a_program<T>(outcome: Result<T, TrainerError>) -> ! {
 
 /// All ranks ended with an error, whose words were shown once in all.
 #[track_caller]
-fn assert_told_once(report: &JobReport, words: &str) {
+pub(super) fn assert_told_once(report: &JobReport, words: &str) {
     for rank in &report.ranks {
         assert_eq!(rank.exit, Exit::Code(1), "rank {}: {report}", rank.rank);
     }
