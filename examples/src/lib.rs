@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use drumline::tch::Kind;
+use drumline::tch::nn::VarStore;
 use drumline_zoo::synth_cifar;
 
 /// What is made when no data is given: enough for a loss that falls, in a second or two.
@@ -54,4 +56,11 @@ impl Args {
     pub fn steps_of(&self, num_batches: usize) -> usize {
         self.steps.min(num_batches)
     }
+}
+
+/// A number that tells whether two trainings have come to the same weights: the root of the sum of their squares.
+pub fn norm_of(store: &VarStore) -> f64 {
+    let squares =
+        store.trainable_variables().iter().map(|w| w.square().sum(Kind::Double).double_value(&[])).sum();
+    f64::sqrt(squares)
 }

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod accelerated;
     mod collectives;
+    mod dist_trainer;
     mod dp_vs_ddp;
     mod launch_try;
     mod same_result;

@@ -164,7 +164,9 @@ pub struct Ddp<M> {
     /// Whether backward reduces.
     is_syncing: Cell<bool>,
     /// Whether the next forward begins a step: the one before it was not inside `no_sync`.
-    pub(crate) is_new_step: Cell<bool>,
+    is_new_step: Cell<bool>,
+    /// Whether `begin_step` has shared the buffers of the step that the next forward begins.
+    has_fresh_buffers: Cell<bool>,
     /// Who gives its buffers: rank 0, and where inputs are uneven the last rank that has data.
     pub(crate) buffers_of: Cell<usize>,
     /// What a loss is multiplied with before its backward.
@@ -212,6 +214,7 @@ impl<M> Ddp<M> {
             sync_group,
             is_syncing: Cell::new(true),
             is_new_step: Cell::new(true),
+            has_fresh_buffers: Cell::new(false),
             buffers_of: Cell::new(0),
             loss_factor: Cell::new(1.0),
         })
@@ -249,6 +252,7 @@ impl<M> Ddp<M> {
     /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
     /// have no samples.
     pub fn backward_nothing(&self) -> Result {
+        self.has_fresh_buffers.set(false);
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
         let mut reducer = others.reducer();
         if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
@@ -299,6 +303,41 @@ impl<M> Ddp<M> {
         buffers.map_or(Ok(()), |buffers| buffers.broadcast(self.buffers_of.get()))
     }
 
+    /// Begins a step in which not every rank has data: all ranks call it and get the buffers of rank `buffers_of`. Then those with data make their forwards
+    /// and backwards as always, and the others call [`backward_nothing`](Self::backward_nothing).
+    pub fn begin_step(&self, buffers_of: usize) -> Result {
+        self.buffers_of.set(buffers_of);
+        self.is_new_step.set(true);
+        self.sync_buffers()?;
+        self.has_fresh_buffers.set(true);
+        Ok(())
+    }
+
+    /// Forward in training, whatever it is made of: `body` gets the model. Otherwise as [`forward`](Self::forward).
+    ///
+    /// ```no_run
+    /// # use drumline_parallel::{Ddp, ParallelError};
+    /// # use tch::Tensor;
+    /// # struct Translator;
+    /// # impl Translator { fn logits(&self, source: &Tensor, target: &Tensor) -> Tensor { source + target } }
+    /// # fn step(model: &Ddp<Translator>, source: &Tensor, target: &Tensor) -> Result<(), ParallelError> {
+    /// let logits = model.forward_with(|translator| translator.logits(source, target))?;
+    /// model.backward(&logits.mean(tch::Kind::Float))
+    /// # }
+    /// ```
+    pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
+        if self.is_new_step.replace(self.is_syncing.get()) {
+            if !self.has_fresh_buffers.replace(false) {
+                self.sync_buffers()?;
+            }
+            self.sync_group.iter().for_each(SyncGroup::begin_step);
+        }
+        match &self.sync_group {
+            Some(group) => Ok(group.catch(|| body(&self.module))?),
+            None => Ok(body(&self.module)),
+        }
+    }
+
     /// Bytes of each bucket, in the order of their reduction; none where this is the only rank.
     pub fn bucket_bytes(&self) -> Vec<usize> {
         self.others.as_ref().map_or_else(Vec::new, |others| others.reducer().bucket_bytes())
@@ -314,15 +353,7 @@ impl<M: ModuleT> Ddp<M> {
     /// Forward in training. Gives all ranks the buffers of rank 0 first; of the micro-batches of a step, of which all but the last are inside
     /// [`no_sync`](Self::no_sync), only the first does so.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        if self.is_new_step.replace(self.is_syncing.get()) {
-            self.sync_buffers()?;
-            self.sync_group.iter().for_each(SyncGroup::begin_step);
-        }
-        let forward = || self.module.forward_t(input, true);
-        match &self.sync_group {
-            Some(group) => Ok(group.catch(forward)?),
-            None => Ok(forward()),
-        }
+        self.forward_with(|module| module.forward_t(input, true))
     }
 
     /// Forward in evaluation: no gradients, nothing shared.

@@ -71,15 +71,15 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
         Ok(all.iter().rposition(|has| *has == 1).map(|last| WhoHasData { last, count }))
     }
 
-    fn set(&self, who: &WhoHasData) {
+    fn begin(&self, who: &WhoHasData) -> Result<(), ParallelError> {
         // Of those with data the last gives its buffers, as in PyTorch's join.
-        self.ddp.buffers_of.set(who.last);
-        self.ddp.is_new_step.set(true);
+        self.ddp.begin_step(who.last)?;
         let factor = match self.share {
             Share::AllRanks => 1.0,
             Share::RanksWithData => self.ddp.group().size() as f64 / who.count as f64,
         };
         self.ddp.loss_factor.set(factor);
+        Ok(())
     }
 }
 
@@ -97,16 +97,7 @@ impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
         }
         let batch = self.batches.next();
         match self.agree(batch.is_some()) {
-            Ok(Some(who)) => {
-                self.set(&who);
-                if batch.is_none() {
-                    // The others' forward begins with this.
-                    if let Err(error) = self.ddp.sync_buffers() {
-                        return Some(Err(error));
-                    }
-                }
-                Some(Ok(batch.map_or(Turn::Empty, Turn::Batch)))
-            }
+            Ok(Some(who)) => Some(self.begin(&who).map(|()| batch.map_or(Turn::Empty, Turn::Batch))),
             Ok(None) => {
                 self.is_done = true;
                 // Whoever trained last has the buffers that count.

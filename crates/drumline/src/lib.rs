@@ -8,7 +8,9 @@
 //! ```
 //!
 //! For a training program: `DistributedSampler`, `EvalSampler` and `Loader` (which samples, and their batches, made ahead by
-//! threads), `Metric` (exact over ranks), `PredictionWriter` (the predictions of all ranks in one file).
+//! threads), `Metric` (exact over ranks), `PredictionWriter` (the predictions of all ranks in one file); or all of it at once: `DistTrainer`.
+//! A loop of your own becomes one for many ranks by `Accelerator`.
+//! For any program: `init_logging` (lines of the master), `main_first` (the master prepares, the others wait), `exit_code` (an error is told once).
 //!
 //! ```no_run
 //! use drumline::ReduceOp;
@@ -27,20 +29,28 @@
 //! Not here: the command `drumline` (`drumline-cli`).
 #![forbid(unsafe_code)]
 
+pub mod accelerator;
 pub mod checkpoint;
 mod device;
+mod ending;
 mod loader;
+mod logging;
+mod main_first;
 mod metrics;
 mod predictions;
 mod sampler;
 mod schedule;
+mod shared_failure;
 mod spawn;
 mod step_trace;
 mod stop_request;
+pub mod trainer;
 
 /// The guides' examples compile, too.
 #[cfg(doctest)]
 mod guides {
+    #[doc = include_str!("../../../docs/accelerator.md")]
+    mod accelerator {}
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
     #[doc = include_str!("../../../docs/data-parallel.md")]
@@ -51,8 +61,11 @@ mod guides {
     mod launching {}
     #[doc = include_str!("../../../docs/loading.md")]
     mod loading {}
+    #[doc = include_str!("../../../docs/trainer.md")]
+    mod trainer {}
 }
 
+pub use accelerator::{Accelerator, AcceleratorError};
 pub use device::local_device;
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
@@ -73,10 +86,13 @@ pub use drumline_torch::{
     clip_grad_value, flush_denormals, keep_freed_memory, no_decay_on_norms, parameters,
     use_deterministic_algorithms,
 };
+pub use ending::exit_code;
 pub use loader::{
     Cause, Dataset, Epoch, ImageBatch, Loader, LoaderError, LoaderOptions, MapDataset, Sample, SampleError,
     SampleRng,
 };
+pub use logging::{LogOptions, LoggingError, init_logging};
+pub use main_first::{MainFirstError, is_master, main_first};
 pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
 pub use predictions::{
     Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
@@ -86,8 +102,10 @@ pub use schedule::{
     At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
     OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
 };
+pub use shared_failure::SharedFailure;
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use step_trace::StepTrace;
 pub use stop_request::StopRequest;
 /// The tensors and layers that all of this is made for, at the version that it is made for.
 pub use tch;
+pub use trainer::{DistTrainer, TrainerError};

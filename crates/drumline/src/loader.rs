@@ -126,6 +126,11 @@ impl<D: Dataset + 'static> Loader<D> {
         self.options.num_batches(self.sampler.count_from(&self.sampler.start(0)))
     }
 
+    /// Data set, order and options, for a loader that shares them out anew.
+    pub(crate) fn into_parts(self) -> (Arc<D>, Box<dyn Sampler>, LoaderOptions) {
+        (self.dataset, self.sampler, self.options)
+    }
+
     /// What the batches are made of.
     pub fn dataset(&self) -> &D {
         &self.dataset

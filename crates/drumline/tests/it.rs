@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod accelerator;
     mod checkpoint;
     mod loading;
     mod predicting;
@@ -10,4 +11,6 @@ mod it {
     mod spawning;
     mod step_trace;
     mod stopping;
+    mod together;
+    mod trainer;
 }

@@ -31,12 +31,13 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
 }
 
 /// The pages that name tests.
-const NAMING_TESTS: [&str; 5] = [
+const NAMING_TESTS: [&str; 6] = [
     "docs/torchrun-compat.md",
     "docs/launching.md",
     "docs/checkpoints.md",
     "docs/data-parallel.md",
     "docs/ddp-cases.md",
+    "docs/trainer.md",
 ];
 
 fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {

@@ -8,7 +8,7 @@ use drumline_launch::{LocalJob, Output};
 use drumline_zoo::synth_cifar;
 use tempfile::TempDir;
 
-const LONGEST: Duration = Duration::from_secs(240);
+pub(super) const LONGEST: Duration = Duration::from_secs(240);
 
 /// Pictures for one test.
 pub(super) struct Data(TempDir);

@@ -1,75 +1,37 @@
-//! Work that rank 0 does for all while the others wait, however long it takes.
-//!
-//! ```text
-//!   rank 0   ├── work, on a thread ──────────┤
-//!            ├─ still at it ─ still at it ───┼─ done, and how ─▶ all ranks
-//! ```
-//! A call on a group has a deadline, a slow disk has none: so rank 0 says each second that it is still at it.
+//! Work that rank 0 does for all while the others wait, however long it takes; see `main_first`.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
-
-use drumline_comm::{CommError, ProcessGroup};
+use drumline_comm::ProcessGroup;
 
 use super::error::CheckpointError;
-
-/// How often the others hear that the work goes on.
-const BEAT: Duration = Duration::from_secs(1);
-
-const AT_WORK: u8 = 0;
-const DONE: u8 = 1;
+use crate::main_first::{at_work, wait};
 
 /// Runs `work` on rank 0. Its result is there only; its error is on all ranks, and the group can still be used.
 #[track_caller]
-pub(super) fn on_rank_zero<T: Send>(
+pub(super) fn on_rank_zero<T>(
     group: &ProcessGroup,
-    work: impl FnOnce() -> Result<T, CheckpointError> + Send,
+    work: impl FnOnce() -> Result<T, CheckpointError>,
 ) -> Result<Option<T>, CheckpointError> {
     if group.size() == 1 {
         return work().map(Some);
     }
     if group.rank() != 0 {
-        return wait(group).map(|()| None);
+        wait(group)?;
+        return match group.broadcast_object::<Option<String>>(None, 0)? {
+            Some(cause) => Err(CheckpointError::OnRankZero { cause }),
+            None => Ok(None),
+        };
     }
-    let result = at_work(group, work)?;
+    let result = at_work(group, "a checkpoint", work)?;
     let cause = result.as_ref().err().map(ToString::to_string);
     group.broadcast_object(Some(&cause), 0)?;
     result.map(Some)
 }
 
-/// Rank 0: runs the work and keeps the others informed until it is done.
-fn at_work<T: Send>(group: &ProcessGroup, work: impl FnOnce() -> T + Send) -> Result<T, CommError> {
-    std::thread::scope(|scope| {
-        let (done, is_done) = channel::<()>();
-        let worker = scope.spawn(move || {
-            let _dropped_at_the_end = done;
-            work()
-        });
-        while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(BEAT) {
-            group.broadcast(&mut [AT_WORK], 0)?;
-        }
-        let result = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        group.broadcast(&mut [DONE], 0)?;
-        Ok(result)
-    })
-}
-
-/// The other ranks.
-fn wait(group: &ProcessGroup) -> Result<(), CheckpointError> {
-    let mut word = [AT_WORK];
-    while word[0] == AT_WORK {
-        group.broadcast(&mut word, 0)?;
-    }
-    match group.broadcast_object::<Option<String>>(None, 0)? {
-        Some(cause) => Err(CheckpointError::OnRankZero { cause }),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drumline_comm::{GroupOptions, LocalGroup};
+    use drumline_comm::{CommError, GroupOptions, LocalGroup};
+    use std::time::Duration;
 
     fn slow(group: ProcessGroup) -> Result<Option<u32>, CommError> {
         let work = || {

@@ -1,0 +1,134 @@
+//! What an accelerator can be told, and how it finds out the rest.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use drumline_comm::{CommError, GroupOptions, ProcessGroup};
+use drumline_rendezvous::{InitError, InitOptions, from_env, init, worker_env};
+use tch::Device;
+
+use super::error::Result;
+use super::shared::Shared;
+use super::tracker::{JsonLines, Tracker, Trackers};
+use super::{Accelerator, AcceleratorError};
+use crate::trainer::Precision;
+
+/// Options of an [`Accelerator`]; each may be left out.
+///
+/// ```
+/// use drumline::Accelerator;
+///
+/// let accelerator = Accelerator::builder().gradient_accumulation_steps(4).seed(7).build()?;
+/// assert!(accelerator.is_main_process());
+/// # Ok::<(), drumline::AcceleratorError>(())
+/// ```
+#[derive(Default)]
+pub struct AcceleratorBuilder {
+    group: Option<ProcessGroup>,
+    device: Option<Device>,
+    gradient_accumulation_steps: Option<usize>,
+    precision: Precision,
+    seed: Option<u64>,
+    trackers: Vec<Box<dyn Tracker>>,
+}
+
+impl AcceleratorBuilder {
+    /// Batches of each rank in a step; 1, if it is not said.
+    #[must_use]
+    pub fn gradient_accumulation_steps(self, batches: usize) -> Self {
+        Self { gradient_accumulation_steps: Some(batches), ..self }
+    }
+
+    /// In which numbers forwards are computed; f32, if it is not said.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// Seeds libtorch's generators: those of rank `r` with `seed + r`.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed: Some(seed), ..self }
+    }
+
+    /// The folder of what is logged: `metrics.jsonl`.
+    #[must_use]
+    pub fn project_dir(self, folder: impl Into<PathBuf>) -> Self {
+        self.tracker(JsonLines::new(folder.into()))
+    }
+
+    /// One more place to which figures are logged, on rank 0.
+    #[must_use]
+    pub fn tracker(mut self, tracker: impl Tracker + 'static) -> Self {
+        self.trackers.push(Box::new(tracker));
+        self
+    }
+
+    /// Uses the processor, also where there is a GPU.
+    #[must_use]
+    pub fn cpu(self) -> Self {
+        Self { device: Some(Device::Cpu), ..self }
+    }
+
+    /// The ranks, for a program that has joined its job already.
+    #[must_use]
+    pub fn group(self, group: &ProcessGroup) -> Self {
+        Self { group: Some(group.clone()), ..self }
+    }
+
+    /// Joins the job, unless a group was given.
+    pub fn build(self) -> Result<Accelerator> {
+        let window = self.gradient_accumulation_steps.unwrap_or(1);
+        if window == 0 {
+            return Err(AcceleratorError::Unfit(
+                "gradient_accumulation_steps is 0, expected at least 1; try 1".into(),
+            ));
+        }
+        if self.precision == Precision::Fp16 {
+            return Err(AcceleratorError::Unfit(
+                "precision fp16 needs a scaled loss, which backward cannot do yet; try Precision::Bf16"
+                    .into(),
+            ));
+        }
+        let group = self.group.map_or_else(join, Ok)?;
+        if let Some(seed) = self.seed {
+            tch::manual_seed(seed.wrapping_add(group.rank() as u64) as i64);
+        }
+        let device = self.device.unwrap_or_else(|| device_for(&group));
+        let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
+        Ok(Accelerator {
+            shared: Rc::new(Shared::new(group, device, self.precision, window)),
+            models: Default::default(),
+            optimizers: Default::default(),
+            place: Default::default(),
+            trackers: Trackers::new(trackers, self.seed).into(),
+        })
+    }
+}
+
+impl std::fmt::Debug for AcceleratorBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AcceleratorBuilder")
+            .field("gradient_accumulation_steps", &self.gradient_accumulation_steps)
+            .field("precision", &self.precision)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The job of a launcher; without one, this process alone.
+fn join() -> Result<ProcessGroup> {
+    let member = match from_env() {
+        Err(InitError::Missing { variable: worker_env::RANK, .. }) => {
+            init("env://", InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() })
+        }
+        member => member,
+    };
+    let member = member.map_err(|error| CommError::Init { cause: error.to_string() })?;
+    Ok(ProcessGroup::new(member, GroupOptions::from_env()?)?)
+}
+
+/// Several ranks share gradients in a processor's memory only, so a GPU is for one that is alone.
+fn device_for(group: &ProcessGroup) -> Device {
+    if group.size() == 1 { Device::cuda_if_available() } else { Device::Cpu }
+}

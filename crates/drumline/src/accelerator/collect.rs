@@ -1,0 +1,128 @@
+//! What ranks have, put together.
+
+use drumline_comm::ReduceOp;
+use drumline_torch::TensorCollectives;
+use tch::Tensor;
+
+use super::Accelerator;
+use super::error::{AcceleratorError, Result};
+
+/// How [`Accelerator::pad_across_processes`] makes tensors as long as the longest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Padding {
+    /// Along which dimension.
+    pub dim: i64,
+    /// With what.
+    pub value: f64,
+    /// Where.
+    pub at: PadAt,
+}
+
+impl Default for Padding {
+    fn default() -> Self {
+        Self { dim: 0, value: 0.0, at: PadAt::End }
+    }
+}
+
+/// Where padding goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PadAt {
+    /// Behind what is there.
+    End,
+    /// Before it.
+    Begin,
+}
+
+impl Accelerator {
+    /// All ranks' tensors in one, in rank order along the first dimension, in which they may differ in length. A number counts as a list of one.
+    #[track_caller]
+    pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
+        Ok(Tensor::f_cat(&self.parts(&as_list(tensor)?)?, 0)?)
+    }
+
+    /// As [`gather`](Self::gather), of what was computed from the batches of this turn: what comes from a batch that only fills up is left out, and rows, one for each
+    /// sample, are in the order in which the loader gives samples to one process.
+    #[track_caller]
+    pub fn gather_for_metrics(&self, tensor: &Tensor) -> Result<Tensor> {
+        let turn = self.shared.turn();
+        let own = as_list(tensor)?;
+        let own = if turn.factor.is_some() { own } else { own.f_narrow(0, 0, 0)? };
+        let parts = self.parts(&own)?;
+        let lens: Vec<usize> = parts.iter().map(|part| part.size()[0] as usize).collect();
+        let whole = Tensor::f_cat(&parts, 0)?;
+        match lens == turn.samples {
+            true => {
+                let order = Tensor::from_slice(&in_turn(&lens)).to_device(whole.device());
+                Ok(whole.f_index_select(0, &order)?)
+            }
+            false => Ok(whole),
+        }
+    }
+
+    fn parts(&self, own: &Tensor) -> Result<Vec<Tensor>> {
+        Ok(self.group().all_gather_uneven_tensor(own)?)
+    }
+
+    /// All ranks' tensors, which are of one size, reduced to one that every rank gets.
+    #[track_caller]
+    pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let mut reduced = tensor.detach().copy();
+        self.group().all_reduce_tensor(&mut reduced, op)?;
+        Ok(reduced)
+    }
+
+    /// This rank's tensor, made as long as the longest of all ranks' along one dimension.
+    #[track_caller]
+    pub fn pad_across_processes(&self, tensor: &Tensor, padding: Padding) -> Result<Tensor> {
+        let (size, num_dims) = (tensor.size(), tensor.dim() as i64);
+        let dim = if padding.dim < 0 { padding.dim + num_dims } else { padding.dim };
+        let own = (0..num_dims).contains(&dim).then(|| size[dim as usize]);
+        // Those that have no such dimension tell the others so.
+        let all = self.group().all_gather_object(&own)?;
+        if let Some(rank) = all.iter().position(Option::is_none) {
+            return Err(AcceleratorError::Unfit(format!(
+                "cannot pad along dimension {}: that of rank {rank} has none; its size here is {size:?}",
+                padding.dim
+            )));
+        }
+        let longest = all.into_iter().flatten().max().unwrap_or(0);
+        let mut padded_size = size.clone();
+        padded_size[dim as usize] = longest;
+        let padded =
+            tensor.detach().f_new_full(padded_size, padding.value, (tensor.kind(), tensor.device()))?;
+        let len = size[dim as usize];
+        let begin = if padding.at == PadAt::End { 0 } else { longest - len };
+        padded.f_narrow(dim, begin, len)?.f_copy_(&tensor.detach())?;
+        Ok(padded)
+    }
+}
+
+/// A number as a list of one.
+fn as_list(tensor: &Tensor) -> Result<Tensor> {
+    let tensor = tensor.detach();
+    Ok(if tensor.dim() == 0 { tensor.f_view([1])? } else { tensor })
+}
+
+/// Where rows that ranks took in turn lie, when those of each rank lie together.
+fn in_turn(lens: &[usize]) -> Vec<i64> {
+    let begins: Vec<usize> =
+        lens.iter().scan(0, |sum, len| Some(std::mem::replace(sum, *sum + len))).collect();
+    let longest = lens.iter().copied().max().unwrap_or(0);
+    let row = |row: usize| {
+        let has = lens.iter().zip(&begins).filter(move |(len, _)| row < **len);
+        has.map(move |(_, begin)| (begin + row) as i64)
+    };
+    (0..longest).flat_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_in_turn() {
+        assert_eq!(in_turn(&[3, 2, 2]), [0, 3, 5, 1, 4, 6, 2]);
+        assert_eq!(in_turn(&[1, 0]), [0]);
+        assert_eq!(in_turn(&[0, 0]), []);
+    }
+}

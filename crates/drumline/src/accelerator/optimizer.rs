@@ -1,0 +1,121 @@
+//! A prepared optimizer steps where windows end, and its schedule with it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use drumline_torch::{Named, Optimizer};
+
+use super::error::Result;
+use super::shared::Shared;
+use crate::schedule::{At, Schedule};
+
+/// An optimizer, whatever its type is, and its steps.
+pub(super) struct Kept {
+    pub(super) optimizer: Rc<RefCell<dyn Optimizer>>,
+    pub(super) steps: Rc<Cell<u64>>,
+}
+
+/// An optimizer that steps when a window is complete; see [`Accelerator::prepare`](super::Accelerator::prepare).
+pub struct PreparedOptimizer<O> {
+    optimizer: Rc<RefCell<O>>,
+    steps: Rc<Cell<u64>>,
+    shared: Rc<Shared>,
+}
+
+impl<O: Optimizer + 'static> PreparedOptimizer<O> {
+    pub(super) fn new(optimizer: O, shared: &Rc<Shared>) -> Self {
+        Self { optimizer: Rc::new(RefCell::new(optimizer)), steps: Rc::default(), shared: shared.clone() }
+    }
+
+    pub(super) fn kept(&self) -> Kept {
+        Kept { optimizer: self.optimizer.clone(), steps: self.steps.clone() }
+    }
+}
+
+impl<O: Optimizer> PreparedOptimizer<O> {
+    /// Changes the parameters in a turn that ends a window; in others it does nothing.
+    pub fn step(&mut self) -> Result {
+        if !self.shared.turn().is_last {
+            return Ok(());
+        }
+        self.shared.check_reduced()?;
+        self.optimizer.borrow_mut().step()?;
+        self.steps.set(self.steps.get() + 1);
+        Ok(())
+    }
+
+    /// Leaves the parameters without gradients, except those of a window that is not complete: so it may stand before the forward or behind the step.
+    pub fn zero_grad(&mut self) -> Result {
+        if self.shared.turn().is_open() {
+            return Ok(());
+        }
+        self.shared.note_cleared();
+        Ok(self.optimizer.borrow_mut().zero_grad()?)
+    }
+
+    /// Steps done.
+    pub fn steps(&self) -> u64 {
+        self.steps.get()
+    }
+
+    /// The learning rate.
+    pub fn lr(&self) -> f64 {
+        self.optimizer.borrow().lr()
+    }
+
+    /// Sets the learning rate.
+    pub fn set_lr(&mut self, lr: f64) {
+        self.optimizer.borrow_mut().set_lr(lr);
+    }
+
+    /// What is trained.
+    pub fn parameters(&self) -> Vec<Named> {
+        self.optimizer.borrow().parameters()
+    }
+}
+
+impl<O> std::fmt::Debug for PreparedOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PreparedOptimizer").field("steps", &self.steps).finish_non_exhaustive()
+    }
+}
+
+/// A schedule that goes on when its optimizer has stepped; see [`Accelerator::prepare_schedule`](super::Accelerator::prepare_schedule).
+pub struct PreparedSchedule<O, S> {
+    schedule: S,
+    optimizer: Rc<RefCell<O>>,
+    steps: Rc<Cell<u64>>,
+    /// The steps that it was last asked after.
+    seen: u64,
+    shared: Rc<Shared>,
+}
+
+impl<O: Optimizer, S: Schedule> PreparedSchedule<O, S> {
+    pub(super) fn new(of: &PreparedOptimizer<O>, schedule: S) -> Self {
+        let (optimizer, steps) = (of.optimizer.clone(), of.steps.clone());
+        let start = At { epoch: 0.0, step: steps.get() };
+        optimizer.borrow_mut().set_lr(schedule.lr(start));
+        Self { schedule, optimizer, seen: steps.get(), steps, shared: of.shared.clone() }
+    }
+
+    /// Sets the learning rate of the next step, if there was a step since it was last called.
+    pub fn step(&mut self) {
+        let step = self.steps.get();
+        if std::mem::replace(&mut self.seen, step) == step {
+            return;
+        }
+        let at = At { epoch: self.shared.turn().epoch, step };
+        self.optimizer.borrow_mut().set_lr(self.schedule.lr(at));
+    }
+
+    /// The learning rate.
+    pub fn lr(&self) -> f64 {
+        self.optimizer.borrow().lr()
+    }
+}
+
+impl<O, S: std::fmt::Debug> std::fmt::Debug for PreparedSchedule<O, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PreparedSchedule").field("schedule", &self.schedule).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,385 @@
+//! `DistTrainer`: a training loop for any number of ranks, as fastNLP's.
+//!
+//! ```text
+//!   train_data ─▶ WholeShare, Loader ─▶ up to update_every batches ─▶ meet: counts, requests, trouble of all ranks
+//!                                                                      │
+//!      ┌─ evaluation, checkpoint, stop: what any rank asks for ◀───────┤
+//!      │                                                               ▼
+//!      └─▶ callbacks ◀─ optimizer ◀─ one reduction ◀─ sums of losses ÷ count of the whole step over all ranks
+//! ```
+//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `save`.
+//!
+//! - `batch`, `model`, `loss`, `metric`: what can be trained, on what, towards what
+//! - `callbacks`: those that are supplied
+
+mod batch;
+mod callback;
+mod callbacks;
+mod data;
+mod error;
+mod evaluate;
+mod hooks;
+mod loss;
+mod meeting;
+mod metric;
+mod model;
+mod prepare;
+mod run;
+mod save;
+mod settings;
+mod share;
+mod state;
+mod step;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use drumline_comm::{CommError, ProcessGroup};
+use drumline_parallel::DdpOptions;
+use drumline_torch::Optimizer;
+use tch::Device;
+use tch::nn::VarStore;
+
+use crate::loader::Dataset;
+use crate::sampler::Sampler;
+use crate::shared_failure::{in_words, panic_words};
+use crate::stop_request::StopRequest;
+use data::AnyDataset;
+use hooks::Hooks;
+use metric::Scores;
+use run::Run;
+use settings::Settings;
+
+pub use batch::{Batch, Supervised};
+pub use callback::{Callback, CallbackResult, MasterCallback};
+pub use callbacks::{
+    Checkpoint, EarlyStop, EvaluateEvery, GradientClip, LearningRate, StopOnNan, TimeLimit, Warmup,
+};
+pub use error::TrainerError;
+pub use loss::{CrossEntropy, Loss};
+pub use metric::{BatchMetric, MetricKey};
+pub use model::{Mode, Model};
+pub use run::{End, TrainOutcome};
+pub use settings::{Every, LoadBestModel, Precision};
+pub use state::{Best, Evaluation, Times, TrainState};
+
+/// Trains a model with all ranks of a group. Every rank makes the same one and calls [`train`](Self::train).
+///
+/// The names and defaults are those of fastNLP's `DistTrainer`. What makes no sense is told by `train`, on all ranks, with one text.
+///
+/// ```no_run
+/// use drumline::tch::nn::VarStore;
+/// use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel, Warmup};
+/// use drumline::{ProcessGroup, TopK, local_device};
+/// # use drumline::{Cause, MapDataset, Sample, tch::{self, Tensor, nn}};
+/// # fn data() -> impl drumline::Dataset<Batch = (Tensor, Tensor)> + 'static {
+/// #     MapDataset::new(1, |_: Sample| Ok(()), |_| Ok::<_, Cause>((Tensor::new(), Tensor::new())))
+/// # }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let group = ProcessGroup::from_env()?;
+/// let store = VarStore::new(local_device(&group));
+/// let model = nn::linear(store.root(), 20, 2, Default::default());
+/// let trainer = DistTrainer::new(&group, &model, &store, data())
+///     .dev_data(data())
+///     .loss(CrossEntropy::default())
+///     .metric("acc", TopK::new(1))
+///     .metric_key("acc")
+///     .callback(Warmup::steps(100))
+///     .batch_size_per_gpu(32)
+///     .update_every(2)
+///     .n_epochs(10)
+///     .save_path("save");
+/// let outcome = trainer.train(LoadBestModel::Yes)?;
+/// println!("best {:?} after step {:?}, {:.1} s", outcome.best_metric, outcome.best_step, outcome.seconds);
+/// # Ok(())
+/// # }
+/// ```
+pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
+    group: ProcessGroup,
+    model: &'a M,
+    store: &'a VarStore,
+    train_data: AnyDataset<B>,
+    dev_data: Option<AnyDataset<B>>,
+    sampler: Option<Box<dyn Sampler>>,
+    loss: Option<Box<dyn Loss<B, M::Output> + 'a>>,
+    scores: Scores<'a, B, M::Output>,
+    optimizer: Option<Box<dyn Optimizer>>,
+    device: Option<Device>,
+    ddp_options: DdpOptions,
+    stop: Option<StopRequest>,
+    hooks: Hooks<'a>,
+    settings: Settings,
+}
+
+impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
+    /// Trains `model`, whose variables are in `store`, on `train_data`, of which every rank takes its share.
+    pub fn new(
+        group: &ProcessGroup,
+        model: &'a M,
+        store: &'a VarStore,
+        train_data: impl Dataset<Batch = B> + 'static,
+    ) -> Self {
+        Self {
+            group: group.clone(),
+            model,
+            store,
+            train_data: AnyDataset(Arc::new(train_data)),
+            dev_data: None,
+            sampler: None,
+            loss: None,
+            scores: Scores(Vec::new()),
+            optimizer: None,
+            device: None,
+            ddp_options: DdpOptions::default(),
+            stop: None,
+            hooks: Hooks::default(),
+            settings: Settings::default(),
+        }
+    }
+
+    /// Evaluates on these, on all ranks: each sample once.
+    #[must_use]
+    pub fn dev_data(self, data: impl Dataset<Batch = B> + 'static) -> Self {
+        Self { dev_data: Some(AnyDataset(Arc::new(data))), ..self }
+    }
+
+    /// What is minimised: [`CrossEntropy`], a function of output and batch that gives the mean, or a [`Loss`] of yours.
+    #[must_use]
+    pub fn loss(self, loss: impl Loss<B, M::Output> + 'a) -> Self {
+        Self { loss: Some(Box::new(loss)), ..self }
+    }
+
+    /// One more metric of evaluations. The mean loss is always there, as `loss`.
+    #[must_use]
+    pub fn metric(mut self, name: impl Into<String>, metric: impl BatchMetric<B, M::Output> + 'a) -> Self {
+        self.scores.0.push((name.into(), Box::new(metric)));
+        self
+    }
+
+    /// The metric that says which model is best: `acc`, or `-loss` where smaller is better. The first metric, if it is not said; without one `-loss`.
+    #[must_use]
+    pub fn metric_key(mut self, key: impl Into<String>) -> Self {
+        self.settings.metric_key = Some(key.into());
+        self
+    }
+
+    /// The optimizer of the store's parameters; [`Adam`](crate::Adam) with a learning rate of 4e-3, if it is not said.
+    #[must_use]
+    pub fn optimizer(self, optimizer: impl Optimizer + 'static) -> Self {
+        Self { optimizer: Some(Box::new(optimizer)), ..self }
+    }
+
+    /// One more callback that runs on all ranks and may change the state of the training.
+    ///
+    /// One that writes belongs to [`master_callback`](Self::master_callback); here it does not compile:
+    ///
+    /// ```compile_fail,E0277
+    /// use drumline::trainer::{Batch, DistTrainer, MasterCallback, Model};
+    /// struct Log;
+    /// impl MasterCallback for Log {}
+    /// fn with_log<M: Model<B>, B: Batch>(trainer: DistTrainer<'_, M, B>) {
+    ///     let _ = trainer.callback(Log);
+    /// }
+    /// ```
+    ///
+    /// ```
+    /// use drumline::trainer::{Batch, DistTrainer, MasterCallback, Model};
+    /// struct Log;
+    /// impl MasterCallback for Log {}
+    /// fn with_log<M: Model<B>, B: Batch>(trainer: DistTrainer<'_, M, B>) {
+    ///     let _ = trainer.master_callback(Log);
+    /// }
+    /// ```
+    #[must_use]
+    pub fn callback(mut self, callback: impl Callback + 'a) -> Self {
+        self.hooks.all.push(Box::new(callback));
+        self
+    }
+
+    /// One more callback that runs on rank 0 and only looks. Every rank may add it.
+    ///
+    /// ```compile_fail,E0277
+    /// use drumline::trainer::{Batch, DistTrainer, GradientClip, Model};
+    /// fn with_clip<M: Model<B>, B: Batch>(trainer: DistTrainer<'_, M, B>) {
+    ///     let _ = trainer.master_callback(GradientClip::norm(1.0)); // would make rank 0 another model
+    /// }
+    /// ```
+    ///
+    /// ```
+    /// use drumline::trainer::{Batch, DistTrainer, GradientClip, Model};
+    /// fn with_clip<M: Model<B>, B: Batch>(trainer: DistTrainer<'_, M, B>) {
+    ///     let _ = trainer.callback(GradientClip::norm(1.0));
+    /// }
+    /// ```
+    #[must_use]
+    pub fn master_callback(mut self, callback: impl MasterCallback + 'a) -> Self {
+        if self.group.rank() == 0 {
+            self.hooks.master.push(Box::new(callback));
+        }
+        self
+    }
+
+    /// Samples in a batch of each rank; 8, if it is not said.
+    #[must_use]
+    pub fn batch_size_per_gpu(mut self, samples: usize) -> Self {
+        self.settings.batch_size_per_gpu = samples;
+        self
+    }
+
+    /// Samples in a batch of an evaluation; as many as in training, if it is not said.
+    #[must_use]
+    pub fn dev_batch_size(mut self, samples: usize) -> Self {
+        self.settings.dev_batch_size = Some(samples);
+        self
+    }
+
+    /// Batches of a step on each rank; 1, if it is not said. Their gradients are added up and reduced once, and divided by the number of samples, or
+    /// tokens, of all of them on all ranks: the step is that of one big batch.
+    #[must_use]
+    pub fn update_every(mut self, batches: usize) -> Self {
+        self.settings.update_every = batches;
+        self
+    }
+
+    /// How often all samples are seen; once, if it is not said.
+    #[must_use]
+    pub fn n_epochs(mut self, epochs: u64) -> Self {
+        self.settings.n_epochs = epochs;
+        self
+    }
+
+    /// Threads that make batches; 1, if it is not said. 0: batches are made when they are needed.
+    #[must_use]
+    pub fn num_workers(mut self, threads: usize) -> Self {
+        self.settings.num_workers = threads;
+        self
+    }
+
+    /// Whether samples that do not fill a batch on all ranks are left out of an epoch; they are not, if it is not said.
+    #[must_use]
+    pub fn drop_last(mut self, drop: bool) -> Self {
+        self.settings.drop_last = drop;
+        self
+    }
+
+    /// Whether samples come in another order each epoch; they do, if it is not said.
+    #[must_use]
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.settings.shuffle = shuffle;
+        self
+    }
+
+    /// Seeds the order of samples; 0, if it is not said. The same on all ranks.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.seed = seed;
+        self
+    }
+
+    /// The samples that this rank takes, in place of an equal share of a shuffled order. Ranks may take different numbers.
+    #[must_use]
+    pub fn sampler(self, sampler: impl Sampler + 'static) -> Self {
+        Self { sampler: Some(Box::new(sampler)), ..self }
+    }
+
+    /// Steps between two lines about the training; 10, if it is not said. 0: no lines.
+    #[must_use]
+    pub fn print_every(mut self, steps: u64) -> Self {
+        self.settings.print_every = steps;
+        self
+    }
+
+    /// How often to evaluate; after each epoch, if it is not said.
+    #[must_use]
+    pub fn validate_every(mut self, every: Every) -> Self {
+        self.settings.validate_every = every;
+        self
+    }
+
+    /// Folder of checkpoints: the best model, and the last state, from which [`resume_from`](Self::resume_from) goes on.
+    #[must_use]
+    pub fn save_path(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.settings.save_path = Some(folder.into());
+        self
+    }
+
+    /// Goes on from the latest checkpoint in this folder, if there is one. Any number of ranks may.
+    #[must_use]
+    pub fn resume_from(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.settings.resume_from = Some(folder.into());
+        self
+    }
+
+    /// Where the training is done. It must be where the model is, and is there, if it is not said.
+    #[must_use]
+    pub fn device(self, device: Device) -> Self {
+        Self { device: Some(device), ..self }
+    }
+
+    /// In which numbers forward is computed; f32, if it is not said.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.settings.precision = precision;
+        self
+    }
+
+    /// Whether a progress bar is wanted where there is a terminal; it is, if it is not said.
+    #[must_use]
+    pub fn use_tqdm(mut self, wanted: bool) -> Self {
+        self.settings.use_tqdm = wanted;
+        self
+    }
+
+    /// How gradients are reduced.
+    #[must_use]
+    pub fn ddp_options(self, ddp_options: DdpOptions) -> Self {
+        Self { ddp_options, ..self }
+    }
+
+    /// What asks for an early end; SIGTERM, SIGUSR1 and Ctrl-C, if it is not said.
+    #[must_use]
+    pub fn stop_request(self, stop: StopRequest) -> Self {
+        Self { stop: Some(stop), ..self }
+    }
+
+    /// Whether this is rank 0, which writes.
+    pub fn is_master(&self) -> bool {
+        self.group.rank() == 0
+    }
+
+    /// This rank among those of its machine.
+    pub fn local_rank(&self) -> usize {
+        self.group.local_rank()
+    }
+
+    /// Waits for all ranks.
+    #[track_caller]
+    pub fn barrier(&self) -> Result<(), CommError> {
+        self.group.barrier()
+    }
+
+    /// Trains. All ranks call it, and all get the same outcome: a rank that fails, or panics, ends the training of all of them.
+    pub fn train(self, load_best_model: LoadBestModel) -> Result<TrainOutcome, TrainerError> {
+        let group = self.group.clone();
+        match catch_unwind(AssertUnwindSafe(|| Run::prepare(self, load_best_model)?.train())) {
+            Ok(Err(error)) if !error.is_agreed() => {
+                // Whoever waits for this rank learns why it does so in vain.
+                group.abort(&in_words(&error));
+                Err(error)
+            }
+            Ok(outcome) => outcome,
+            Err(panic) => {
+                group.abort(&panic_words(&*panic));
+                resume_unwind(panic)
+            }
+        }
+    }
+}
+
+impl<M: Model<B> + ?Sized, B: Batch> std::fmt::Debug for DistTrainer<'_, M, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DistTrainer").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,52 @@
+//! When checkpoints are saved, beside those of the best model and of the end, and how many stay.
+
+use crate::trainer::callback::{Callback, CallbackResult};
+use crate::trainer::settings::Every;
+use crate::trainer::state::TrainState;
+
+/// Saves checkpoints now and then in the trainer's `save_path`. The best model, and the state at the end, are saved without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checkpoint {
+    every: Every,
+    keep_last: Option<usize>,
+}
+
+impl Checkpoint {
+    /// After this many steps or epochs.
+    pub fn every(every: Every) -> Self {
+        Self { every, keep_last: None }
+    }
+
+    /// How many stay, beside the best; two, if it is not said.
+    #[must_use]
+    pub fn keep_last(self, num: usize) -> Self {
+        Self { keep_last: Some(num), ..self }
+    }
+}
+
+impl Callback for Checkpoint {
+    fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        if !state.has_save_path() {
+            return Err("there is no folder to save in; try .save_path(\"save\")".into());
+        }
+        match self.keep_last {
+            Some(0) => Err("keep_last is 0, expected at least 1".into()),
+            Some(num) => Ok(state.keep_last_checkpoints(num)),
+            None => Ok(()),
+        }
+    }
+
+    fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if self.every.is_at_step(state.step()) {
+            state.request_checkpoint();
+        }
+        Ok(())
+    }
+
+    fn on_epoch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if self.every.is_at_epoch(state.epoch()) {
+            state.request_checkpoint();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! Ends before the last epoch.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::trainer::callback::{Callback, CallbackResult};
+use crate::trainer::state::{Evaluation, TrainState};
+
+/// Stops when so many evaluations in a row were not better than the best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyStop {
+    patience: u64,
+    waited: u64,
+}
+
+impl EarlyStop {
+    /// After `patience` evaluations.
+    pub fn patience(patience: u64) -> Self {
+        Self { patience, waited: 0 }
+    }
+}
+
+impl Callback for EarlyStop {
+    fn on_valid_end(&mut self, state: &mut TrainState, evaluation: &Evaluation) -> CallbackResult {
+        self.waited = if evaluation.is_better { 0 } else { self.waited + 1 };
+        if self.waited >= self.patience {
+            let (key, waited) = (&evaluation.metric_key, self.waited);
+            state.request_stop(format!("early stop: no better {key} in {waited} evaluations"));
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Value {
+        self.waited.into()
+    }
+
+    fn load_state(&mut self, state: &Value) -> CallbackResult {
+        self.waited =
+            state.as_u64().ok_or_else(|| format!("expected a count of evaluations, got {state}"))?;
+        Ok(())
+    }
+}
+
+/// Stops, with a checkpoint, when training has taken this long. Time before a checkpoint that it went on from does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit {
+    longest: Duration,
+}
+
+impl TimeLimit {
+    /// After this time; the step that is under way is finished.
+    pub fn new(longest: Duration) -> Self {
+        Self { longest }
+    }
+}
+
+impl Callback for TimeLimit {
+    fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        // Clocks differ from rank to rank; it is enough that one asks.
+        if state.elapsed() >= self.longest {
+            state.request_stop(format!("time limit: {:?}", self.longest));
+        }
+        Ok(())
+    }
+}
+
+/// Ends the training with an error when the loss is no number, before the weights are touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StopOnNan;
+
+impl Callback for StopOnNan {
+    fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.loss().is_finite() {
+            return Ok(());
+        }
+        let (loss, step, epoch, lr) = (state.loss(), state.step() + 1, state.epoch() + 1, state.lr());
+        Err(format!(
+            "the loss is {loss} at step {step} (epoch {epoch}, lr {lr}); the weights are those of the step before; \
+             try a smaller learning rate, or a warm-up"
+        )
+        .into())
+    }
+}

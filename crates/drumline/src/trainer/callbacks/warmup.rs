@@ -1,0 +1,86 @@
+//! A learning rate that grows from small steps to full ones, and then stays or falls.
+
+use crate::trainer::callback::{Callback, CallbackResult};
+use crate::trainer::state::TrainState;
+
+/// Lets the learning rate grow evenly from near zero to the optimizer's own, as fastNLP's `WarmupCallback`. It sets the learning rate by itself: with
+/// [`LearningRate`](super::LearningRate) use a schedule that has a warm-up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Warmup {
+    length: Length,
+    after: After,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Length {
+    Steps(u64),
+    Fraction(f64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    Constant,
+    Linear,
+}
+
+impl Warmup {
+    /// Over this many steps.
+    pub fn steps(steps: u64) -> Self {
+        Self { length: Length::Steps(steps), after: After::Constant }
+    }
+
+    /// Over this part of all steps, from 0 to 1.
+    pub fn fraction(fraction: f64) -> Self {
+        Self { length: Length::Fraction(fraction), after: After::Constant }
+    }
+
+    /// Afterwards it falls evenly to zero at the last step; otherwise it stays.
+    #[must_use]
+    pub fn then_linear(self) -> Self {
+        Self { after: After::Linear, ..self }
+    }
+
+    /// What the learning rate of a step, counted from 0, is multiplied with.
+    fn factor(&self, step: u64, total: u64) -> f64 {
+        let warm = match self.length {
+            Length::Steps(steps) => steps as f64,
+            Length::Fraction(fraction) => fraction * total as f64,
+        };
+        let (step, total) = ((step + 1) as f64, total as f64);
+        match self.after {
+            _ if step < warm => step / warm,
+            After::Linear if total > warm => ((total - step) / (total - warm)).max(0.0),
+            _ => 1.0,
+        }
+    }
+}
+
+impl Callback for Warmup {
+    fn on_train_begin(&mut self, _state: &mut TrainState) -> CallbackResult {
+        match self.length {
+            Length::Fraction(fraction) if !(0.0..=1.0).contains(&fraction) => {
+                Err(format!("the warm-up is {fraction} of all steps; expected a number from 0 to 1").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        state.set_lr(state.initial_lr() * self.factor(state.step(), state.total_steps()));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_grows_and_then_stays_or_falls() {
+        let factors = |warmup: Warmup| (0..8).map(|step| warmup.factor(step, 8)).collect::<Vec<_>>();
+        assert_eq!(factors(Warmup::steps(4)), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!(factors(Warmup::fraction(0.5)), factors(Warmup::steps(4)));
+        assert_eq!(factors(Warmup::steps(4).then_linear()), [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]);
+        assert_eq!(factors(Warmup::steps(0)), [1.0; 8]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Calls callbacks in their order, and keeps in mind what goes wrong until all ranks meet.
+//!
+//! A callback that fails on one rank must not leave the others waiting: its rank goes on with the step, in which all have a part, and says at the next
+//! meeting that it has trouble. From then on it calls no more hooks.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::callback::{Callback, MasterCallback};
+use super::error::TrainerError;
+use super::state::{Evaluation, TrainState};
+use crate::loader::Cause;
+use crate::shared_failure::{Trouble, guarded};
+
+/// When callbacks are called.
+#[derive(Clone, Copy)]
+pub(super) enum Hook<'e> {
+    TrainBegin,
+    EpochBegin,
+    BatchBegin,
+    LossBegin,
+    BackwardBegin,
+    BackwardEnd,
+    StepEnd,
+    BatchEnd,
+    ValidBegin,
+    ValidEnd(&'e Evaluation),
+    EpochEnd,
+    TrainEnd,
+}
+
+impl Hook<'_> {
+    fn name(self) -> &'static str {
+        match self {
+            Self::TrainBegin => "on_train_begin",
+            Self::EpochBegin => "on_epoch_begin",
+            Self::BatchBegin => "on_batch_begin",
+            Self::LossBegin => "on_loss_begin",
+            Self::BackwardBegin => "on_backward_begin",
+            Self::BackwardEnd => "on_backward_end",
+            Self::StepEnd => "on_step_end",
+            Self::BatchEnd => "on_batch_end",
+            Self::ValidBegin => "on_valid_begin",
+            Self::ValidEnd(_) => "on_valid_end",
+            Self::EpochEnd => "on_epoch_end",
+            Self::TrainEnd => "on_train_end",
+        }
+    }
+}
+
+/// Calls the hook of a callback of either kind.
+macro_rules! call {
+    ($hook:expr, $callback:expr, $state:expr) => {
+        match $hook {
+            Hook::TrainBegin => $callback.on_train_begin($state),
+            Hook::EpochBegin => $callback.on_epoch_begin($state),
+            Hook::BatchBegin => $callback.on_batch_begin($state),
+            Hook::LossBegin => $callback.on_loss_begin($state),
+            Hook::BackwardBegin => $callback.on_backward_begin($state),
+            Hook::BackwardEnd => $callback.on_backward_end($state),
+            Hook::StepEnd => $callback.on_step_end($state),
+            Hook::BatchEnd => $callback.on_batch_end($state),
+            Hook::ValidBegin => $callback.on_valid_begin($state),
+            Hook::ValidEnd(evaluation) => $callback.on_valid_end($state, evaluation),
+            Hook::EpochEnd => $callback.on_epoch_end($state),
+            Hook::TrainEnd => $callback.on_train_end($state),
+        }
+    };
+}
+
+/// All callbacks of this rank.
+#[derive(Default)]
+pub(super) struct Hooks<'a> {
+    pub(super) all: Vec<Box<dyn Callback + 'a>>,
+    /// Empty but on rank 0.
+    pub(super) master: Vec<Box<dyn MasterCallback + 'a>>,
+    trouble: Option<Trouble>,
+}
+
+impl Hooks<'_> {
+    /// Calls a hook, and notes an error.
+    pub(super) fn call(&mut self, hook: Hook<'_>, state: &mut TrainState) {
+        let within =
+            |trouble: Trouble, name: String| trouble.within(&format!("callback `{name}`, {}", hook.name()));
+        for callback in &mut self.all {
+            if self.trouble.is_none() {
+                let called = guarded(|| call!(hook, callback, state));
+                self.trouble = called.err().map(|trouble| within(trouble, callback.name()));
+            }
+        }
+        for callback in &mut self.master {
+            if self.trouble.is_none() {
+                let called = guarded(|| call!(hook, callback, state));
+                self.trouble = called.err().map(|trouble| within(trouble, callback.name()));
+            }
+        }
+    }
+
+    /// The training has failed: all are told, whatever they make of it.
+    pub(super) fn exception(&mut self, state: &mut TrainState, error: &TrainerError) {
+        for callback in &mut self.all {
+            tell(&callback.name(), guarded(|| callback.on_exception(state, error)));
+        }
+        for callback in &mut self.master {
+            tell(&callback.name(), guarded(|| callback.on_exception(state, error)));
+        }
+    }
+
+    /// Something went wrong beside callbacks; the first trouble stays.
+    pub(super) fn note(&mut self, trouble: Trouble) {
+        self.trouble.get_or_insert(trouble);
+    }
+
+    /// What has gone wrong on this rank.
+    pub(super) fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    /// The names of those that run on all ranks.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.all.iter().map(|callback| callback.name()).collect()
+    }
+
+    /// What checkpoints keep of them: by their place and name.
+    pub(super) fn state(&self) -> BTreeMap<String, Value> {
+        let state = |(place, callback): (usize, &Box<dyn Callback + '_>)| {
+            (key(place, &callback.name()), callback.state())
+        };
+        self.all.iter().enumerate().map(state).filter(|(_, state)| !state.is_null()).collect()
+    }
+
+    /// Goes on from what a checkpoint has kept; callbacks that it does not know begin anew.
+    pub(super) fn load_state(&mut self, states: &BTreeMap<String, Value>) -> Result<(), Cause> {
+        for (place, callback) in self.all.iter_mut().enumerate() {
+            if let Some(state) = states.get(&key(place, &callback.name())) {
+                callback.load_state(state)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn key(place: usize, name: &str) -> String {
+    format!("{place}.{name}")
+}
+
+fn tell(name: &str, outcome: Result<(), Trouble>) {
+    if let Err(trouble) = outcome {
+        tracing::warn!("callback `{name}`, on_exception: {}", trouble.text);
+    }
+}

@@ -1,0 +1,160 @@
+//! Metrics of an evaluation: each by its name, all reduced in one call, and the one that says which model is best.
+
+use drumline_comm::{CommError, ProcessGroup, ReduceOp};
+use tch::Tensor;
+
+use super::batch::Supervised;
+use crate::loader::Cause;
+use crate::metrics::Metric;
+
+/// A figure made of sums over the batches of an evaluation, for outputs `O` of batches `B`; exact over ranks as [`Metric`] is, and every [`Metric`]
+/// is one.
+pub trait BatchMetric<B, O> {
+    /// Adds a batch of this rank.
+    fn update(&mut self, output: &O, batch: &B) -> Result<(), Cause>;
+
+    /// This rank's sums and counts; always as many. Zeros before the first batch.
+    fn sums(&self) -> Vec<f64>;
+
+    /// The value that belongs to such sums.
+    fn value_of(&self, sums: &[f64]) -> f64;
+
+    /// Forgets all batches.
+    fn reset(&mut self);
+}
+
+impl<T: Metric, B: Supervised> BatchMetric<B, Tensor> for T {
+    fn update(&mut self, output: &Tensor, batch: &B) -> Result<(), Cause> {
+        Ok(Metric::update(self, output, batch.target())?)
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        Metric::sums(self)
+    }
+
+    fn value_of(&self, sums: &[f64]) -> f64 {
+        Metric::value_of(self, sums)
+    }
+
+    fn reset(&mut self) {
+        Metric::reset(self);
+    }
+}
+
+/// The name of the loss among the metrics.
+pub(super) const LOSS: &str = "loss";
+
+/// The metrics that were asked for, in their order.
+pub(super) struct Scores<'a, B, O>(pub(super) Vec<(String, Box<dyn BatchMetric<B, O> + 'a>)>);
+
+impl<B, O> Scores<'_, B, O> {
+    pub(super) fn reset(&mut self) {
+        self.0.iter_mut().for_each(|(_, metric)| metric.reset());
+    }
+
+    pub(super) fn update(&mut self, output: &O, batch: &B) -> Result<(), Cause> {
+        for (name, metric) in &mut self.0 {
+            let updated = metric.update(output, batch);
+            updated.map_err(|cause| format!("metric `{name}`: {cause}"))?;
+        }
+        Ok(())
+    }
+
+    /// Each metric's value over all ranks' batches, behind the mean loss of which this rank has the sum and the count.
+    #[track_caller]
+    pub(super) fn reduce(
+        &self,
+        loss: [f64; 2],
+        group: &ProcessGroup,
+    ) -> Result<Vec<(String, f64)>, CommError> {
+        let mut all = loss.to_vec();
+        self.0.iter().for_each(|(_, metric)| all.extend(metric.sums()));
+        group.all_reduce(&mut all, ReduceOp::Sum)?;
+        let mut values = vec![(LOSS.to_owned(), all[0] / all[1])];
+        let mut rest = &all[2..];
+        for (name, metric) in &self.0 {
+            let (these, others) = rest.split_at(metric.sums().len());
+            values.push((name.clone(), metric.value_of(these)));
+            rest = others;
+        }
+        Ok(values)
+    }
+
+    /// The names that a key may have; an error if one is there twice.
+    pub(super) fn names(&self) -> Result<Vec<&str>, Cause> {
+        let mut names = vec![LOSS];
+        for (name, _) in &self.0 {
+            if names.contains(&name.as_str()) {
+                return Err(format!("there are two metrics `{name}`; try another name for one").into());
+            }
+            names.push(name);
+        }
+        Ok(names)
+    }
+}
+
+/// Which metric says what is best: `acc`, or `-loss` where smaller is better.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricKey {
+    name: String,
+    smaller_is_better: bool,
+}
+
+impl MetricKey {
+    /// Reads a key, which must name one of `known`. A metric of which none is said is the first after the loss, or the loss itself.
+    pub(super) fn parse(key: Option<&str>, known: &[&str]) -> Result<Self, Cause> {
+        let key = match (key, known) {
+            (Some(key), _) => key.trim(),
+            (None, [_, first, ..]) => first,
+            (None, _) => "-loss",
+        };
+        let (name, smaller_is_better) = match key.strip_prefix('-') {
+            Some(name) => (name, true),
+            None => (key, false),
+        };
+        if !known.contains(&name) {
+            let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
+            let known = known.join(", ");
+            return Err(format!("metric_key: there is no metric `{name}`; try one of {known}").into());
+        }
+        Ok(Self { name: name.to_owned(), smaller_is_better })
+    }
+
+    /// The metric.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether `value` is better than the `best` so far. NaN never is.
+    pub fn is_better(&self, value: f64, best: Option<f64>) -> bool {
+        match best {
+            None => !value.is_nan(),
+            Some(best) if self.smaller_is_better => value < best,
+            Some(best) => value > best,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_name_a_metric_and_its_direction() {
+        let key = |text| MetricKey::parse(Some(text), &["loss", "acc"]);
+        let (acc, loss) = (key("acc").unwrap(), key("-loss").unwrap());
+        assert!(acc.is_better(0.5, Some(0.4)) && !acc.is_better(0.4, Some(0.4)));
+        assert!(loss.is_better(0.3, Some(0.4)) && !loss.is_better(0.5, Some(0.4)));
+        assert!(acc.is_better(0.0, None) && !acc.is_better(f64::NAN, None));
+        assert!(!loss.is_better(f64::NAN, Some(1.0)));
+        let told = key("-ppl").unwrap_err().to_string();
+        assert_eq!(told, "metric_key: there is no metric `ppl`; try one of `loss`, `acc`");
+    }
+
+    #[test]
+    fn without_a_key_the_first_metric_counts() {
+        assert_eq!(MetricKey::parse(None, &["loss", "acc", "f1"]).unwrap().name(), "acc");
+        let loss = MetricKey::parse(None, &["loss"]).unwrap();
+        assert!(loss.name() == "loss" && loss.is_better(1.0, Some(2.0)));
+    }
+}

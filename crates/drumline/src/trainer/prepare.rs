@@ -1,0 +1,205 @@
+//! From what the program asked for to a run that can begin: everything is checked, and the same on all ranks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_parallel::{Ddp, ParallelError};
+use drumline_torch::{Adam, AdamOptions, Optimizer, parameters};
+use serde_json::Value;
+use tch::nn::VarStore;
+
+use super::DistTrainer;
+use super::batch::Batch;
+use super::callbacks::Lines;
+use super::data::AnyDataset;
+use super::error::TrainerError;
+use super::loss::Loss;
+use super::metric::MetricKey;
+use super::model::Model;
+use super::run::{Clock, Place, Run};
+use super::settings::{LoadBestModel, Settings};
+use super::share::WholeShare;
+use super::state::{Start, TrainState};
+use crate::checkpoint::Checkpoints;
+use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
+use crate::sampler::{EvalSampler, Sampler, SamplerOptions};
+use crate::shared_failure::{SharedFailure, Trouble, agree};
+use crate::stop_request::StopRequest;
+
+/// fastNLP's learning rate for an optimizer that nobody asked for.
+const DEFAULT_LR: f64 = 4e-3;
+
+/// What was asked for, checked by this rank for itself.
+struct Parts<'a, B: Batch, O> {
+    loss: Box<dyn Loss<B, O> + 'a>,
+    key: MetricKey,
+    optimizer: Box<dyn Optimizer>,
+    train: Loader<AnyDataset<B>>,
+    dev: Option<Loader<AnyDataset<B>>>,
+    stop: StopRequest,
+}
+
+impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
+    fn parts(&mut self) -> Result<Parts<'a, B, M::Output>, Cause> {
+        self.settings.check()?;
+        check_device(self.store, self.device)?;
+        let key = MetricKey::parse(self.settings.metric_key.as_deref(), &self.scores.names()?)?;
+        let no_loss = "there is no loss; try .loss(CrossEntropy::default())";
+        Ok(Parts {
+            loss: self.loss.take().ok_or(no_loss)?,
+            key,
+            optimizer: self.optimizer.take().map_or_else(|| default_optimizer(self.store), Ok)?,
+            train: self.train_loader()?,
+            dev: self.dev_loader()?,
+            stop: self.stop.take().map_or_else(StopRequest::listen, Ok)?,
+        })
+    }
+
+    fn train_loader(&mut self) -> Result<Loader<AnyDataset<B>>, Cause> {
+        let Settings { shuffle, seed, drop_last, batch_size_per_gpu, .. } = self.settings;
+        let num_samples = check_len("train_data", &self.train_data)?;
+        let options =
+            SamplerOptions { shuffle, seed, drop_last, ..SamplerOptions::in_group(num_samples, &self.group) };
+        let sampler = match self.sampler.take() {
+            Some(sampler) => sampler,
+            None => Box::new(WholeShare::new(options)?) as Box<dyn Sampler>,
+        };
+        let options = LoaderOptions { drop_last, ..self.loader_options(batch_size_per_gpu) };
+        Ok(Loader::shared(Arc::new(self.train_data.clone()), sampler, options)?)
+    }
+
+    fn dev_loader(&self) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
+        let Some(data) = &self.dev_data else { return Ok(None) };
+        let num_samples = check_len("dev_data", data)?;
+        let sampler = EvalSampler::new(num_samples, self.group.size(), self.group.rank())?;
+        let batch_size = self.settings.dev_batch_size.unwrap_or(self.settings.batch_size_per_gpu);
+        Ok(Some(Loader::shared(Arc::new(data.clone()), sampler, self.loader_options(batch_size))?))
+    }
+
+    fn loader_options(&self, batch_size: usize) -> LoaderOptions {
+        let (workers, pin_memory) = (self.settings.num_workers, self.store.device().is_cuda());
+        LoaderOptions { batch_size, workers, prefetch: 2, drop_last: false, pin_memory }
+    }
+}
+
+fn check_len<B: Send>(name: &str, data: &AnyDataset<B>) -> Result<usize, Cause> {
+    match data.len() {
+        0 => Err(format!("{name} is empty; try looking at where it comes from").into()),
+        len => Ok(len),
+    }
+}
+
+fn check_device(store: &VarStore, wanted: Option<tch::Device>) -> Result<(), Cause> {
+    let found = store.device();
+    match wanted.filter(|wanted| *wanted != found) {
+        None => Ok(()),
+        Some(wanted) => {
+            Err(format!("the model is on {found:?}, expected {wanted:?}; try VarStore::new({wanted:?})")
+                .into())
+        }
+    }
+}
+
+fn default_optimizer(store: &VarStore) -> Result<Box<dyn Optimizer>, Cause> {
+    let options = AdamOptions { lr: DEFAULT_LR, ..AdamOptions::default() };
+    Ok(Box::new(Adam::new(parameters(store), options)?))
+}
+
+impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
+    /// Makes the run; called by all ranks together.
+    pub(super) fn prepare(
+        mut asked: DistTrainer<'a, M, B>,
+        load_best_model: LoadBestModel,
+    ) -> Result<Self, TrainerError> {
+        let group = asked.group.clone();
+        let parts = asked.parts();
+        let parts = agree::<_, TrainerError>(&group, parts.map_err(Trouble::from))?;
+        let config = asked.settings.to_config();
+        check_alike(&group, &config, &asked.hooks.names())?;
+        let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
+        let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options).map_err(known_to_all)?;
+        if group.rank() == 0 && asked.settings.print_every > 0 {
+            asked.hooks.master.insert(0, Box::new(Lines::new(asked.settings.print_every)));
+        }
+        let state = TrainState::new(Start {
+            device: asked.store.device(),
+            optimizer: parts.optimizer,
+            config,
+            n_epochs: asked.settings.n_epochs,
+            steps_per_epoch,
+            has_save_path: asked.settings.save_path.is_some(),
+            group,
+        });
+        Ok(Self {
+            ddp,
+            store: asked.store,
+            loss: parts.loss,
+            scores: asked.scores,
+            key: parts.key,
+            place: Place { from: parts.train.sampler().start(0), turns: 0 },
+            train: parts.train,
+            dev: parts.dev,
+            stop: parts.stop,
+            checkpoints: asked.settings.save_path.as_ref().map(Checkpoints::new),
+            hooks: asked.hooks,
+            settings: asked.settings,
+            load_best_model,
+            best_weights: None,
+            saved_at: None,
+            clock: Clock::new(),
+            state,
+        })
+    }
+}
+
+/// That ranks have different models, all of them have found out.
+fn known_to_all(error: ParallelError) -> TrainerError {
+    match error {
+        ParallelError::OtherModel { .. } => SharedFailure::alike(error.to_string()).into(),
+        error => error.into(),
+    }
+}
+
+/// The most steps that any rank has batches for.
+fn steps_per_epoch<B: Batch>(
+    group: &ProcessGroup,
+    train: &Loader<AnyDataset<B>>,
+    settings: &Settings,
+) -> Result<u64, TrainerError> {
+    let mut steps = [train.num_batches().div_ceil(settings.update_every) as u64];
+    group.all_reduce(&mut steps, ReduceOp::Max)?;
+    if steps[0] > 0 {
+        return Ok(steps[0]);
+    }
+    let (samples, ranks, batch) = (train.dataset().len(), group.size(), settings.batch_size_per_gpu);
+    Err(SharedFailure::alike(format!(
+        "train_data of {samples} samples fills no batch of {batch} on each of {ranks} ranks, and drop_last leaves them out; \
+         try a smaller batch_size_per_gpu, or drop_last(false)"
+    ))
+    .into())
+}
+
+/// Ranks that were asked for different things would train past each other.
+fn check_alike(
+    group: &ProcessGroup,
+    config: &BTreeMap<String, Value>,
+    callbacks: &[String],
+) -> Result<(), TrainerError> {
+    let mut own = config.clone();
+    own.insert("callbacks".into(), callbacks.join(", ").into());
+    // As text: a group's objects are not JSON.
+    let own: Vec<(String, String)> = own.into_iter().map(|(name, value)| (name, value.to_string())).collect();
+    let all = group.all_gather_object(&own)?;
+    for (rank, theirs) in all.iter().enumerate() {
+        let differs = all[0].iter().zip(theirs).find(|(first, other)| first != other);
+        if let Some(((name, first), (_, other))) = differs {
+            return Err(SharedFailure::alike(format!(
+                "rank {rank} was given another trainer than rank 0: {name} is {other}, expected {first}; \
+                 try the same on all ranks"
+            ))
+            .into());
+        }
+    }
+    Ok(())
+}

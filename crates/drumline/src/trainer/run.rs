@@ -1,0 +1,289 @@
+//! The training itself: epochs of steps, and between the steps whatever a rank asks for.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use drumline_parallel::Ddp;
+use drumline_torch::Named;
+use tch::nn::VarStore;
+
+use super::batch::Batch;
+use super::data::AnyDataset;
+use super::error::TrainerError;
+use super::hooks::{Hook, Hooks};
+use super::loss::Loss;
+use super::meeting::{Agreed, Brought, meet};
+use super::metric::{MetricKey, Scores};
+use super::model::Model;
+use super::settings::{LoadBestModel, Settings};
+use super::state::TrainState;
+use crate::checkpoint::{Checkpoints, Mark};
+use crate::loader::{Epoch, Loader};
+use crate::sampler::SamplerPosition;
+use crate::shared_failure::{Trouble, agree, in_words, panic_words};
+use crate::stop_request::StopRequest;
+
+/// What a training came to.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct TrainOutcome {
+    /// The best value of the metric that counts; `None` if there was no evaluation.
+    pub best_metric: Option<f64>,
+    /// Steps done by then.
+    pub best_step: Option<u64>,
+    /// Epochs done by then, counting one that had just ended.
+    pub best_epoch: Option<u64>,
+    /// How long it took.
+    pub seconds: f64,
+    /// Steps done, with those before a checkpoint that it went on from.
+    pub steps: u64,
+    /// Epochs done.
+    pub epochs: u64,
+    /// Why it ended.
+    pub end: End,
+}
+
+/// Why a training ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// All epochs are done.
+    Finished,
+    /// It was asked to stop.
+    Stopped {
+        /// By what.
+        reason: String,
+    },
+}
+
+/// Where the samples of an epoch are, over all ranks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// Where this run began the epoch.
+    pub(super) from: SamplerPosition,
+    /// Steps since then.
+    pub(super) turns: usize,
+}
+
+/// How long the last step took.
+#[derive(Debug)]
+pub(super) struct Clock {
+    last: Instant,
+}
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        Self { last: Instant::now() }
+    }
+
+    /// What comes now is no part of a step.
+    pub(super) fn restart(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// Time since this was asked for.
+    pub(super) fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        std::mem::replace(&mut self.last, now).elapsed()
+    }
+}
+
+pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
+    pub(super) ddp: Ddp<&'a M>,
+    pub(super) store: &'a VarStore,
+    pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
+    pub(super) scores: Scores<'a, B, M::Output>,
+    pub(super) key: MetricKey,
+    pub(super) train: Loader<AnyDataset<B>>,
+    pub(super) dev: Option<Loader<AnyDataset<B>>>,
+    pub(super) stop: StopRequest,
+    pub(super) checkpoints: Option<Checkpoints>,
+    pub(super) hooks: Hooks<'a>,
+    pub(super) settings: Settings,
+    pub(super) load_best_model: LoadBestModel,
+    /// The best model's, where there is no folder for it.
+    pub(super) best_weights: Option<Vec<Named>>,
+    /// Steps after which the last checkpoint was saved.
+    pub(super) saved_at: Option<u64>,
+    pub(super) place: Place,
+    pub(super) clock: Clock,
+    pub(super) state: TrainState,
+}
+
+/// The batches of a step, and what is brought to the meeting about them.
+pub(super) struct Window<B> {
+    pub(super) batches: Vec<B>,
+    brought: Brought,
+}
+
+/// What comes next.
+enum Next {
+    Step(Agreed),
+    NoData,
+    Stop { reason: String },
+}
+
+impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
+    pub(super) fn train(mut self) -> Result<TrainOutcome, TrainerError> {
+        match catch_unwind(AssertUnwindSafe(|| self.whole())) {
+            Ok(Ok(outcome)) => Ok(outcome),
+            Ok(Err(error)) => {
+                self.fail(&error);
+                Err(error)
+            }
+            Err(panic) => {
+                self.ddp.group().abort(&panic_words(&*panic));
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    /// Nothing is lost where ranks can still talk; where they cannot, they learn why.
+    fn fail(&mut self, error: &TrainerError) {
+        if error.is_agreed() {
+            self.rescue();
+        } else {
+            self.ddp.group().abort(&in_words(error));
+        }
+        self.hooks.exception(&mut self.state, error);
+    }
+
+    fn whole(&mut self) -> Result<TrainOutcome, TrainerError> {
+        self.resume()?;
+        self.state.begin = Instant::now();
+        self.hooks.call(Hook::TrainBegin, &mut self.state);
+        self.check()?;
+        self.set_keep_last();
+        self.clock.restart();
+        let end = self.epochs()?;
+        if let End::Stopped { reason } = &end {
+            self.state.stop_reason = Some(reason.clone());
+        }
+        self.hooks.call(Hook::TrainEnd, &mut self.state);
+        self.check()?;
+        self.save_unless_saved()?;
+        if self.load_best_model == LoadBestModel::Yes {
+            self.load_best()?;
+        }
+        let best = self.state.best;
+        Ok(TrainOutcome {
+            best_metric: best.map(|best| best.metric),
+            best_step: best.map(|best| best.step),
+            best_epoch: best.map(|best| best.epoch),
+            seconds: self.state.begin.elapsed().as_secs_f64(),
+            steps: self.state.step,
+            epochs: self.state.epoch,
+            end,
+        })
+    }
+
+    fn epochs(&mut self) -> Result<End, TrainerError> {
+        while self.state.epoch < self.state.n_epochs {
+            self.hooks.call(Hook::EpochBegin, &mut self.state);
+            if let Some(reason) = self.steps()? {
+                return Ok(End::Stopped { reason });
+            }
+            self.end_epoch()?;
+            if let Next::Stop { reason } = self.next(Brought::default())? {
+                return Ok(End::Stopped { reason });
+            }
+        }
+        Ok(End::Finished)
+    }
+
+    /// Steps to the end of the epoch; why, if it ends before.
+    fn steps(&mut self) -> Result<Option<String>, TrainerError> {
+        let batches = self.train.resume(self.place.from);
+        let mut batches = agree::<_, TrainerError>(&self.state.group, batches.map_err(Trouble::from))?;
+        loop {
+            let window = self.window(&mut batches);
+            match self.next(window.brought)? {
+                Next::Step(agreed) => self.step(window.batches, &agreed)?,
+                Next::NoData => return Ok(None),
+                Next::Stop { reason } => return Ok(Some(reason)),
+            }
+        }
+    }
+
+    fn end_epoch(&mut self) -> Result<(), TrainerError> {
+        // Whoever trained last has the buffers that count.
+        self.ddp.sync_buffers()?;
+        self.state.epoch += 1;
+        self.state.step_in_epoch = 0;
+        self.place = Place { from: self.train.sampler().start(self.state.epoch), turns: 0 };
+        if self.settings.validate_every.is_at_epoch(self.state.epoch) {
+            self.validate()?;
+        }
+        self.hooks.call(Hook::EpochEnd, &mut self.state);
+        Ok(())
+    }
+
+    /// Takes the batches of a step; fewer at the end of an epoch.
+    fn window(&mut self, batches: &mut Epoch<AnyDataset<B>>) -> Window<B> {
+        let begin = Instant::now();
+        let mut window = Window { batches: Vec::new(), brought: Brought::default() };
+        while window.batches.len() < self.settings.update_every {
+            match batches.next() {
+                None => break,
+                Some(Err(error)) => {
+                    self.hooks.note(error.into());
+                    break;
+                }
+                Some(Ok(batch)) => match self.loss.count(&batch) {
+                    Err(error) => self.hooks.note(Trouble::from(error).within("the loss's count")),
+                    Ok(count) => {
+                        window.brought.batches += 1;
+                        window.brought.samples += batch.num_samples();
+                        window.brought.count += count;
+                        window.batches.push(batch);
+                    }
+                },
+            }
+            if self.hooks.trouble().is_some() {
+                break;
+            }
+        }
+        self.state.times.load += begin.elapsed();
+        window
+    }
+
+    /// Meets the others, and does what any of them asks for, until nobody asks for anything.
+    fn next(&mut self, window: Brought) -> Result<Next, TrainerError> {
+        loop {
+            let requests = &self.state.requests;
+            let brought = Brought {
+                failed: self.hooks.trouble().is_some(),
+                stop: requests.stop.is_some() || self.stop.is_requested(),
+                validation: requests.validation,
+                checkpoint: requests.checkpoint,
+                ..window
+            };
+            let begin = Instant::now();
+            let agreed = meet(&self.state.group, &brought)?;
+            self.state.times.comm += begin.elapsed();
+            if agreed.failed {
+                self.check()?;
+            }
+            match agreed {
+                Agreed { validation: true, .. } => self.validate()?,
+                Agreed { checkpoint: true, .. } => self.save(Mark::Latest)?,
+                Agreed { stop: true, .. } => return Ok(Next::Stop { reason: self.reason()? }),
+                Agreed { buffers_of: None, .. } => return Ok(Next::NoData),
+                agreed => return Ok(Next::Step(agreed)),
+            }
+        }
+    }
+
+    /// An error on all ranks if one has trouble. All call it.
+    pub(super) fn check(&self) -> Result<(), TrainerError> {
+        agree(&self.state.group, self.hooks.trouble().cloned().map_or(Ok(()), Err))
+    }
+
+    /// Why training stops: the first rank's reason.
+    fn reason(&self) -> Result<String, TrainerError> {
+        let signal = self.stop.signal().map(|signal| format!("signal {signal:?}"));
+        let own = self.state.requests.stop.clone().or(signal);
+        let all = self.state.group.all_gather_object(&own)?;
+        let first = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
+        Ok(first.map_or_else(String::new, |(rank, reason)| format!("{reason} (rank {rank})")))
+    }
+}

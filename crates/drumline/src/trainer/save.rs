@@ -1,0 +1,156 @@
+//! Checkpoints of a training: saved, gone on from, and the best one loaded at the end.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+
+use drumline_torch::RngState;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::batch::Batch;
+use super::error::TrainerError;
+use super::model::Model;
+use super::run::{Place, Run};
+use super::state::Best;
+use crate::checkpoint::{CheckpointError, Checkpoints, Mark, TrainState, named, restore};
+use crate::loader::{Cause, Dataset};
+use crate::sampler::SamplerPosition;
+use crate::shared_failure::{SharedFailure, Trouble, agree, in_words};
+
+/// What a checkpoint keeps beside weights, optimizer and position.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Kept {
+    best: Option<KeptBest>,
+    #[serde(default)]
+    callbacks: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct KeptBest {
+    metric: f64,
+    step: u64,
+    epoch: u64,
+}
+
+impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
+    /// Saves where the training is; all ranks together. Nothing where there is no folder.
+    pub(super) fn save(&mut self, mark: Mark) -> Result<(), TrainerError> {
+        self.state.requests.checkpoint = false;
+        let Some(checkpoints) = self.checkpoints.clone() else { return Ok(()) };
+        self.ddp.sync_buffers()?;
+        let state = self.to_checkpoint().map_err(Trouble::from);
+        let state = agree::<_, TrainerError>(&self.state.group, state)?;
+        if let Err(error) = shared(checkpoints.save(&state, mark, &self.state.group)) {
+            // It is not tried again on the way out.
+            self.checkpoints = None;
+            return Err(error);
+        }
+        self.saved_at = Some(self.state.step);
+        self.clock.restart();
+        Ok(())
+    }
+
+    /// The state after the last step, once.
+    pub(super) fn save_unless_saved(&mut self) -> Result<(), TrainerError> {
+        if self.saved_at == Some(self.state.step) { Ok(()) } else { self.save(Mark::Latest) }
+    }
+
+    /// Training has failed on all ranks alike: what was reached is kept. If that fails, too, it is only told.
+    pub(super) fn rescue(&mut self) {
+        if self.state.step == self.state.resumed_at.unwrap_or(0) {
+            return;
+        }
+        if let Err(error) = self.save_unless_saved() {
+            tracing::error!("cannot save what was reached: {}", in_words(&error));
+        }
+    }
+
+    pub(super) fn set_keep_last(&mut self) {
+        if let Some(num) = self.state.requests.keep_last.and_then(NonZeroUsize::new) {
+            self.checkpoints = self.checkpoints.take().map(|checkpoints| checkpoints.keep_last(num));
+        }
+    }
+
+    fn to_checkpoint(&self) -> Result<TrainState, Cause> {
+        let best = self.state.best.map(|Best { metric, step, epoch }| KeptBest { metric, step, epoch });
+        let kept = Kept { best, callbacks: self.hooks.state() };
+        Ok(TrainState {
+            optimizer: self.state.optimizer.state(),
+            epoch: self.state.epoch,
+            step: self.state.step,
+            sampler: serde_json::to_value(self.position())?,
+            schedule: serde_json::to_value(kept)?,
+            best: self.state.best.map(|best| best.metric),
+            config: serde_json::to_value(&self.state.config)?,
+            rng: RngState::capture()?,
+            ..TrainState::new(named(self.store))?
+        })
+    }
+
+    /// Where the epoch is, the same on all ranks: also where their shares differ.
+    fn position(&self) -> SamplerPosition {
+        let Place { from, turns } = self.place;
+        let (each, ranks) = (turns * self.samples_of_turn(), self.train.sampler().num_replicas());
+        let position = from.after(each, ranks);
+        SamplerPosition { samples_seen: position.samples_seen.min(self.train.dataset().len()), ..position }
+    }
+
+    fn samples_of_turn(&self) -> usize {
+        self.settings.batch_size_per_gpu * self.settings.update_every
+    }
+
+    /// Goes on from the latest checkpoint, if that is wanted and there is one.
+    pub(super) fn resume(&mut self) -> Result<(), TrainerError> {
+        let Some(folder) = self.settings.resume_from.clone() else { return Ok(()) };
+        let found = shared(Checkpoints::new(&folder).load_latest(&self.state.group))?;
+        let Some(found) = found else { return Ok(()) };
+        let gone_on = self.go_on(&found.state);
+        let gone_on = gone_on.map_err(|cause| {
+            Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
+        });
+        agree(&self.state.group, gone_on)
+    }
+
+    fn go_on(&mut self, saved: &TrainState) -> Result<(), Cause> {
+        let from: SamplerPosition = serde_json::from_value(saved.sampler.clone())?;
+        from.check_seed(self.train.sampler().seed())?;
+        let kept = match &saved.schedule {
+            Value::Null => Kept::default(),
+            kept => serde_json::from_value(kept.clone())?,
+        };
+        restore(&named(self.store), &saved.model)?;
+        self.state.optimizer.load_state(&saved.optimizer)?;
+        self.hooks.load_state(&kept.callbacks)?;
+        saved.rng.restore()?;
+        let seen_by_rank = from.samples_seen / self.train.sampler().num_replicas().max(1);
+        self.place = Place { from, turns: 0 };
+        self.state.step_in_epoch = (seen_by_rank / self.samples_of_turn()) as u64;
+        (self.state.epoch, self.state.step) = (saved.epoch, saved.step);
+        self.state.best = kept.best.map(|KeptBest { metric, step, epoch }| Best { metric, step, epoch });
+        self.state.resumed_at = Some(saved.step);
+        self.saved_at = (self.settings.save_path == self.settings.resume_from).then_some(saved.step);
+        Ok(())
+    }
+
+    /// The best model's weights become the model's.
+    pub(super) fn load_best(&mut self) -> Result<(), TrainerError> {
+        if let Some(weights) = self.best_weights.take() {
+            return Ok(restore(&named(self.store), &weights)?);
+        }
+        let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| self.state.best.is_some()) else {
+            return Ok(());
+        };
+        let Some(found) = shared(checkpoints.load_best(&self.state.group))? else { return Ok(()) };
+        let restored = restore(&named(self.store), &found.state.model);
+        agree(&self.state.group, restored.map_err(Trouble::from))
+    }
+}
+
+/// What rank 0 ran into, as a failure that is the same on all ranks, which it is.
+fn shared<T>(outcome: Result<T, CheckpointError>) -> Result<T, TrainerError> {
+    outcome.map_err(|error| match error {
+        CheckpointError::Comm(error) => TrainerError::Comm(error),
+        CheckpointError::OnRankZero { cause } => SharedFailure::alike(cause).into(),
+        error => SharedFailure::alike(error.to_string()).into(),
+    })
+}

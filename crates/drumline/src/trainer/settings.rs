@@ -1,0 +1,189 @@
+//! The trainer's settings: plain values, checked once.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tch::Kind;
+
+use crate::loader::Cause;
+
+/// In which numbers forward is computed; weights, gradients and optimizer stay in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// f32.
+    #[default]
+    F32,
+    /// bfloat16 where it gains something: matrix products and convolutions.
+    Bf16,
+    /// float16. Its gradients need a scaled loss, which the trainer cannot do yet: refused.
+    Fp16,
+}
+
+impl Precision {
+    /// The type for autocast, if any.
+    pub(crate) fn autocast(self) -> Option<Kind> {
+        match self {
+            Self::F32 => None,
+            Self::Bf16 => Some(Kind::BFloat16),
+            Self::Fp16 => Some(Kind::Half),
+        }
+    }
+}
+
+/// How often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Every {
+    /// At the end of each n-th epoch.
+    Epochs(u64),
+    /// After each n-th step.
+    Steps(u64),
+    /// Never by itself.
+    Never,
+}
+
+impl Every {
+    /// Whether it is time after this many steps.
+    pub(super) fn is_at_step(self, step: u64) -> bool {
+        matches!(self, Self::Steps(every) if every > 0 && step.is_multiple_of(every))
+    }
+
+    /// Whether it is time after this many epochs.
+    pub(super) fn is_at_epoch(self, epoch: u64) -> bool {
+        matches!(self, Self::Epochs(every) if every > 0 && epoch.is_multiple_of(every))
+    }
+}
+
+impl std::fmt::Display for Every {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Epochs(every) => write!(f, "{every} epochs"),
+            Self::Steps(every) => write!(f, "{every} steps"),
+            Self::Never => write!(f, "never"),
+        }
+    }
+}
+
+/// Whether the weights of the best evaluation are the model's at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadBestModel {
+    /// Yes: from the `save_path`, or where there is none from a copy kept in memory.
+    Yes,
+    /// No: the last step's weights stay.
+    No,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Settings {
+    pub(super) batch_size_per_gpu: usize,
+    pub(super) dev_batch_size: Option<usize>,
+    pub(super) update_every: usize,
+    pub(super) n_epochs: u64,
+    pub(super) num_workers: usize,
+    pub(super) drop_last: bool,
+    pub(super) shuffle: bool,
+    pub(super) seed: u64,
+    pub(super) print_every: u64,
+    pub(super) validate_every: Every,
+    pub(super) metric_key: Option<String>,
+    pub(super) save_path: Option<PathBuf>,
+    pub(super) resume_from: Option<PathBuf>,
+    pub(super) precision: Precision,
+    pub(super) use_tqdm: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            batch_size_per_gpu: 8,
+            dev_batch_size: None,
+            update_every: 1,
+            n_epochs: 1,
+            num_workers: 1,
+            drop_last: false,
+            shuffle: true,
+            seed: 0,
+            print_every: 10,
+            validate_every: Every::Epochs(1),
+            metric_key: None,
+            save_path: None,
+            resume_from: None,
+            precision: Precision::F32,
+            use_tqdm: true,
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn check(&self) -> Result<(), Cause> {
+        let positive = [
+            ("batch_size_per_gpu", self.batch_size_per_gpu),
+            ("dev_batch_size", self.dev_batch_size.unwrap_or(1)),
+            ("update_every", self.update_every),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name} is 0, expected at least 1; try 1").into());
+        }
+        if self.precision == Precision::Fp16 {
+            return Err(
+                "precision fp16 needs a scaled loss, which the trainer cannot do yet; try Precision::Bf16"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// By name, for logs and checkpoints.
+    pub(super) fn to_config(&self) -> BTreeMap<String, Value> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let entries: [(&str, Value); 15] = [
+            ("batch_size_per_gpu", self.batch_size_per_gpu.into()),
+            ("dev_batch_size", self.dev_batch_size.into()),
+            ("update_every", self.update_every.into()),
+            ("n_epochs", self.n_epochs.into()),
+            ("num_workers", self.num_workers.into()),
+            ("drop_last", self.drop_last.into()),
+            ("shuffle", self.shuffle.into()),
+            ("seed", self.seed.into()),
+            ("print_every", self.print_every.into()),
+            ("validate_every", self.validate_every.to_string().into()),
+            ("metric_key", self.metric_key.clone().into()),
+            ("save_path", path(&self.save_path).into()),
+            ("resume_from", path(&self.resume_from).into()),
+            ("precision", format!("{:?}", self.precision).to_lowercase().into()),
+            ("use_tqdm", self.use_tqdm.into()),
+        ];
+        entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_told() {
+        let told = |settings: Settings| settings.check().unwrap_err().to_string();
+        let defaults = Settings::default;
+        defaults().check().unwrap();
+        assert!(told(Settings { update_every: 0, ..defaults() }).starts_with("update_every is 0"));
+        assert!(
+            told(Settings { batch_size_per_gpu: 0, ..defaults() }).starts_with("batch_size_per_gpu is 0")
+        );
+        assert!(told(Settings { precision: Precision::Fp16, ..defaults() }).ends_with("try Precision::Bf16"));
+    }
+
+    #[test]
+    fn it_is_time_at_each_nth() {
+        let times = |every: Every| (1..=6).filter(|step| every.is_at_step(*step)).collect::<Vec<_>>();
+        assert_eq!(
+            (times(Every::Steps(3)), times(Every::Epochs(1)), times(Every::Steps(0))),
+            (vec![3, 6], vec![], vec![])
+        );
+        assert!(
+            Every::Epochs(2).is_at_epoch(4)
+                && !Every::Epochs(2).is_at_epoch(3)
+                && !Every::Never.is_at_epoch(1)
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! One step: the batches of a window, one reduction, the optimizer.
+//!
+//! A rank that has trouble, or no batch, takes part with nothing; whether the step is made is known to all before a weight is touched.
+
+use std::time::Instant;
+
+use drumline_comm::ReduceOp;
+use drumline_torch::Autocast;
+use tch::Tensor;
+
+use super::batch::Batch;
+use super::error::TrainerError;
+use super::hooks::Hook;
+use super::meeting::Agreed;
+use super::model::{Mode, Model};
+use super::run::Run;
+use crate::loader::Cause;
+use crate::shared_failure::{SharedFailure, guarded};
+
+impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
+    /// Makes a step of this rank's batches, which may be none.
+    pub(super) fn step(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<(), TrainerError> {
+        let begin = Instant::now();
+        if agreed.count <= 0.0 {
+            return Err(self.nothing_counts().into());
+        }
+        self.state.optimizer.zero_grad()?;
+        self.ddp.begin_step(agreed.buffers_of.unwrap_or(0))?;
+        let sum = self.gradients(batches, agreed)?;
+        self.state.loss = self.sum_over_ranks(sum)? / agreed.count;
+        (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
+        self.hooks.call(Hook::BackwardEnd, &mut self.state);
+        // Ranks have the same callbacks, so all of them come here or none.
+        if !self.hooks.all.is_empty() {
+            self.sum_over_ranks(0.0)?;
+        }
+        self.state.optimizer.step()?;
+        self.state.times.compute += begin.elapsed();
+        self.count_step();
+        self.hooks.call(Hook::StepEnd, &mut self.state);
+        self.hooks.call(Hook::BatchEnd, &mut self.state);
+        Ok(())
+    }
+
+    /// The gradients of the mean loss over all samples of all ranks; returns the sum of this rank's losses.
+    fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<f64, TrainerError> {
+        // Sums over this rank's samples are averaged over ranks by the reduction.
+        let factor = self.state.group.size() as f64 / agreed.count;
+        let (mut sum, mut is_reduced) = (0.0, false);
+        let last = batches.len().saturating_sub(1);
+        for (place, batch) in batches.into_iter().enumerate() {
+            let Some(loss) = self.loss_of(batch)? else { break };
+            let backward = || self.ddp.backward(&(&loss * factor));
+            if place < last {
+                self.ddp.no_sync(backward)?
+            } else {
+                backward()?
+            }
+            is_reduced = place == last;
+            sum += loss.f_double_value(&[]).map_err(drumline_torch::TorchError::from)?;
+        }
+        if !is_reduced {
+            self.ddp.backward_nothing()?;
+        }
+        Ok(sum)
+    }
+
+    /// The summed loss of a batch, with the way back to the weights; `None` where there is trouble, which is noted.
+    fn loss_of(&mut self, batch: B) -> Result<Option<Tensor>, TrainerError> {
+        self.hooks.call(Hook::BatchBegin, &mut self.state);
+        let device = self.state.device;
+        let made = guarded(|| {
+            let batch = batch.to_device(device)?;
+            let _autocast = self.autocast()?;
+            let output = self.ddp.forward_with(|model| model.forward_batch(&batch, Mode::Train))??;
+            Ok((output, batch))
+        });
+        let made = made.map(|(output, batch)| {
+            self.hooks.call(Hook::LossBegin, &mut self.state);
+            guarded(|| {
+                let _autocast = self.autocast()?;
+                self.loss.sum(&output, &batch)
+            })
+        });
+        match made.and_then(|loss| loss) {
+            Err(trouble) => self.hooks.note(trouble.within(&format!("step {}", self.state.step + 1))),
+            Ok(loss) => {
+                self.hooks.call(Hook::BackwardBegin, &mut self.state);
+                return Ok(Some(loss));
+            }
+        }
+        Ok(None)
+    }
+
+    /// In fewer bits, if that is wanted, until this is dropped.
+    pub(super) fn autocast(&self) -> Result<Option<Autocast>, Cause> {
+        let kind = self.settings.precision.autocast();
+        Ok(kind.map(|kind| Autocast::new(self.state.device, kind)).transpose()?)
+    }
+
+    /// The sum of what each rank has; an error on all of them if one has trouble.
+    fn sum_over_ranks(&mut self, own: f64) -> Result<f64, TrainerError> {
+        let mut sums = [own, f64::from(u8::from(self.hooks.trouble().is_some()))];
+        self.state.group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        if sums[1] > 0.0 {
+            self.check()?;
+        }
+        Ok(sums[0])
+    }
+
+    fn count_step(&mut self) {
+        self.place.turns += 1;
+        self.state.step += 1;
+        self.state.step_in_epoch += 1;
+        self.state.samples_per_s = self.state.samples as f64 / self.clock.lap().as_secs_f64().max(1e-9);
+        self.state.requests.validation |= self.settings.validate_every.is_at_step(self.state.step);
+    }
+
+    /// Found by every rank in the same numbers.
+    fn nothing_counts(&self) -> SharedFailure {
+        SharedFailure::alike(format!(
+            "step {}: the loss counts none of its samples or tokens; try data without such batches, or another class to ignore",
+            self.state.step + 1
+        ))
+    }
+}

@@ -1,0 +1,149 @@
+//! The rest of what an accelerator does for a loop.
+
+use drumline::trainer::Precision;
+use drumline::{At, clip_grad_norm};
+use rank_test::ranks_test;
+use tch::Kind;
+
+use super::*;
+
+#[test]
+fn without_a_launcher_it_is_one_process() {
+    // A rank of this test binary has a launcher, and is not asked.
+    if std::env::var_os("RANK").is_some() {
+        return;
+    }
+    let mut training = training(Accelerator::builder(), data(SAMPLES), BIG_BATCH).unwrap();
+    assert_eq!((training.accelerator.num_processes(), training.accelerator.is_main_process()), (1, true));
+    training.epoch(0).unwrap();
+    assert_eq!(difference(&weights(&training.store), &reference(1).unwrap()), 0.0, "the same bits");
+}
+
+ranks_test!(
+    what_is_of_the_main_process_is_done_once,
+    3,
+    {
+        let accelerator = Accelerator::new()?;
+        let rank = accelerator.process_index();
+        assert_eq!((accelerator.num_processes(), accelerator.local_process_index()), (3, rank));
+        assert_eq!(
+            (accelerator.is_main_process(), accelerator.is_local_main_process()),
+            (rank == 0, rank == 0)
+        );
+        assert_eq!(accelerator.on_main_process(|| 7), (rank == 0).then_some(7));
+        assert_eq!(accelerator.on_local_main_process(|| 7), (rank == 0).then_some(7));
+        accelerator.print(format_args!("said by {rank}"));
+        assert_eq!(accelerator.main_process_first("looking", || Ok(rank))?, rank);
+        let items = [0, 1, 2, 3, 4, 5, 6];
+        let expected: [&[i32]; 3] = [&[0, 1, 2], &[3, 4], &[5, 6]];
+        assert_eq!(accelerator.split_between_processes(&items), expected[rank]);
+        assert_eq!(accelerator.split_between_processes(&items[..2]).len(), usize::from(rank < 2));
+        accelerator.wait_for_everyone()?;
+    },
+    |ranks| {
+        let report = ranks.pass()?;
+        let said: Vec<_> =
+            report.ranks.iter().map(|rank| rank.stdout_text().matches("said by").count()).collect();
+        assert_eq!(said, [1, 0, 0]);
+    }
+);
+
+ranks_test!(gradients_are_clipped_when_a_window_is_complete, 2, {
+    let builder = Accelerator::builder().gradient_accumulation_steps(2);
+    let Training { accelerator, model, optimizer, loader, .. } = training(builder, data(8), 2)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let (x, y) = collate(order(8, 0).into_iter().map(sample).collect()).unwrap();
+    net.forward(&x).cross_entropy_for_logits(&y).backward();
+    let expected = clip_grad_norm(&drumline::parameters(&store), 0.01)?;
+    let mut norms = Vec::new();
+    for batch in loader.epoch(0) {
+        let (x, y) = batch?;
+        accelerator.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?;
+        norms.push(accelerator.clip_grad_norm(&optimizer.parameters(), 0.01)?);
+    }
+    assert_eq!((norms.len(), norms[0]), (2, None));
+    assert!((norms[1].unwrap() - expected).abs() < 1e-6, "{norms:?}, expected {expected}");
+    let clipped: Vec<_> = model.parameters().iter().map(|named| named.tensor.grad()).collect();
+    let by_hand: Vec<_> = drumline::parameters(&store).iter().map(|named| named.tensor.grad()).collect();
+    assert!(difference(&clipped, &by_hand) < 1e-7);
+    assert_eq!(accelerator.unwrap_model(&model).forward(&x).size(), net.forward(&x).size());
+});
+
+ranks_test!(a_schedule_goes_on_with_the_optimizers_steps, 2, {
+    let builder = Accelerator::builder().gradient_accumulation_steps(2);
+    let Training { accelerator, model, mut optimizer, loader, .. } = training(builder, data(12), 2)?;
+    let mut schedule =
+        accelerator.prepare_schedule(&optimizer, |at: At| 1.0 + at.step as f64 + at.epoch / 10.0);
+    let mut rates = vec![optimizer.lr()];
+    for epoch in 0..2 {
+        for batch in loader.epoch(epoch) {
+            let (x, y) = batch?;
+            accelerator.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?;
+            optimizer.step()?;
+            schedule.step();
+            optimizer.zero_grad()?;
+            rates.push(schedule.lr());
+        }
+    }
+    let expected = [1.0, 1.0, 2.0 + 0.2 / 3.0, 3.1, 3.1, 4.1 + 0.2 / 3.0, 5.2];
+    assert_eq!(rates.len(), expected.len());
+    assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-9), "{rates:?}");
+});
+
+ranks_test!(fewer_bits_are_for_the_forward_alone, 2, {
+    let mut training = training(Accelerator::builder().precision(Precision::Bf16), data(8), 4)?;
+    let exact = {
+        let store = VarStore::new(Device::Cpu);
+        Net::new(&store).forward(&big_batches(8, 0)[0].0)
+    };
+    let output = training.model.forward_t(&big_batches(8, 0)[0].0, false);
+    assert_eq!(output.kind(), Kind::Float);
+    let off = difference(&[output], &[exact]);
+    assert!(off > 0.0 && off < 0.05, "{off:e}");
+    training.epoch(0)?;
+    assert!(weights(&training.store).iter().all(|weight| weight.kind() == Kind::Float));
+    same_on_all_ranks(training.accelerator.group(), &training.store)?;
+});
+
+ranks_test!(seeds_differ_by_rank, 2, {
+    let draw = || -> anyhow::Result<Tensor> {
+        let accelerator = Accelerator::builder().seed(5).build()?;
+        Ok(accelerator.gather(&Tensor::rand([1], (Kind::Float, Device::Cpu)))?)
+    };
+    let first = draw()?;
+    assert_ne!(first.double_value(&[0]), first.double_value(&[1]));
+    tch::manual_seed(5);
+    assert_eq!(first.double_value(&[0]), Tensor::rand([1], (Kind::Float, Device::Cpu)).double_value(&[0]));
+});
+
+ranks_test!(
+    figures_are_logged_once,
+    2,
+    {
+        let folder = folder()?;
+        std::fs::write(folder.join(format!("file{}", std::env::var("RANK")?)), "")?;
+        let broken = drumline::accelerator::JsonLines::new(folder.join("file0").join("below"));
+        let accelerator = Accelerator::builder().project_dir(&folder).tracker(broken).seed(3).build()?;
+        accelerator.init_trackers("a run", serde_json::json!({ "lr": 0.5 }));
+        for step in 1..=3 {
+            accelerator.log(step, [("loss", 1.0 / step as f64), ("worst", f64::NAN)]);
+        }
+        accelerator.end_training();
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([("DRUMLINE_TEST_FOLDER", folder.path())]).pass()?;
+        let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl"))?;
+        let lines: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let kinds: Vec<_> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["run", "step", "step", "step", "end"], "once, and one that fails ends nothing");
+        assert_eq!(
+            (lines[0]["world_size"].as_u64(), lines[0]["config"]["lr"].as_f64()),
+            (Some(2), Some(0.5))
+        );
+        assert_eq!((lines[2]["step"].as_u64(), lines[2]["loss"].as_f64()), (Some(2), Some(0.5)));
+        assert!(lines[2]["worst"].is_null());
+    }
+);

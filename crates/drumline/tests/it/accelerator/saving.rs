@@ -1,0 +1,105 @@
+//! A loop that was saved goes on with the same bits.
+
+use drumline::ProcessGroup;
+use rank_test::ranks_test;
+
+use super::super::trainer::FOLDER;
+use super::*;
+
+const EPOCHS: u64 = 3;
+/// Turns of the second epoch, of 8 in windows of 2, that are done when it is saved.
+const SAVED_AT: usize = 4;
+
+fn new_training(
+    group: &ProcessGroup,
+) -> anyhow::Result<Training<impl Dataset<Batch = Pair> + 'static + use<>>> {
+    let builder = Accelerator::builder().group(group).gradient_accumulation_steps(2).seed(1);
+    training(builder, data(SAMPLES), 4 / group.size())
+}
+
+/// Trains to the middle of the second epoch, and saves.
+fn train_and_save(group: &ProcessGroup) -> anyhow::Result<()> {
+    let mut training = new_training(group)?;
+    training.epoch(0)?;
+    for (turn, batch) in (1..).zip(training.loader.epoch(1)) {
+        let batch = batch?;
+        training.backward(&batch)?;
+        if turn == 3 {
+            let told = training.accelerator.save_state(folder()?).unwrap_err().to_string();
+            assert!(told.contains("would lose its gradients"), "{told}");
+        }
+        training.optimizer.step()?;
+        training.optimizer.zero_grad()?;
+        if turn == SAVED_AT {
+            let path = training.accelerator.save_state(folder()?)?;
+            assert!(path.ends_with("step-00000006"), "{}", path.display());
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Goes on to the end, and compares with a loop that never stopped.
+fn go_on(group: &ProcessGroup) -> anyhow::Result<f64> {
+    let mut straight = new_training(group)?;
+    (0..EPOCHS).try_for_each(|epoch| straight.epoch(epoch))?;
+    assert_eq!(straight.optimizer.steps(), 12);
+    let mut resumed = new_training(group)?;
+    assert!(resumed.accelerator.load_state(folder()?.join("nothing"))?.is_none());
+    let from = resumed.accelerator.load_state(folder()?)?.unwrap();
+    assert_eq!((from.epoch, from.step), (1, 6));
+    (from.epoch..EPOCHS).try_for_each(|epoch| resumed.epoch(epoch))?;
+    assert_eq!(resumed.optimizer.steps(), 12);
+    same_on_all_ranks(resumed.accelerator.group(), &resumed.store)?;
+    Ok(difference(&weights(&straight.store), &weights(&resumed.store)))
+}
+
+ranks_test!(
+    it_goes_on_with_the_same_bits,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        train_and_save(&group)?;
+        assert_eq!(go_on(&group)?, 0.0);
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path())]).pass()?;
+    }
+);
+
+ranks_test!(
+    another_number_of_ranks_goes_on,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        match group.size() {
+            2 => train_and_save(&group)?,
+            _ => assert!(go_on(&group)? < 1e-6),
+        }
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        let ranks = ranks.env([(FOLDER, folder.path())]);
+        ranks.pass()?;
+        ranks.nproc(1).pass()?;
+    }
+);
+
+ranks_test!(first_batches_are_skipped_and_not_loaded, 2, {
+    let loaded = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let see = loaded.clone();
+    let dataset = data_seen(SAMPLES, move |index| {
+        see.lock().unwrap().push(index);
+        Ok(())
+    });
+    let accelerator = Accelerator::new()?;
+    let loader = accelerator.prepare_loader(whole(dataset, 4)?)?;
+    let rest: Vec<_> = accelerator.skip_first_batches(&loader, 2, 3).collect::<Result<_, _>>()?;
+    let rank = accelerator.process_index();
+    let expected: Vec<_> = order(SAMPLES, 2)[24..].iter().skip(rank).step_by(2).copied().collect();
+    assert_eq!(*loaded.lock().unwrap(), expected);
+    assert_eq!(rest.len(), 1);
+    assert_eq!(loader.epoch(2).count(), loader.num_batches(), "the control");
+    assert_eq!(accelerator.skip_first_batches(&loader, 2, 9).count(), 0);
+});

@@ -1,0 +1,98 @@
+//! What programs of many ranks need beside training: lines that are seen once, and a master that prepares for all.
+
+use std::time::{Duration, Instant};
+
+use drumline::{LogOptions, ProcessGroup, init_logging, is_master, main_first};
+use rank_test::{Exit, ranks_test};
+
+const PROMPT: Duration = Duration::from_secs(40);
+const FOLDER: &str = "DRUMLINE_TEST_FOLDER";
+
+ranks_test!(
+    the_master_informs_and_all_warn,
+    3,
+    env = [("RUST_LOG", "")],
+    {
+        init_logging(LogOptions { show_rank: true, ..LogOptions::default() })?;
+        tracing::info!("before the group");
+        let group = ProcessGroup::from_env()?;
+        tracing::info!("news");
+        tracing::debug!("chatter");
+        if group.rank() == 1 {
+            tracing::warn!("trouble");
+        }
+        let again = init_logging(LogOptions::default()).unwrap_err().to_string();
+        assert!(again.contains("logs already; try"), "{again}");
+    },
+    |ranks| {
+        let report = ranks.pass()?;
+        let said: Vec<_> = report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect();
+        for words in ["before the group", "news"] {
+            assert_eq!(said.concat().matches(words).count(), 1, "{said:?}");
+            assert!(
+                said[0].lines().any(|line| line.starts_with("[rank 0] ") && line.ends_with(words)),
+                "{said:?}"
+            );
+        }
+        assert_eq!(said.concat().matches("chatter").count(), 0);
+        assert!(
+            said[1].starts_with("[rank 1] ") && said[1].contains("WARN") && said[1].contains("trouble"),
+            "{said:?}"
+        );
+        assert_eq!(said[2], "");
+        // The control: the variable wins.
+        let report = ranks.env([("RUST_LOG", "debug")]).pass()?;
+        assert!(report.ranks.iter().all(|rank| rank.stderr_text().contains("chatter")));
+    }
+);
+
+ranks_test!(
+    the_master_prepares_and_the_others_read_past_any_timeout,
+    3,
+    env = [("DRUMLINE_TIMEOUT", "3")],
+    {
+        let group = ProcessGroup::from_env()?;
+        let cache = std::path::PathBuf::from(std::env::var(FOLDER)?).join("cache");
+        group.barrier()?;
+        let begin = Instant::now();
+        let words = main_first(&group, "preparing the data", || {
+            if is_master(&group) {
+                assert!(!cache.exists());
+                std::thread::sleep(Duration::from_secs(5));
+                std::fs::write(&cache, "prepared")?;
+            }
+            Ok(std::fs::read_to_string(&cache)?)
+        })?;
+        assert_eq!(words, "prepared");
+        assert!(begin.elapsed() >= Duration::from_secs(4), "longer than a call may take");
+        group.barrier()?;
+    },
+    |ranks| {
+        let temp = tempfile::tempdir()?;
+        ranks.env([(FOLDER, temp.path().to_str().unwrap())]).pass()?;
+    }
+);
+
+ranks_test!(
+    a_master_that_dies_at_its_work_is_told_at_once,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let work = || {
+            println!("working");
+            std::thread::sleep(PROMPT);
+            Ok(())
+        };
+        let begin = Instant::now();
+        let told = main_first(&group, "preparing the data", work).unwrap_err().to_string();
+        println!("after {:?}: {told}", begin.elapsed());
+        assert!(told.contains("lost rank 0"), "{told}");
+    },
+    |ranks| {
+        let running = ranks.start()?;
+        running.wait_for_line(0, "working", PROMPT)?;
+        running.kill(0)?;
+        assert_eq!(running.wait_rank(1, Duration::from_secs(20))?, Exit::Code(0));
+        running.wait_all(PROMPT)?;
+    }
+);

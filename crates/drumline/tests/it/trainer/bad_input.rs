@@ -1,0 +1,144 @@
+//! What makes no sense, or fails on one rank: one clear error, all ranks end, and what was reached is saved.
+
+use std::time::Duration;
+
+use drumline::checkpoint::Checkpoints;
+use drumline::trainer::{
+    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, Every, LoadBestModel, MasterCallback,
+    Precision, TrainState,
+};
+use drumline::{LocalGroup, ProcessGroup};
+use rank_test::{Ranks, ranks_test};
+use tch::Device;
+use tch::nn::{Module, VarStore, linear};
+
+use super::{FOLDER, Net, assert_told_once, data, data_seen, end_as_a_program, folder, trainer};
+
+const PROMPT: Duration = Duration::from_secs(40);
+const CASE: &str = "DRUMLINE_TEST_CASE";
+
+/// Every rank gets the same error.
+fn assert_refused(
+    group: &ProcessGroup,
+    trainer: DistTrainer<'_, Net, super::Pair>,
+    words: &str,
+) -> anyhow::Result<()> {
+    let told = trainer.train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(told.contains(words), "expected `{words}`, got `{told}`");
+    let all = group.all_gather_object(&told)?;
+    assert!(all.iter().all(|other| *other == told), "the same on all ranks, which can still talk: {all:?}");
+    Ok(())
+}
+
+ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
+    let group = ProcessGroup::from_env()?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let new = || trainer(&group, &net, &store, 8);
+    assert_refused(&group, new()?.metric_key("ppl"), "there is no metric `ppl`; try one of `loss`")?;
+    assert_refused(&group, trainer(&group, &net, &store, 0)?, "train_data is empty")?;
+    assert_refused(&group, new()?.dev_data(data(0)), "dev_data is empty")?;
+    assert_refused(&group, DistTrainer::new(&group, &net, &store, data(8)), "there is no loss; try")?;
+    assert_refused(&group, new()?.update_every(0), "update_every is 0")?;
+    assert_refused(&group, new()?.precision(Precision::Fp16), "try Precision::Bf16")?;
+    assert_refused(&group, new()?.device(Device::Cuda(7)), "the model is on Cpu, expected Cuda(7)")?;
+    assert_refused(
+        &group,
+        new()?.batch_size_per_gpu(9).drop_last(true),
+        "fills no batch of 9 on each of 2 ranks",
+    )?;
+    assert_refused(
+        &group,
+        new()?.callback(Checkpoint::every(Every::Epochs(1))),
+        "no folder to save in; try",
+    )?;
+    let epochs = group.rank() as u64 + 1;
+    assert_refused(
+        &group,
+        new()?.n_epochs(epochs),
+        "rank 1 was given another trainer than rank 0: n_epochs is 2",
+    )?;
+});
+
+/// Fails on rank 1, after two steps.
+struct Failing;
+
+impl Callback for Failing {
+    fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        match (state.rank(), state.step()) {
+            (1, 2) if std::env::var(CASE)? == "panic" => panic!("no good"),
+            (1, 2) => Err("no good".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Fails on the master, after two steps.
+struct FullDisk;
+
+impl MasterCallback for FullDisk {
+    fn on_batch_end(&mut self, state: &TrainState) -> CallbackResult {
+        if state.step() == 2 { Err("no good".into()) } else { Ok(()) }
+    }
+}
+
+/// Runs the ranks as programs, and finds the checkpoint after the second step when they have ended.
+fn fails_and_loses_nothing(ranks: &Ranks, case: &str, words: &str) -> anyhow::Result<()> {
+    let temp = tempfile::tempdir()?;
+    let report = ranks
+        .clone()
+        .env([(FOLDER, temp.path().to_str().unwrap()), (CASE, case)])
+        .start()?
+        .wait_all(PROMPT)?;
+    assert_told_once(&report, words);
+    let saved = LocalGroup::run(1, |group| Ok(Checkpoints::new(temp.path()).load_latest(&group)))?;
+    assert_eq!(saved.into_iter().next().unwrap()?.unwrap().state.step, 2, "{case}");
+    Ok(())
+}
+
+ranks_test!(
+    what_fails_on_one_rank_ends_all_with_one_error_and_a_checkpoint,
+    3,
+    {
+        let group = ProcessGroup::from_env()?;
+        let store = VarStore::new(Device::Cpu);
+        let net = Net::new(&store);
+        let broken = std::env::var(CASE)? == "data";
+        let data =
+            data_seen(36, move |index| if broken && index == 17 { Err("no good".into()) } else { Ok(()) });
+        let trainer =
+            DistTrainer::new(&group, &net, &store, data).optimizer(super::sgd(&store)?).shuffle(false);
+        let trainer =
+            trainer.loss(CrossEntropy::default()).batch_size_per_gpu(2).save_path(folder()?).print_every(0);
+        end_as_a_program(match std::env::var(CASE)?.as_str() {
+            "error" | "panic" => trainer.callback(Failing).train(LoadBestModel::No),
+            "master" => trainer.master_callback(FullDisk).train(LoadBestModel::No),
+            _ => trainer.train(LoadBestModel::No),
+        })
+    },
+    |ranks| {
+        fails_and_loses_nothing(&ranks, "error", "rank 1: callback `Failing`, on_backward_end: no good")?;
+        fails_and_loses_nothing(&ranks, "panic", "no good")?;
+        fails_and_loses_nothing(&ranks, "master", "rank 0: callback `FullDisk`, on_batch_end: no good")?;
+        fails_and_loses_nothing(&ranks, "data", "cannot load sample 17 (#17): no good")?;
+    }
+);
+
+ranks_test!(a_checkpoint_of_another_model_is_refused_and_kept, 2, {
+    let group = ProcessGroup::from_env()?;
+    let temp = tempfile::tempdir()?;
+    let path: String = group.broadcast_object(Some(&temp.path().to_str().unwrap().to_owned()), 0)?;
+    let other = VarStore::new(Device::Cpu);
+    let small = linear(other.root() / "small", super::INPUTS, super::CLASSES, Default::default());
+    let first = DistTrainer::new(&group, &small, &other, data(8)).loss(CrossEntropy::default());
+    first.save_path(&path).print_every(0).train(LoadBestModel::No)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let before = net.forward(&super::sample(0).0);
+    let trainer = trainer(&group, &net, &store, 8)?.resume_from(&path).save_path(&path);
+    assert_refused(&group, trainer, "`first.bias` is not in the checkpoint")?;
+    assert_eq!(net.forward(&super::sample(0).0), before, "the model is as it was");
+    let kept = Checkpoints::new(&path).load_latest(&group)?.unwrap();
+    assert!(kept.state.step == 1 && kept.state.model.iter().all(|named| named.name.starts_with("small.")));
+    group.barrier()?;
+});

@@ -1,0 +1,128 @@
+//! A training that goes on from a checkpoint ends as one that never stopped.
+
+use drumline::checkpoint::Checkpoints;
+use drumline::trainer::{
+    Callback, CallbackResult, Checkpoint, DistTrainer, EarlyStop, End, Every, LearningRate, LoadBestModel,
+    TrainState,
+};
+use drumline::{At, ProcessGroup, TopK};
+use rank_test::ranks_test;
+use tch::Device;
+use tch::nn::VarStore;
+
+use super::{Net, Pair, data, difference, same_on_all_ranks, trainer, weights};
+
+/// Asks for the end after so many steps.
+struct StopAt(u64);
+
+impl Callback for StopAt {
+    fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.step() == self.0 {
+            state.request_stop("enough");
+        }
+        Ok(())
+    }
+}
+
+fn new<'a>(
+    group: &ProcessGroup,
+    net: &'a Net,
+    store: &'a VarStore,
+) -> anyhow::Result<DistTrainer<'a, Net, Pair>> {
+    let schedule = LearningRate::by(|at: At| 0.1 / (1.0 + at.epoch + at.step as f64));
+    let trainer = trainer(group, net, store, 30)?.batch_size_per_gpu(2).update_every(2).n_epochs(3);
+    Ok(trainer
+        .dev_data(data(7))
+        .metric("acc", TopK::new(1))
+        .callback(schedule)
+        .callback(EarlyStop::patience(9)))
+}
+
+/// One folder, of rank 0.
+fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
+    let temp = tempfile::tempdir()?;
+    let path = group.broadcast_object(Some(&temp.path().to_str().unwrap().to_owned()), 0)?;
+    Ok((temp, path))
+}
+
+ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
+    let group = ProcessGroup::from_env()?;
+    let whole = VarStore::new(Device::Cpu);
+    let outcome = new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
+    // In the midst of the second epoch, after its end, and after the first.
+    for stop in [6, 8, 4] {
+        let (_temp, path) = shared_folder(&group)?;
+        let first = VarStore::new(Device::Cpu);
+        let net = Net::new(&first);
+        let stopped =
+            new(&group, &net, &first)?.callback(StopAt(stop)).save_path(&path).train(LoadBestModel::No)?;
+        assert_eq!((stopped.steps, stopped.end), (stop, End::Stopped { reason: "enough (rank 0)".into() }));
+        let second = VarStore::new(Device::Cpu);
+        let net = Net::new(&second);
+        let trainer = new(&group, &net, &second)?.callback(StopAt(stop)).save_path(&path).resume_from(&path);
+        let resumed = trainer.train(LoadBestModel::No)?;
+        assert_eq!((resumed.steps, resumed.epochs, &resumed.end), (12, 3, &End::Finished));
+        assert_eq!((resumed.best_metric, resumed.best_step), (outcome.best_metric, outcome.best_step));
+        assert_eq!(difference(&weights(&second), &weights(&whole)), 0.0, "stopped after {stop}");
+        same_on_all_ranks(&group, &second)?;
+        group.barrier()?;
+    }
+});
+
+ranks_test!(checkpoints_are_saved_in_time_and_the_last_and_the_best_stay, 2, {
+    let group = ProcessGroup::from_env()?;
+    let (_temp, path) = shared_folder(&group)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = new(&group, &net, &store)?.save_path(&path).metric_key("-loss");
+    let outcome =
+        trainer.callback(Checkpoint::every(Every::Steps(5)).keep_last(3)).train(LoadBestModel::Yes)?;
+    let best = Checkpoints::new(&path).load_best(&group)?.unwrap().state;
+    assert_eq!((best.best, Some(best.step)), (outcome.best_metric, outcome.best_step));
+    let saved: Vec<_> = best.model.iter().map(|named| named.tensor.shallow_clone()).collect();
+    assert_eq!(difference(&weights(&store), &saved), 0.0, "the best model's weights are the model's");
+    if group.rank() == 0 {
+        let mut names: Vec<_> = std::fs::read_dir(&path)?
+            .map(|entry| Ok(entry?.file_name().into_string().unwrap()))
+            .collect::<anyhow::Result<_>>()?;
+        names.sort();
+        println!("{names:?}");
+        assert!(
+            names.contains(&"step-00000010".to_owned()) && names.contains(&"step-00000012".to_owned()),
+            "{names:?}"
+        );
+        assert!(names.iter().filter(|name| name.starts_with("step-")).count() <= 4, "{names:?}");
+    }
+    group.barrier()?;
+});
+
+ranks_test!(without_a_folder_the_best_weights_are_kept_in_memory, 2, {
+    let group = ProcessGroup::from_env()?;
+    /// Notes the weights of the best evaluation.
+    struct Noting(std::sync::Arc<std::sync::Mutex<Vec<tch::Tensor>>>);
+    impl Callback for Noting {
+        fn on_valid_end(
+            &mut self,
+            state: &mut TrainState,
+            evaluation: &drumline::trainer::Evaluation,
+        ) -> CallbackResult {
+            if evaluation.is_better {
+                *self.0.lock().unwrap() =
+                    state.parameters().iter().map(|named| named.tensor.detach().copy()).collect();
+            }
+            // From here on it gets worse.
+            state.set_lr(if state.epoch() == 1 { -0.5 } else { state.lr() });
+            Ok(())
+        }
+    }
+    let noted = std::sync::Arc::default();
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = trainer(&group, &net, &store, 30)?
+        .n_epochs(3)
+        .dev_data(data(30))
+        .callback(Noting(std::sync::Arc::clone(&noted)));
+    let outcome = trainer.train(LoadBestModel::Yes)?;
+    assert_eq!(outcome.best_epoch, Some(1));
+    assert_eq!(difference(&weights(&store), &noted.lock().unwrap()), 0.0);
+});
