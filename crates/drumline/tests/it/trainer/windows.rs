@@ -15,9 +15,9 @@ use tch::{Device, Kind, Reduction, Tensor};
 use super::{Net, Pair, collate, data, difference, same_on_all_ranks, sample, sgd, trainer, weights};
 
 /// Not a multiple of the big batch, nor of the number of ranks.
-const SAMPLES: usize = 29;
-const BIG_BATCH: usize = 8;
-const EPOCHS: u64 = 2;
+pub(super) const SAMPLES: usize = 29;
+pub(super) const BIG_BATCH: usize = 8;
+pub(super) const EPOCHS: u64 = 2;
 
 /// The big batches of all epochs.
 fn big_batches() -> Vec<Vec<usize>> {
@@ -29,7 +29,7 @@ fn big_batches() -> Vec<Vec<usize>> {
 }
 
 /// One process, one batch a step, and no trainer.
-fn reference() -> anyhow::Result<Vec<Tensor>> {
+pub(super) fn reference() -> anyhow::Result<Vec<Tensor>> {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let mut optimizer = sgd(&store)?;
