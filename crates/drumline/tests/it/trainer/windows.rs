@@ -264,8 +264,8 @@ impl Sampler for Long {
 ranks_test!(norms_over_all_ranks_go_on_where_some_have_fewer_batches, 3, {
     tch::set_num_threads(1);
     let group = ProcessGroup::from_env()?;
-    // In the last step rank 0 has two batches and the others one; one has none.
-    for samples in [31, 26] {
+    // In the last step rank 2 has one batch where the others have two, and none where they have one.
+    for samples in [32, 26] {
         let sync = SyncGroup::new(&group)?;
         let store = VarStore::new(Device::Cpu);
         let net = normed(&store, &sync);
