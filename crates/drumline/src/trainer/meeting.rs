@@ -66,7 +66,7 @@ impl Agreed {
         // Whoever had data in the step before has good buffers; ranks only ever run out.
         let buffers_of = match batches.iter().all(has_data) {
             true => Some(0),
-            false => batches.iter().rposition(|batches| has_data(batches)),
+            false => batches.iter().rposition(has_data),
         };
         Self {
             failed: flags & 1 != 0,
