@@ -87,6 +87,8 @@ pub use drumline_torch::{
     use_deterministic_algorithms,
 };
 pub use ending::exit_code;
+/// The version of libtorch that all of this is made for.
+pub const LIBTORCH: &str = "2.11.0";
 pub use loader::{
     Cause, Dataset, Epoch, ImageBatch, Loader, LoaderError, LoaderOptions, MapDataset, Sample, SampleError,
     SampleRng,

@@ -55,7 +55,8 @@ use settings::Settings;
 pub use batch::{Batch, Supervised};
 pub use callback::{Callback, CallbackResult, MasterCallback};
 pub use callbacks::{
-    Checkpoint, EarlyStop, EvaluateEvery, GradientClip, LearningRate, StopOnNan, TimeLimit, Warmup,
+    Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, Plots, RankFiles, StopOnNan,
+    TensorBoard, TimeLimit, Warmup,
 };
 pub use error::TrainerError;
 pub use loss::{CrossEntropy, Loss};

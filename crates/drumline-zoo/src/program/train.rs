@@ -18,9 +18,6 @@ use super::pieces::{self, Resumed};
 use super::trainer::{EpochEnd, IsBest, Position, Trainer};
 use crate::config::{Config, Value};
 
-/// The version that the workspace pins.
-const LIBTORCH: &str = "2.11.0";
-
 /// Trains as the command line says; an error if that was not possible.
 pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     set_up_process()?;
@@ -203,7 +200,7 @@ fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent
         },
         num_threads: tch::get_num_threads(),
         drumline: env!("CARGO_PKG_VERSION").into(),
-        libtorch: LIBTORCH.into(),
+        libtorch: drumline::LIBTORCH.into(),
         time: seconds_now(),
         config: entries.map(|entry| (entry.key, json(&entry.value))).collect(),
     }

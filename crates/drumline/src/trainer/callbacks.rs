@@ -7,19 +7,34 @@
 //! | [`EarlyStop`], [`TimeLimit`] | an end before the last epoch |
 //! | [`StopOnNan`] | an error before a broken loss reaches the weights |
 //! | [`Checkpoint`], [`EvaluateEvery`] | when to save and to evaluate |
+//! | [`RankFiles`] | what each rank is doing, for `drumline watch` |
+//!
+//! | on the master | |
+//! |---|---|
+//! | [`EventFile`] | `metrics.jsonl`, for programs |
+//! | [`TensorBoard`] | curves, gradients and settings for TensorBoard |
+//! | [`Plots`] | the curves as a picture |
 
 mod checkpoint;
 mod clip;
 mod evaluate_every;
+mod event_file;
 mod learning_rate;
-mod lines;
+mod plots;
+mod rank_files;
+mod shown;
 mod stopping;
+mod tensorboard;
 mod warmup;
 
 pub use checkpoint::Checkpoint;
 pub use clip::GradientClip;
 pub use evaluate_every::EvaluateEvery;
+pub use event_file::EventFile;
 pub use learning_rate::LearningRate;
-pub(super) use lines::Lines;
+pub use plots::Plots;
+pub use rank_files::RankFiles;
+pub(super) use shown::Shown;
 pub use stopping::{EarlyStop, StopOnNan, TimeLimit};
+pub use tensorboard::TensorBoard;
 pub use warmup::Warmup;

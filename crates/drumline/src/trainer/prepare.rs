@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_observe::bar::Progress;
 use drumline_parallel::{Ddp, ParallelError};
 use drumline_torch::{Adam, AdamOptions, Optimizer, parameters};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use tch::nn::VarStore;
 
 use super::DistTrainer;
 use super::batch::Batch;
-use super::callbacks::Lines;
+use super::callbacks::Shown;
 use super::data::AnyDataset;
 use super::error::TrainerError;
 use super::loss::Loss;
@@ -122,7 +123,12 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options).map_err(known_to_all)?;
         if group.rank() == 0 && asked.settings.print_every > 0 {
-            asked.hooks.master.insert(0, Box::new(Lines::new(asked.settings.print_every)));
+            let every = asked.settings.print_every;
+            let progress = match asked.settings.use_tqdm {
+                true => Progress::new(every, None),
+                false => Progress::lines(every),
+            };
+            asked.hooks.master.insert(0, Box::new(Shown::new(progress)));
         }
         let state = TrainState::new(Start {
             device: asked.store.device(),

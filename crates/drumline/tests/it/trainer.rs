@@ -3,6 +3,7 @@
 mod bad_input;
 mod ending;
 mod fastnlp_bugs;
+mod observed;
 mod order;
 mod resuming;
 mod supplied;

@@ -1,0 +1,88 @@
+//! What happened, for programs: `metrics.jsonl`.
+
+use std::path::PathBuf;
+
+use drumline_observe::events::{
+    Begin, EndEvent, EvalEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics, seconds_now,
+};
+use tch::Device;
+
+use crate::trainer::callback::{CallbackResult, MasterCallback};
+use crate::trainer::error::TrainerError;
+use crate::trainer::state::{Evaluation, TrainState};
+
+/// Writes `metrics.jsonl` in a folder: a line for the run, each step, each evaluation and the end. `drumline plot` and `drumline watch` read it.
+#[derive(Debug)]
+pub struct EventFile {
+    folder: PathBuf,
+    log: Option<EventLog>,
+}
+
+impl EventFile {
+    /// In this folder, which is made if it is not there. Training that goes on from a checkpoint goes on in the same file.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), log: None }
+    }
+
+    fn write(&mut self, event: &Event) -> CallbackResult {
+        Ok(self.log.as_mut().map_or(Ok(()), |log| log.write(event))?)
+    }
+}
+
+fn run_event(state: &TrainState) -> RunEvent {
+    RunEvent {
+        step: state.step(),
+        epoch: state.epoch(),
+        world_size: state.world_size(),
+        num_nodes: state.group().num_nodes(),
+        seed: state.config().get("seed").and_then(serde_json::Value::as_u64).unwrap_or(0),
+        device: match state.device() {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            other => format!("{other:?}").to_lowercase(),
+        },
+        num_threads: tch::get_num_threads(),
+        drumline: env!("CARGO_PKG_VERSION").into(),
+        libtorch: crate::LIBTORCH.into(),
+        time: seconds_now(),
+        config: state.config().clone().into_iter().collect(),
+    }
+}
+
+fn end_event(state: &TrainState, reason: Reason, error: Option<String>) -> Event {
+    Event::End(EndEvent { step: state.step(), epoch: state.epoch(), reason, error, time: seconds_now() })
+}
+
+impl MasterCallback for EventFile {
+    fn on_train_begin(&mut self, state: &TrainState) -> CallbackResult {
+        let begin = state.resumed_at().map_or(Begin::Anew, |step| Begin::After { step });
+        self.log = Some(EventLog::open(&self.folder, begin)?);
+        self.write(&Event::Run(run_event(state)))
+    }
+
+    fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
+        self.write(&Event::Step(StepEvent {
+            step: state.step(),
+            epoch: state.epoch(),
+            loss: state.loss(),
+            lr: state.lr(),
+            samples: state.samples(),
+            samples_per_s: state.samples_per_s(),
+            ..StepEvent::default()
+        }))
+    }
+
+    fn on_valid_end(&mut self, _: &TrainState, evaluation: &Evaluation) -> CallbackResult {
+        let Evaluation { epoch, step, samples, .. } = *evaluation;
+        let metrics = metrics(evaluation.metrics.iter().cloned());
+        self.write(&Event::Eval(EvalEvent { epoch, step, samples, metrics }))
+    }
+
+    fn on_train_end(&mut self, state: &TrainState) -> CallbackResult {
+        let reason = if state.stop_reason().is_some() { Reason::Stopped } else { Reason::Finished };
+        self.write(&end_event(state, reason, None))
+    }
+
+    fn on_exception(&mut self, state: &TrainState, error: &TrainerError) -> CallbackResult {
+        self.write(&end_event(state, Reason::Failed, Some(error.to_string())))
+    }
+}

@@ -1,0 +1,64 @@
+//! What each rank is doing, for `drumline watch`.
+
+use std::path::PathBuf;
+
+use drumline_observe::runs::Registration;
+use drumline_observe::status::{Status, StatusWriter};
+
+use crate::trainer::callback::{Callback, CallbackResult};
+use crate::trainer::error::TrainerError;
+use crate::trainer::state::{Times, TrainState};
+
+/// Each rank writes `ranks/00000.json` in a folder twice a second: its step, where its time goes, its memory. The job stands on the list of those
+/// that `drumline watch` shows.
+#[derive(Debug)]
+pub struct RankFiles {
+    folder: PathBuf,
+    status: Status,
+    /// Times that the status knows of.
+    seen: Times,
+    open: Option<(StatusWriter, Option<Registration>)>,
+}
+
+impl RankFiles {
+    /// In this folder, the same for all ranks.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), status: Status::default(), seen: Times::default(), open: None }
+    }
+}
+
+impl Callback for RankFiles {
+    fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        let writer = StatusWriter::start(&self.folder, state.rank(), &self.status)?;
+        let name = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // A job that is not on the list trains as well.
+        let listed = (state.rank() == 0).then(|| Registration::new(&self.folder, &name));
+        let listed = listed.and_then(|listed| {
+            listed.inspect_err(|error| tracing::warn!("drumline watch does not list this job: {error}")).ok()
+        });
+        self.open = Some((writer, listed));
+        Ok(())
+    }
+
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        self.status.step(state.step(), state.epoch());
+        self.status.samples_per_s(state.samples_per_s() / state.world_size() as f64);
+        let (now, seen) = (state.times(), std::mem::replace(&mut self.seen, state.times()));
+        self.status.add_load(now.load.saturating_sub(seen.load));
+        self.status.add_compute(now.compute.saturating_sub(seen.compute));
+        self.status.add_comm(now.comm.saturating_sub(seen.comm));
+        Ok(())
+    }
+
+    fn on_train_end(&mut self, _: &mut TrainState) -> CallbackResult {
+        self.status.ended();
+        self.open = None;
+        Ok(())
+    }
+
+    fn on_exception(&mut self, _: &mut TrainState, error: &TrainerError) -> CallbackResult {
+        self.status.failed(error.to_string());
+        self.open = None;
+        Ok(())
+    }
+}

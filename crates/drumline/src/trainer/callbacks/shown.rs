@@ -1,0 +1,74 @@
+//! What people see of the training: a bar on a terminal, lines elsewhere.
+
+use drumline_observe::bar::{At, Figure, Pace, Progress};
+
+use crate::trainer::callback::{CallbackResult, MasterCallback};
+use crate::trainer::error::TrainerError;
+use crate::trainer::state::{Evaluation, TrainState};
+
+/// A bar or lines for the steps, and a line for each evaluation.
+pub(crate) struct Shown {
+    progress: Progress,
+    pace: Pace,
+}
+
+impl Shown {
+    pub(crate) fn new(progress: Progress) -> Self {
+        Self { progress, pace: Pace::new() }
+    }
+}
+
+fn place(state: &TrainState) -> At {
+    At {
+        epoch: state.epoch(),
+        epochs: state.n_epochs(),
+        step: state.step_in_epoch(),
+        steps: state.steps_per_epoch(),
+    }
+}
+
+impl MasterCallback for Shown {
+    fn on_train_begin(&mut self, state: &TrainState) -> CallbackResult {
+        if let Some(step) = state.resumed_at() {
+            self.progress.say(&format!("[resume] == after step {step}, epoch {} ==", state.epoch() + 1));
+        }
+        Ok(())
+    }
+
+    fn on_epoch_begin(&mut self, state: &TrainState) -> CallbackResult {
+        self.progress.begin_epoch(place(state));
+        self.pace = Pace::new();
+        Ok(())
+    }
+
+    fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
+        self.pace.step(state.samples());
+        let figures = [
+            Figure::new("loss", format!("{:.4}", state.loss())),
+            Figure::new("lr", format!("{:.6}", state.lr())).in_lines_only(),
+            Figure::unnamed(format!("{:.1} samples/s", self.pace.mean())),
+        ];
+        let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
+        self.progress.step(place(state), &figures, Some(left));
+        Ok(())
+    }
+
+    fn on_valid_end(&mut self, state: &TrainState, evaluation: &Evaluation) -> CallbackResult {
+        let metrics = evaluation.metrics.iter().map(|(name, value)| format!(" | {name}: {value:.4}"));
+        let best = state.best().map_or(String::new(), |best| format!(" | best: {:.4}", best.metric));
+        let (epoch, epochs, metrics) = (evaluation.epoch, state.n_epochs(), metrics.collect::<String>());
+        let samples = evaluation.samples;
+        self.progress.say(&format!("   == eval: [{epoch}/{epochs}]{metrics}{best} | {samples} samples"));
+        Ok(())
+    }
+
+    fn on_train_end(&mut self, _: &TrainState) -> CallbackResult {
+        self.progress.finish();
+        Ok(())
+    }
+
+    fn on_exception(&mut self, _: &TrainState, _: &TrainerError) -> CallbackResult {
+        self.progress.finish();
+        Ok(())
+    }
+}
