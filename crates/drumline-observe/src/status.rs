@@ -109,7 +109,7 @@ pub fn read(out_dir: &Path) -> Vec<RankStatus> {
 /// drop(writer); // writes a last time
 /// let read = status::read(folder.path());
 /// assert_eq!((read[0].rank, read[0].step, read[0].load_s), (3, 12, 1.5));
-/// # Ok::<(), status::StatusError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default)]
 pub struct Status {

@@ -49,7 +49,7 @@ type Result<T = ()> = std::result::Result<T, TensorboardError>;
 /// writer.scalar("train/loss", 1, 2.3)?;
 /// writer.scalars(2, &[("train/loss", 2.1), ("lr", 0.1)])?; // at the cost of one
 /// writer.histogram("grad/fc.weight", 2, &[0.1, -0.2, 0.05])?;
-/// # Ok::<(), drumline_observe::tensorboard::TensorboardError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Writer {

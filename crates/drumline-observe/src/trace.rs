@@ -73,7 +73,7 @@ pub struct TraceError {
 /// trace.span("forward", Track::Compute, begin, end, &[]);
 /// trace.span("bucket 0", Track::Communication, begin, end, &[("bytes", 1_048_576.into())]);
 /// trace.write(&file_of(folder.path(), 0))?; // OUT_DIR/trace/rank-00000.json
-/// # Ok::<(), drumline_observe::trace::TraceError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Trace {
