@@ -167,11 +167,12 @@ impl<B, I: Iterator<Item = std::result::Result<Piece<B>, Trouble>>> Turns<B, I> 
 
     /// The batch of the next turn, `None` in it where this rank has none; `epoch` says where the epoch is then.
     pub(super) fn next(&mut self, epoch: impl FnOnce() -> f64) -> Option<Result<Option<B>>> {
-        if self.coming.is_empty() && !self.is_done {
-            if let Err(error) = self.fetch() {
-                self.end();
-                return Some(Err(error));
-            }
+        if self.coming.is_empty()
+            && !self.is_done
+            && let Err(error) = self.fetch()
+        {
+            self.end();
+            return Some(Err(error));
         }
         let Some((batch, turn)) = self.coming.pop_front() else {
             let ended = !std::mem::replace(&mut self.is_done, true);
@@ -212,7 +213,8 @@ impl<B, I: Iterator<Item = std::result::Result<Piece<B>, Trouble>>> Turns<B, I> 
             return agree(&self.shared.group, trouble.map_or(Ok(()), Err));
         }
         let total = agreed.total();
-        if !agreed.turns.is_empty() && !(total > 0.0 && total.is_finite()) {
+        let has_weight = total > 0.0 && total.is_finite();
+        if !(has_weight || agreed.turns.is_empty()) {
             return Err(SharedFailure::alike(format!(
                 "the batches of a step weigh {total} together; try leaving out those that count nothing"
             ))
