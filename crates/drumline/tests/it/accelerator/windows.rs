@@ -249,7 +249,7 @@ ranks_test!(accumulate_counts_its_calls_in_loops_of_ones_own, 2, {
             optimizer.step()?;
             Ok(optimizer.zero_grad()?)
         })?;
-        assert_eq!(optimizer.steps(), (turn as u64 + 1) / 2);
+        assert_eq!(optimizer.steps(), (turn as u64).div_ceil(2));
     }
     let alone = VarStore::new(Device::Cpu);
     let (net, mut by_hand) = (Net::new(&alone), sgd(&alone)?);
