@@ -26,7 +26,7 @@ pub use lane::{AllReduce, CommHook, GradBucket};
 use crate::arena::Arena;
 use crate::error::ParallelError;
 use crate::layout::Caps;
-use crate::sync_group::SyncGroup;
+use crate::sync_group::{SyncCall, SyncGroup};
 use reducer::Reducer;
 use shared_buffers::SharedBuffers;
 
@@ -152,8 +152,8 @@ pub struct Ddp<M> {
     is_syncing: Cell<bool>,
     /// Whether the next forward begins a step: the one before it was not inside `no_sync`.
     is_new_step: Cell<bool>,
-    /// Whether `begin_step` has shared the buffers of the step that the next forward begins.
-    has_fresh_buffers: Cell<bool>,
+    /// Whether `begin_step` has begun the step that is under way: all its forwards belong to it.
+    is_begun: Cell<bool>,
     /// Who gives its buffers: rank 0, and where inputs are uneven the last rank that has data.
     pub(crate) buffers_of: Cell<usize>,
     /// What a loss is multiplied with before its backward.
@@ -201,7 +201,7 @@ impl<M> Ddp<M> {
             sync_group,
             is_syncing: Cell::new(true),
             is_new_step: Cell::new(true),
-            has_fresh_buffers: Cell::new(false),
+            is_begun: Cell::new(false),
             buffers_of: Cell::new(0),
             loss_factor: Cell::new(1.0),
         })
@@ -220,6 +220,9 @@ impl<M> Ddp<M> {
     /// Backward from the mean loss over this rank's batch; afterwards every rank has the mean of all ranks' gradients, which lie in the buckets'
     /// memory. All ranks call it; parameters that some or all of them did not use are no problem.
     pub fn backward(&self, loss: &Tensor) -> Result {
+        if self.is_syncing.get() {
+            self.end_step();
+        }
         let factor = self.loss_factor.get();
         let scaled = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else {
@@ -239,23 +242,36 @@ impl<M> Ddp<M> {
     /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
     /// have no samples.
     pub fn backward_nothing(&self) -> Result {
-        self.has_fresh_buffers.set(false);
+        if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
+            return self.refuse_first_step();
+        }
+        let calls = self.sync_group.as_ref().map_or_else(Vec::new, SyncGroup::calls);
+        self.backward_nothing_beside(&calls)
+    }
+
+    /// A rank without data in its first step knows of no calls that it could shadow.
+    fn refuse_first_step(&self) -> Result {
+        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
+        let text = format!(
+            "rank {} has run out of data before its first step, and cannot know which synchronised norms the others wait for; \
+             try a first batch of length 0 there, or data for all ranks",
+            self.group.rank()
+        );
+        others.reducer().abandon(&text);
+        self.sync_group.iter().for_each(|group| group.abort(&text));
+        Err(ParallelError::Unfit(text))
+    }
+
+    /// The same where the others' synchronised norms make `calls` meanwhile, and not those of the step before. Gradients of earlier backwards inside
+    /// [`no_sync`](Self::no_sync) are reduced.
+    pub fn backward_nothing_beside(&self, calls: &[SyncCall]) -> Result {
+        self.end_step();
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
         let mut reducer = others.reducer();
-        if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
-            let text = format!(
-                "rank {} has run out of data before its first step, and cannot know which synchronised norms the others wait for; \
-                 try a first batch of length 0 there, or data for all ranks",
-                self.group.rank()
-            );
-            reducer.abandon(&text);
-            self.sync_group.iter().for_each(|group| group.abort(&text));
-            return Err(ParallelError::Unfit(text));
-        }
         reducer.begin()?;
         // Buckets are reduced on another thread, so that the others' norms, which wait for this rank, do not wait for ever.
         reducer.finish(|| match &self.sync_group {
-            Some(sync_group) => Ok(sync_group.shadow_step()?),
+            Some(sync_group) => Ok(sync_group.shadow(calls)?),
             None => Ok(()),
         })
     }
@@ -290,14 +306,19 @@ impl<M> Ddp<M> {
         buffers.map_or(Ok(()), |buffers| buffers.broadcast(self.buffers_of.get()))
     }
 
-    /// Begins a step in which not every rank has data: all ranks call it and get the buffers of rank `buffers_of`. Then those with data make their forwards
-    /// and backwards as always, and the others call [`backward_nothing`](Self::backward_nothing).
+    /// Begins a step in which not every rank has data: all ranks call it and get the buffers of rank `buffers_of`. Then those with data make any number of
+    /// forwards, and backwards of which the last reduces, and the others call [`backward_nothing`](Self::backward_nothing). That ends the step.
     pub fn begin_step(&self, buffers_of: usize) -> Result {
         self.buffers_of.set(buffers_of);
         self.is_new_step.set(true);
-        self.sync_buffers()?;
-        self.has_fresh_buffers.set(true);
-        Ok(())
+        self.is_begun.set(true);
+        self.sync_buffers()
+    }
+
+    fn end_step(&self) {
+        if self.is_begun.replace(false) {
+            self.is_new_step.set(true);
+        }
     }
 
     /// Forward in training, whatever it is made of: `body` gets the model. Otherwise as [`forward`](Self::forward).
@@ -313,8 +334,9 @@ impl<M> Ddp<M> {
     /// # }
     /// ```
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
-        if self.is_new_step.replace(self.is_syncing.get()) {
-            if !self.has_fresh_buffers.replace(false) {
+        let is_begun = self.is_begun.get();
+        if self.is_new_step.replace(self.is_syncing.get() && !is_begun) {
+            if !is_begun {
                 self.sync_buffers()?;
             }
             self.sync_group.iter().for_each(SyncGroup::begin_step);

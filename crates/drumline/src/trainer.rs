@@ -23,6 +23,7 @@ mod loss;
 mod meeting;
 mod metric;
 mod model;
+mod norms;
 mod prepare;
 mod run;
 mod save;

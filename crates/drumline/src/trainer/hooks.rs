@@ -124,10 +124,9 @@ impl Hooks<'_> {
 
     /// What checkpoints keep of them: by their place and name.
     pub(super) fn state(&self) -> BTreeMap<String, Value> {
-        let state = |(place, callback): (usize, &Box<dyn Callback + '_>)| {
-            (key(place, &callback.name()), callback.state())
-        };
-        self.all.iter().enumerate().map(state).filter(|(_, state)| !state.is_null()).collect()
+        let callbacks = self.all.iter().enumerate();
+        let states = callbacks.map(|(place, callback)| (key(place, &callback.name()), callback.state()));
+        states.filter(|(_, state)| !state.is_null()).collect()
     }
 
     /// Goes on from what a checkpoint has kept; callbacks that it does not know begin anew.

@@ -38,6 +38,10 @@ pub(super) struct Agreed {
     pub(super) samples: u64,
     /// Of all ranks.
     pub(super) count: f64,
+    /// Of the rank that has most.
+    pub(super) most_batches: usize,
+    /// Whether ranks have different numbers.
+    pub(super) is_uneven: bool,
     /// The rank whose buffers count in the next step; `None` if nobody has data.
     pub(super) buffers_of: Option<usize>,
 }
@@ -56,11 +60,13 @@ impl Agreed {
     fn of(all: &[[f64; WORDS]]) -> Self {
         let flags = all.iter().fold(0, |flags, words| flags | words[3] as u32);
         let sum = |word: usize| all.iter().map(|words| words[word]).sum::<f64>();
-        let has_data: Vec<bool> = all.iter().map(|words| words[0] > 0.0).collect();
+        let batches: Vec<usize> = all.iter().map(|words| words[0] as usize).collect();
+        let most_batches = batches.iter().copied().max().unwrap_or(0);
+        let has_data = |batches: &usize| *batches > 0;
         // Whoever had data in the step before has good buffers; ranks only ever run out.
-        let buffers_of = match has_data.iter().all(|has| *has) {
+        let buffers_of = match batches.iter().all(has_data) {
             true => Some(0),
-            false => has_data.iter().rposition(|has| *has),
+            false => batches.iter().rposition(has_data),
         };
         Self {
             failed: flags & 1 != 0,
@@ -69,6 +75,8 @@ impl Agreed {
             checkpoint: flags & 8 != 0,
             samples: sum(1) as u64,
             count: sum(2),
+            most_batches,
+            is_uneven: batches.iter().any(|batches| *batches != most_batches),
             buffers_of,
         }
     }
@@ -109,5 +117,7 @@ mod tests {
         assert_eq!(agreed(&[full, full, none]).buffers_of, Some(1));
         assert_eq!(agreed(&[none, none, full]).buffers_of, Some(2));
         assert_eq!(agreed(&[none, none]).buffers_of, None);
+        assert!(agreed(&[none, full]).is_uneven && !agreed(&[full, full]).is_uneven);
+        assert_eq!(agreed(&[none, Brought { batches: 3, ..none }, full]).most_batches, 3);
     }
 }

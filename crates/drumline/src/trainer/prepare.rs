@@ -17,6 +17,7 @@ use super::error::TrainerError;
 use super::loss::Loss;
 use super::metric::MetricKey;
 use super::model::Model;
+use super::norms::Norms;
 use super::run::{Clock, Place, Run};
 use super::settings::{LoadBestModel, Settings};
 use super::share::WholeShare;
@@ -118,6 +119,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let config = asked.settings.to_config();
         check_alike(&group, &config, &asked.hooks.names())?;
         let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
+        let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options).map_err(known_to_all)?;
         if group.rank() == 0 && asked.settings.print_every > 0 {
             asked.hooks.master.insert(0, Box::new(Lines::new(asked.settings.print_every)));
@@ -147,6 +149,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             load_best_model,
             best_weights: None,
             saved_at: None,
+            norms,
             clock: Clock::new(),
             state,
         })

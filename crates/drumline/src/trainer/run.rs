@@ -15,6 +15,7 @@ use super::loss::Loss;
 use super::meeting::{Agreed, Brought, meet};
 use super::metric::{MetricKey, Scores};
 use super::model::Model;
+use super::norms::Norms;
 use super::settings::{LoadBestModel, Settings};
 use super::state::TrainState;
 use crate::checkpoint::{Checkpoints, Mark};
@@ -105,6 +106,7 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// Steps after which the last checkpoint was saved.
     pub(super) saved_at: Option<u64>,
     pub(super) place: Place,
+    pub(super) norms: Norms,
     pub(super) clock: Clock,
     pub(super) state: TrainState,
 }

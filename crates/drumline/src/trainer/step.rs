@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use drumline_comm::ReduceOp;
-use drumline_torch::Autocast;
+use drumline_torch::{Autocast, TorchError};
 use tch::Tensor;
 
 use super::batch::Batch;
@@ -26,6 +26,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         self.state.optimizer.zero_grad()?;
         self.ddp.begin_step(agreed.buffers_of.unwrap_or(0))?;
+        if agreed.is_uneven {
+            self.norms.share(&self.state.group)?;
+        }
         let sum = self.gradients(batches, agreed)?;
         self.state.loss = self.sum_over_ranks(sum)? / agreed.count;
         (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
@@ -46,21 +49,22 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<f64, TrainerError> {
         // Sums over this rank's samples are averaged over ranks by the reduction.
         let factor = self.state.group.size() as f64 / agreed.count;
-        let (mut sum, mut is_reduced) = (0.0, false);
-        let last = batches.len().saturating_sub(1);
-        for (place, batch) in batches.into_iter().enumerate() {
+        let (mut sum, mut done) = (0.0, 0);
+        for batch in batches {
             let Some(loss) = self.loss_of(batch)? else { break };
             let backward = || self.ddp.backward(&(&loss * factor));
-            if place < last {
+            done += 1;
+            if done < agreed.most_batches {
                 self.ddp.no_sync(backward)?
             } else {
                 backward()?
             }
-            is_reduced = place == last;
-            sum += loss.f_double_value(&[]).map_err(drumline_torch::TorchError::from)?;
+            self.norms.learn(done);
+            sum += loss.f_double_value(&[]).map_err(TorchError::from)?;
         }
-        if !is_reduced {
-            self.ddp.backward_nothing()?;
+        if done < agreed.most_batches {
+            self.norms.shadow(agreed.most_batches - done - 1)?;
+            self.ddp.backward_nothing_beside(self.norms.calls())?;
         }
         Ok(sum)
     }
@@ -83,7 +87,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             })
         });
         match made.and_then(|loss| loss) {
-            Err(trouble) => self.hooks.note(trouble.within(&format!("step {}", self.state.step + 1))),
+            Err(trouble) => {
+                let trouble = trouble.within(&format!("step {}", self.state.step + 1));
+                self.norms.can_go_on(&trouble)?;
+                self.hooks.note(trouble);
+            }
             Ok(loss) => {
                 self.hooks.call(Hook::BackwardBegin, &mut self.state);
                 return Ok(Some(loss));

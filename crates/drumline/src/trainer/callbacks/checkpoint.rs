@@ -29,11 +29,13 @@ impl Callback for Checkpoint {
         if !state.has_save_path() {
             return Err("there is no folder to save in; try .save_path(\"save\")".into());
         }
-        match self.keep_last {
-            Some(0) => Err("keep_last is 0, expected at least 1".into()),
-            Some(num) => Ok(state.keep_last_checkpoints(num)),
-            None => Ok(()),
+        if self.keep_last == Some(0) {
+            return Err("keep_last is 0, expected at least 1".into());
         }
+        if let Some(num) = self.keep_last {
+            state.keep_last_checkpoints(num);
+        }
+        Ok(())
     }
 
     fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {

@@ -52,12 +52,23 @@ ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
         new()?.callback(Checkpoint::every(Every::Epochs(1))),
         "no folder to save in; try",
     )?;
+    let file = std::env::current_exe()?;
+    assert_refused(&group, new()?.save_path(&file), "cannot save a checkpoint")?;
     let epochs = group.rank() as u64 + 1;
     assert_refused(
         &group,
         new()?.n_epochs(epochs),
         "rank 1 was given another trainer than rank 0: n_epochs is 2",
     )?;
+});
+
+ranks_test!(ranks_with_different_models_are_told_so, 2, {
+    let group = ProcessGroup::from_env()?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let _more = (group.rank() == 1).then(|| linear(store.root() / "more", 2, 2, Default::default()));
+    let trainer = trainer(&group, &net, &store, 8)?;
+    assert_refused(&group, trainer, "rank 1 has another model than rank 0: it has `more.bias`")?;
 });
 
 /// Fails on rank 1, after two steps.

@@ -73,10 +73,10 @@ ranks_test!(a_rank_that_dies_ends_all_and_one_tells, 3, { slow_training()? }, |r
     }
 });
 
-/// Panics where nothing guards it: when the master writes what went wrong.
-struct Hasty;
+/// On the master: says what went wrong.
+struct Witness;
 
-impl MasterCallback for Hasty {
+impl MasterCallback for Witness {
     fn on_exception(&mut self, _: &TrainState, error: &drumline::TrainerError) -> CallbackResult {
         println!("exception: {error}");
         Ok(())
@@ -109,7 +109,7 @@ ranks_test!(
         let net = Panicking(Net::new(&store), group.rank());
         let trainer = drumline::DistTrainer::new(&group, &net, &store, super::data(60)).batch_size_per_gpu(1);
         let trainer = trainer.loss(drumline::trainer::CrossEntropy::default()).print_every(0);
-        end_as_a_program(trainer.master_callback(Hasty).train(LoadBestModel::No))
+        end_as_a_program(trainer.master_callback(Witness).train(LoadBestModel::No))
     },
     |ranks| {
         let report = ranks.start()?.wait_all(PROMPT)?;

@@ -3,20 +3,29 @@
 use std::sync::{Arc, Mutex};
 
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel, Mode, Model};
-use drumline::{Cause, Metric, ProcessGroup, TopK, is_master};
+use drumline::{Cause, Dataset, Metric, ProcessGroup, TopK, is_master};
 use rank_test::ranks_test;
 use tch::nn::{Linear, Module, VarStore, linear};
 use tch::{Device, Tensor};
 
 use super::{CLASSES, INPUTS, Net, Pair, collate, data, data_seen, same_on_all_ranks, sample, sgd, trainer};
 
+/// So many samples, and which of them this rank has loaded.
+fn noted(len: usize) -> (Arc<Mutex<Vec<usize>>>, impl Dataset<Batch = Pair> + 'static) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let note = seen.clone();
+    let data = data_seen(len, move |index| {
+        note.lock().unwrap().push(index);
+        Ok(())
+    });
+    (seen, data)
+}
+
 ranks_test!(each_epoch_has_an_order_of_its_own, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let note = seen.clone();
-    let data = data_seen(20, move |index| Ok(note.lock().unwrap().push(index)));
+    let (seen, data) = noted(20);
     let trainer = DistTrainer::new(&group, &net, &store, data).loss(CrossEntropy::default());
     trainer
         .optimizer(sgd(&store)?)
@@ -36,9 +45,7 @@ ranks_test!(all_ranks_evaluate_and_figures_are_exact, 3, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let note = seen.clone();
-    let dev = data_seen(10, move |index| Ok(note.lock().unwrap().push(index)));
+    let (seen, dev) = noted(10);
     let trainer = trainer(&group, &net, &store, 9)?.dev_data(dev).dev_batch_size(3);
     let outcome = trainer.metric("acc", TopK::new(1)).metric_key("acc").train(LoadBestModel::No)?;
     let all = group.all_gather_object(&*seen.lock().unwrap())?;

@@ -10,7 +10,8 @@ use rank_test::ranks_test;
 use tch::Device;
 use tch::nn::VarStore;
 
-use super::{Net, Pair, data, difference, same_on_all_ranks, trainer, weights};
+use super::windows::{BIG_BATCH, EPOCHS, SAMPLES, reference};
+use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, trainer, weights};
 
 /// Asks for the end after so many steps.
 struct StopAt(u64);
@@ -126,3 +127,36 @@ ranks_test!(without_a_folder_the_best_weights_are_kept_in_memory, 2, {
     assert_eq!(outcome.best_epoch, Some(1));
     assert_eq!(difference(&weights(&store), &noted.lock().unwrap()), 0.0);
 });
+
+ranks_test!(
+    other_numbers_of_ranks_go_on_as_if_nothing_had_happened,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let store = VarStore::new(Device::Cpu);
+        let net = Net::new(&store);
+        let stop: u64 = std::env::var("DRUMLINE_TEST_STOP")?.parse()?;
+        let trainer = trainer(&group, &net, &store, SAMPLES)?.batch_size_per_gpu(BIG_BATCH / group.size());
+        let trainer =
+            trainer.n_epochs(EPOCHS).save_path(folder()?).resume_from(folder()?).callback(StopAt(stop));
+        let outcome = trainer.train(LoadBestModel::No)?;
+        assert_eq!(outcome.steps, stop.min(8));
+        same_on_all_ranks(&group, &store)?;
+        if outcome.end == End::Finished {
+            let difference = difference(&weights(&store), &reference()?);
+            assert!(difference < 1e-6, "{difference:e}");
+            println!("as one process");
+        }
+    },
+    |ranks| {
+        let temp = tempfile::tempdir()?;
+        let run = |nproc, stop| {
+            let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
+            ranks.clone().nproc(nproc).env(env).pass()
+        };
+        run(2, "3")?;
+        run(1, "5")?;
+        let report = run(4, "9")?;
+        assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
+    }
+);

@@ -6,18 +6,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
 use drumline::{
     AllReduce, CommHook, Ddp, DdpOptions, DistributedSampler, GradBucket, MapDataset, Optimizer,
-    ProcessGroup, Sample, Sampler, SamplerError, SamplerOptions, SamplerPosition, TorchError,
+    ProcessGroup, Sample, Sampler, SamplerError, SamplerOptions, SamplerPosition, SyncBatchNorm, SyncGroup,
+    TorchError,
 };
 use rank_test::ranks_test;
-use tch::nn::{Module, VarStore, embedding, linear, seq};
+use tch::nn::{BatchNormConfig, Module, ModuleT, VarStore, batch_norm1d, embedding, linear, seq, seq_t};
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::{Net, Pair, collate, data, difference, same_on_all_ranks, sample, sgd, trainer, weights};
+use super::{
+    CLASSES, INPUTS, Net, Pair, collate, data, difference, same_on_all_ranks, sample, sgd, trainer, weights,
+};
 
 /// Not a multiple of the big batch, nor of the number of ranks.
-const SAMPLES: usize = 29;
-const BIG_BATCH: usize = 8;
-const EPOCHS: u64 = 2;
+pub(super) const SAMPLES: usize = 29;
+pub(super) const BIG_BATCH: usize = 8;
+pub(super) const EPOCHS: u64 = 2;
 
 /// The big batches of all epochs.
 fn big_batches() -> Vec<Vec<usize>> {
@@ -29,7 +32,7 @@ fn big_batches() -> Vec<Vec<usize>> {
 }
 
 /// One process, one batch a step, and no trainer.
-fn reference() -> anyhow::Result<Vec<Tensor>> {
+pub(super) fn reference() -> anyhow::Result<Vec<Tensor>> {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let mut optimizer = sgd(&store)?;
@@ -207,4 +210,69 @@ ranks_test!(ranks_with_other_numbers_of_batches_end_together_and_alike, 3, {
         optimizer.step()?;
     }
     assert!(difference(&weights(&store), &weights(&alone)) < 1e-6);
+});
+
+/// A norm over all ranks between two layers.
+fn normed(store: &VarStore, sync: &SyncGroup) -> impl ModuleT + use<> {
+    let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
+    let norm = SyncBatchNorm::new(store.root() / "norm", 4, BatchNormConfig::default(), sync);
+    seq_t().add(layer("a", INPUTS, 4)).add(norm).add_fn(|x| x.tanh()).add(layer("b", 4, CLASSES))
+}
+
+ranks_test!(running_means_are_the_same_on_all_ranks_where_some_have_fewer_batches, 3, {
+    tch::set_num_threads(1);
+    let group = ProcessGroup::from_env()?;
+    let store = VarStore::new(Device::Cpu);
+    let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
+    let norm = batch_norm1d(store.root() / "norm", 4, Default::default());
+    let net = seq_t().add(layer("a", INPUTS, 4)).add(norm).add(layer("b", 4, CLASSES));
+    // Rank 0 has 2 batches of 2 in the last step, the others one.
+    let trainer =
+        DistTrainer::new(&group, &net, &store, data(36)).loss(CrossEntropy::default()).print_every(0);
+    let trainer =
+        trainer.batch_size_per_gpu(2).update_every(3).n_epochs(2).sampler(Long { rank: group.rank() });
+    assert_eq!(trainer.train(LoadBestModel::No)?.steps, 4);
+    same_on_all_ranks(&group, &store)?;
+    let means: Vec<f32> = Vec::try_from(&store.variables()["norm.running_mean"])?;
+    let all = group.all_gather_object(&means)?;
+    assert!(all.iter().all(|other| *other == means) && means[0] != 0.0, "{all:?}");
+});
+
+/// Rank 0 takes 10 samples, the others 8.
+struct Long {
+    rank: usize,
+}
+
+impl Sampler for Long {
+    fn num_samples(&self) -> usize {
+        36
+    }
+
+    fn num_replicas(&self) -> usize {
+        3
+    }
+
+    fn count_from(&self, _: &SamplerPosition) -> usize {
+        if self.rank == 0 { 10 } else { 8 }
+    }
+
+    fn indices_from(&self, position: &SamplerPosition) -> Result<Vec<usize>, SamplerError> {
+        Ok((0..self.count_from(position)).map(|place| place * 3 + self.rank).collect())
+    }
+}
+
+ranks_test!(norms_over_all_ranks_go_on_where_some_have_fewer_batches, 3, {
+    tch::set_num_threads(1);
+    let group = ProcessGroup::from_env()?;
+    // In the last step rank 2 has one batch where the others have two, and none where they have one.
+    for samples in [32, 26] {
+        let sync = SyncGroup::new(&group)?;
+        let store = VarStore::new(Device::Cpu);
+        let net = normed(&store, &sync);
+        let trainer = DistTrainer::new(&group, &net, &store, data(samples)).loss(CrossEntropy::default());
+        let trainer = trainer.batch_size_per_gpu(2).update_every(2).n_epochs(2).print_every(0);
+        let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
+        assert_eq!(trainer.ddp_options(options).train(LoadBestModel::No)?.steps, 6);
+        same_on_all_ranks(&group, &store)?;
+    }
 });
