@@ -255,23 +255,24 @@ impl<M> Ddp<M> {
     /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
     /// have no samples.
     pub fn backward_nothing(&self) -> Result {
-        if self.sync_group.as_ref().is_some_and(|group| self.others.is_some() && !group.has_stepped()) {
-            return Err(self.never_stepped());
+        if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
+            return self.refuse_first_step();
         }
         let calls = self.sync_group.as_ref().map_or_else(Vec::new, SyncGroup::calls);
         self.backward_nothing_beside(&calls)
     }
 
-    /// Tells the others, who wait for answers that this rank cannot know of.
-    fn never_stepped(&self) -> ParallelError {
+    /// A rank without data in its first step knows of no calls that it could shadow.
+    fn refuse_first_step(&self) -> Result {
+        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
         let text = format!(
             "rank {} has run out of data before its first step, and cannot know which synchronised norms the others wait for; \
              try a first batch of length 0 there, or data for all ranks",
             self.group.rank()
         );
-        self.others.iter().for_each(|others| others.reducer().abandon(&text));
+        others.reducer().abandon(&text);
         self.sync_group.iter().for_each(|group| group.abort(&text));
-        ParallelError::Unfit(text)
+        Err(ParallelError::Unfit(text))
     }
 
     /// The same where the others' synchronised norms make `calls` meanwhile, and not those of the step before. Gradients of earlier backwards inside

@@ -16,14 +16,14 @@ use super::Accelerator;
 pub struct Started {
     /// The run's name.
     pub name: String,
-    /// Its configuration, as the program gives it.
-    pub config: Value,
+    /// Its configuration, as the program gives it: names and values.
+    pub config: Map<String, Value>,
     /// How many ranks it has.
     pub world_size: usize,
     /// On how many machines.
     pub num_nodes: usize,
-    /// The accelerator's seed, if it has one.
-    pub seed: Option<u64>,
+    /// The accelerator's seed; 0 if it has none.
+    pub seed: u64,
     /// Where it computes.
     pub device: String,
 }
@@ -92,8 +92,9 @@ impl Tracker for JsonLines {
     }
 }
 
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The trackers that work.
@@ -125,10 +126,14 @@ impl Accelerator {
         let trackers = &mut *self.trackers.borrow_mut();
         let run = Started {
             name: name.into(),
-            config,
+            config: match config {
+                Value::Object(config) => config,
+                Value::Null => Map::new(),
+                other => Map::from_iter([("config".to_owned(), other)]),
+            },
             world_size: self.num_processes(),
             num_nodes: self.group().num_nodes(),
-            seed: trackers.seed,
+            seed: trackers.seed.unwrap_or(0),
             device: format!("{:?}", self.device()).to_lowercase(),
         };
         trackers.each(|tracker| tracker.begin(&run));

@@ -245,9 +245,10 @@ mod tests {
         for (rank, samples) in [[4, 4], [3, 0], [3, 0]].into_iter().enumerate() {
             for (turn, samples) in agreed.turns_of(rank).zip(samples) {
                 // Averaged over ranks, a sample's part is that of one in 14.
-                let expected = (samples > 0).then_some(samples as f64 / 14.0);
-                assert_eq!(turn.factor.map(|factor| factor / 3.0), expected);
-                all += turn.factor.unwrap_or(0.0) / 3.0;
+                let part = turn.factor.unwrap_or(0.0) / 3.0;
+                assert!((part - f64::from(samples) / 14.0).abs() < 1e-12, "{part}");
+                assert_eq!(turn.factor.is_none(), samples == 0);
+                all += part;
             }
         }
         assert!((all - 1.0f64).abs() < 1e-12);
