@@ -48,7 +48,7 @@ rank 1 on host a failed first: exit code 1 after 1.0 s
     loading
     … the error above, 4 lines …
 of the other 5 here: 1 ended badly, 3 stopped by the launcher, 1 ended well
-  rank 2 on host a: stopped by the launcher after 1.0 s; said: ValueError: bad
+  rank 2 on host a: stopped by the launcher after 1.0 s; said the same
   rank 5 on host a: exit code 1 after 1.0 s, as rank 1 was gone; said: Error: lost rank 1 of group `world` (a, pid 101): exited
   ranks 3-4 on host a: stopped by the launcher
 ";
