@@ -1,29 +1,29 @@
 //! The ready programs, as `drumline-train` offers them.
 //!
 //! ```text
-//!   main ─▶ args ─┬▶ train ─▶ trainer (epochs, evaluation, checkpoints) ─▶ step
+//!   main ─▶ args ─┬▶ train ─▶ pieces, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
 //!                 ├▶ data  ─▶ a data set on disk
 //!                 └▶ keys  ─▶ the configuration's keys, for people
-//!   job: all ranks of a run, and how they agree on what went wrong       ending: how that is told, once
+//!   job: all ranks of a run, and how they agree on what went wrong
 //! ```
 
 mod args;
 mod bench_loader;
 mod bench_step;
+mod callbacks;
 mod checked;
 mod data_kind;
 mod ending;
 mod evaluate;
-mod failure;
 mod job;
 mod parity;
 mod pieces;
 mod predict;
+mod shown;
 mod step;
 mod test;
 mod train;
-mod trainer;
 
 use std::process::ExitCode;
 

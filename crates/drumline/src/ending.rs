@@ -13,6 +13,7 @@ use drumline_torch::TorchError;
 use crate::accelerator::AcceleratorError;
 use crate::checkpoint::CheckpointError;
 use crate::main_first::MainFirstError;
+use crate::predictions::PredictionError;
 use crate::shared_failure::{SharedFailure, in_words};
 use crate::trainer::TrainerError;
 
@@ -94,12 +95,17 @@ fn known_teller(error: &(dyn Error + 'static)) -> Option<Teller> {
         (Some(ParallelError::Comm(error)), ..) => return sees_another(error),
         (_, Some(CheckpointError::Torch(error)), _) => return known_teller(&**error),
         (_, Some(CheckpointError::Comm(error)), _) => return sees_another(error),
+        // What rank 0 runs into, all ranks are told.
+        (_, Some(_), _) => return Some(Teller::Rank(0)),
         (_, _, Some(MainFirstError::Failed(failure))) => return Some(teller_of(failure)),
         (_, _, Some(MainFirstError::Comm(error))) => return sees_another(error),
         _ => {}
     }
     if let Some(TorchError::Comm(error)) = error.downcast_ref() {
         return sees_another(error);
+    }
+    if let Some(PredictionError::Fault(_)) = error.downcast_ref() {
+        return Some(Teller::Rank(0));
     }
     error.downcast_ref().map(teller_of).or_else(|| error.downcast_ref().and_then(sees_another))
 }

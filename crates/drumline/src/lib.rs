@@ -104,9 +104,9 @@ pub use schedule::{
     At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
     OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
 };
-pub use shared_failure::SharedFailure;
+pub use shared_failure::{AgreeError, SharedFailure, agree_on};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
-pub use step_trace::StepTrace;
+pub use step_trace::{Noting, StepTrace};
 pub use stop_request::StopRequest;
 /// The tensors and layers that all of this is made for, at the version that it is made for.
 pub use tch;

@@ -63,24 +63,32 @@ fn line(text: &str, ranks: &[usize], world_size: usize) -> String {
     }
 }
 
+/// An error for whoever runs the program: told without the callback that found it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PlainWords(pub String);
+
 /// What went wrong on this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trouble {
     pub(crate) text: String,
     /// A panic has told itself.
     is_told: bool,
+    /// Its words need none on where it arose.
+    is_plain: bool,
 }
 
 impl Trouble {
     /// The same trouble, with words on where it arose.
     pub(crate) fn within(self, place: &str) -> Self {
-        Self { text: format!("{place}: {}", self.text), ..self }
+        if self.is_plain { self } else { Self { text: format!("{place}: {}", self.text), ..self } }
     }
 }
 
 impl<E: Into<Cause>> From<E> for Trouble {
     fn from(error: E) -> Self {
-        Self { text: in_words(error.into().as_ref()), is_told: false }
+        let cause = error.into();
+        Self { text: in_words(cause.as_ref()), is_told: false, is_plain: cause.is::<PlainWords>() }
     }
 }
 
@@ -98,7 +106,7 @@ pub(crate) fn in_words(error: &(dyn std::error::Error + 'static)) -> String {
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Cause>) -> Result<T, Trouble> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(outcome) => Ok(outcome?),
-        Err(panic) => Err(Trouble { text: panic_words(&*panic), is_told: true }),
+        Err(panic) => Err(Trouble { text: panic_words(&*panic), is_told: true, is_plain: false }),
     }
 }
 
@@ -121,6 +129,33 @@ where
         (Some(failure), _) => Err(failure.into()),
         (None, Err(trouble)) => Err(SharedFailure::alike(trouble.text).into()),
     }
+}
+
+/// Why ranks have not agreed on a good outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum AgreeError {
+    /// It was not good on one of them at least.
+    #[error("{0}")]
+    Failed(#[from] SharedFailure),
+    /// They could not talk to each other.
+    #[error("{0}")]
+    Comm(#[from] CommError),
+}
+
+/// The outcome if all ranks had a good one; otherwise what went wrong, the same on all of them, and [`exit_code`](crate::exit_code) shows it once. Every
+/// rank calls it: where one may fail alone, and the others would wait for it.
+///
+/// ```no_run
+/// use drumline::{ProcessGroup, agree_on};
+///
+/// let group = ProcessGroup::from_env()?;
+/// let text = agree_on(&group, std::fs::read_to_string("data/words.txt"))?;
+/// # let _ = text;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[track_caller]
+pub fn agree_on<T, E: Into<Cause>>(group: &ProcessGroup, outcome: Result<T, E>) -> Result<T, AgreeError> {
+    agree(group, outcome.map_err(Trouble::from))
 }
 
 #[cfg(test)]

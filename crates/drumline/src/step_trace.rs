@@ -7,11 +7,21 @@
 //! What is seen of a reduction below `wait` was not hidden behind backward.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use drumline_observe::trace::{Trace, TraceError, Track, file_of};
 use drumline_parallel::{DdpObserver, ReducedBucket};
+
+/// What a [`StepTrace`] keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Noting {
+    /// Every span.
+    All,
+    /// No span: between the steps that are looked at.
+    Nothing,
+}
 
 /// Collects the spans of a rank; [`Ddp`](crate::Ddp) tells it of buckets, the program of the rest.
 ///
@@ -32,13 +42,19 @@ use drumline_parallel::{DdpObserver, ReducedBucket};
 #[derive(Debug)]
 pub struct StepTrace {
     rank: usize,
+    is_off: AtomicBool,
     trace: Mutex<Trace>,
 }
 
 impl StepTrace {
     /// Without spans yet.
     pub fn new(rank: usize) -> Arc<Self> {
-        Arc::new(Self { rank, trace: Mutex::new(Trace::new(rank)) })
+        Arc::new(Self { rank, is_off: AtomicBool::new(false), trace: Mutex::new(Trace::new(rank)) })
+    }
+
+    /// What is noted from now on; all, at first.
+    pub fn set(&self, noting: Noting) {
+        self.is_off.store(noting == Noting::Nothing, Ordering::Relaxed);
     }
 
     /// Does some computing, and notes when.
@@ -51,12 +67,23 @@ impl StepTrace {
 
     /// Notes what was done, such as the loading of a batch.
     pub fn span(&self, name: &str, track: Track, begin: Instant, end: Instant) {
-        self.lock().span(name, track, begin, end, &[]);
+        self.note((name, track), (begin, end), &[]);
     }
 
     /// Writes the rank's file, `trace/rank-NNNNN.json` in the folder of the run.
     pub fn write(&self, out_dir: &Path) -> Result<(), TraceError> {
         self.lock().write(&file_of(out_dir, self.rank))
+    }
+
+    fn note(
+        &self,
+        (name, track): (&str, Track),
+        (begin, end): (Instant, Instant),
+        args: &[(&str, serde_json::Value)],
+    ) {
+        if !self.is_off.load(Ordering::Relaxed) {
+            self.lock().span(name, track, begin, end, args);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Trace> {
@@ -68,7 +95,7 @@ impl DdpObserver for StepTrace {
     fn bucket_reduced(&self, bucket: ReducedBucket) {
         let ReducedBucket { index, bytes, begin, end } = bucket;
         let args = [("bytes", bytes.into())];
-        self.lock().span(&format!("bucket {index}"), Track::Communication, begin, end, &args);
+        self.note((&format!("bucket {index}"), Track::Communication), (begin, end), &args);
     }
 
     fn waited(&self, begin: Instant, end: Instant) {

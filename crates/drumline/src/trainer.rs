@@ -7,7 +7,7 @@
 //!      │                                                               ▼
 //!      └─▶ callbacks ◀─ optimizer ◀─ one reduction ◀─ sums of losses ÷ count of the whole step over all ranks
 //! ```
-//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `save`.
+//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `save`, `tracer`.
 //!
 //! - `batch`, `model`, `loss`, `metric`: what can be trained, on what, towards what
 //! - `callbacks`: those that are supplied
@@ -31,7 +31,9 @@ mod settings;
 mod share;
 mod state;
 mod step;
+mod tracer;
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,9 +41,11 @@ use std::sync::Arc;
 use drumline_comm::{CommError, ProcessGroup};
 use drumline_parallel::DdpOptions;
 use drumline_torch::Optimizer;
+use serde_json::Value;
 use tch::Device;
 use tch::nn::VarStore;
 
+use crate::checkpoint::Loaded;
 use crate::loader::Dataset;
 use crate::sampler::Sampler;
 use crate::shared_failure::{in_words, panic_words};
@@ -51,7 +55,9 @@ use hooks::Hooks;
 use metric::Scores;
 use run::Run;
 use settings::Settings;
+use tracer::Tracer;
 
+pub use crate::shared_failure::PlainWords;
 pub use batch::{Batch, Supervised};
 pub use callback::{Callback, CallbackResult, MasterCallback};
 pub use callbacks::{
@@ -107,10 +113,13 @@ pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
     sampler: Option<Box<dyn Sampler>>,
     loss: Option<Box<dyn Loss<B, M::Output> + 'a>>,
     scores: Scores<'a, B, M::Output>,
+    train_scores: Scores<'a, B, M::Output>,
     optimizer: Option<Box<dyn Optimizer>>,
     device: Option<Device>,
     ddp_options: DdpOptions,
     stop: Option<StopRequest>,
+    loaded: Option<Loaded>,
+    tracer: Tracer,
     hooks: Hooks<'a>,
     settings: Settings,
 }
@@ -132,10 +141,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             sampler: None,
             loss: None,
             scores: Scores(Vec::new()),
+            train_scores: Scores(Vec::new()),
             optimizer: None,
             device: None,
             ddp_options: DdpOptions::default(),
             stop: None,
+            loaded: None,
+            tracer: Tracer::default(),
             hooks: Hooks::default(),
             settings: Settings::default(),
         }
@@ -157,6 +169,17 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn metric(mut self, name: impl Into<String>, metric: impl BatchMetric<B, M::Output> + 'a) -> Self {
         self.scores.0.push((name.into(), Box::new(metric)));
+        self
+    }
+
+    /// One more figure of each step, over the batches of all ranks: [`TrainState::train_metrics`]. It costs no call of its own.
+    #[must_use]
+    pub fn train_metric(
+        mut self,
+        name: impl Into<String>,
+        metric: impl BatchMetric<B, M::Output> + 'a,
+    ) -> Self {
+        self.train_scores.0.push((name.into(), Box::new(metric)));
         self
     }
 
@@ -252,10 +275,24 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
+    /// Ends after this many steps of the whole training, with an evaluation, if that is before the last epoch's end.
+    #[must_use]
+    pub fn max_steps(mut self, steps: u64) -> Self {
+        self.settings.max_steps = Some(steps);
+        self
+    }
+
     /// Threads that make batches; 1, if it is not said. 0: batches are made when they are needed.
     #[must_use]
     pub fn num_workers(mut self, threads: usize) -> Self {
         self.settings.num_workers = threads;
+        self
+    }
+
+    /// Whether batches for a GPU are made in page-locked memory; they are, if it is not said.
+    #[must_use]
+    pub fn pin_memory(mut self, pin: bool) -> Self {
+        self.settings.pin_memory = pin;
         self
     }
 
@@ -314,6 +351,12 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
+    /// Goes on from a checkpoint that all ranks have loaded.
+    #[must_use]
+    pub fn resume_with(self, loaded: Loaded) -> Self {
+        Self { loaded: Some(loaded), ..self }
+    }
+
     /// Where the training is done. It must be where the model is, and is there, if it is not said.
     #[must_use]
     pub fn device(self, device: Device) -> Self {
@@ -331,6 +374,21 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn use_tqdm(mut self, wanted: bool) -> Self {
         self.settings.use_tqdm = wanted;
+        self
+    }
+
+    /// Adds what the program wants to be known of it to the settings: for logs, TensorBoard and checkpoints. The same on all ranks.
+    #[must_use]
+    pub fn config(mut self, entries: impl IntoIterator<Item = (String, Value)>) -> Self {
+        self.settings.config.extend(entries);
+        self
+    }
+
+    /// Writes a trace of these steps, counted from 0, for Perfetto: `trace/rank-00000.json` in a folder, one for each rank. It shows which reductions
+    /// were hidden behind backward. It takes the place of an observer in [`ddp_options`](Self::ddp_options).
+    #[must_use]
+    pub fn trace_steps(mut self, steps: Range<u64>, folder: impl Into<PathBuf>) -> Self {
+        self.tracer = Tracer::new(steps, folder.into(), self.group.rank());
         self
     }
 

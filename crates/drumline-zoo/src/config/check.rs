@@ -41,6 +41,7 @@ impl Config {
             ("TRAIN.BATCH_SIZE", self.train.batch_size as u64),
             ("TRAIN.IM_SIZE", self.train.im_size as u64),
             ("TRAIN.PRINT_FREQ", self.train.print_freq as u64),
+            ("TRAIN.ACCUMULATE", self.train.accumulate as u64),
             ("TRAIN.TOPK", self.train.topk as u64),
             ("TEST.BATCH_SIZE", self.test.batch_size as u64),
             ("TEST.IM_SIZE", self.test.im_size as u64),

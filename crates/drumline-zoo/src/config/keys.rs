@@ -129,6 +129,12 @@ section! {
         "AUGMENT" augment: bool = true;
         /// A new order in each epoch
         "SHUFFLE" shuffle: bool = true;
+        /// Batches whose gradients are added up before each step, on each rank
+        "ACCUMULATE" accumulate: usize = 1;
+        /// Event files for TensorBoard in OUT_DIR/tensorboard
+        "TENSORBOARD" tensorboard: bool = true;
+        /// Steps to trace for Perfetto, after the first five, in OUT_DIR/trace
+        "TRACE_STEPS" trace_steps: u64 = 0;
         /// Stop after this many steps of the whole run
         "MAX_STEPS" max_steps: Option<u64> = None;
     }

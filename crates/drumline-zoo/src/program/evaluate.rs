@@ -3,7 +3,7 @@
 use drumline::{Ddp, ImageBatch, Loader};
 use tch::{Device, Tensor};
 
-use super::job::{Job, Vote};
+use super::job::{Job, say};
 use super::pieces::Images;
 use super::step::Sums;
 use crate::models::Model;
@@ -19,8 +19,6 @@ pub(super) struct Evaluation {
     pub(super) k: usize,
     /// Batches between lines of progress.
     pub(super) print_freq: usize,
-    /// Shows a line of rank 0.
-    pub(super) say: Box<dyn Fn(&str)>,
 }
 
 impl Evaluation {
@@ -41,9 +39,9 @@ impl Evaluation {
         // Running means are each rank's own; those of rank 0 are the ones that are saved.
         replica.sync_buffers()?;
         let own = job.agree(self.share(job, replica, see))?;
-        match job.vote(Vote::GoOn)? {
-            Vote::Stop => Ok(None),
-            _ => Ok(Some(own.reduced(&job.group)?)),
+        match job.stop.agreed(&job.group)? {
+            true => Ok(None),
+            false => Ok(Some(own.reduced(&job.group)?)),
         }
     }
 
@@ -55,7 +53,7 @@ impl Evaluation {
     ) -> anyhow::Result<Sums> {
         let (mut sums, mut done) = (Sums::default(), 0);
         for batch in self.loader.epoch(0) {
-            if job.is_asked_to_stop() {
+            if job.stop.is_requested() {
                 break;
             }
             let batch = batch?.to_device(self.device)?;
@@ -65,7 +63,7 @@ impl Evaluation {
             sums += Sums::of(&output, &batch.labels, &loss, self.k);
             done += 1;
             if job.is_first() && done % self.print_freq == 0 {
-                (self.say)(&self.line(done, &sums));
+                say(&self.line(done, &sums));
             }
         }
         Ok(sums)

@@ -1,34 +1,17 @@
-//! All ranks of a run, and how they agree before and between steps.
+//! All ranks of a run, and how they agree before they train.
 //!
 //! A rank that fails alone would leave the others waiting in a collective, and each would tell of its own surprise. So what
 //! can fail on one rank is put to the vote: all end together, with one text.
 
 use anyhow::Context;
-use drumline::{
-    GroupOptions, InitError, InitOptions, ProcessGroup, ReduceOp, Signal, StopRequest, worker_env,
-};
-
-use super::failure::{Shared, in_words};
+use drumline::{GroupOptions, InitError, InitOptions, ProcessGroup, Signal, StopRequest, worker_env};
 
 pub(super) struct Job {
     pub(super) group: ProcessGroup,
     pub(super) local_rank: usize,
-    stop: StopRequest,
+    pub(super) stop: StopRequest,
     /// No launcher started it.
     is_alone: bool,
-}
-
-/// What a rank knows before a step; the answer is what any rank knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Vote {
-    /// There is a batch.
-    GoOn,
-    /// No batch is left.
-    Ended,
-    /// A signal asked for the end.
-    Stop,
-    /// Something is wrong.
-    Failed,
 }
 
 impl Job {
@@ -49,9 +32,7 @@ impl Job {
 
     /// The line that every rank says.
     pub(super) fn say_hello(&self) {
-        use std::io::Write;
-        // A stdout that is gone ends nothing.
-        let _ = writeln!(std::io::stdout(), "{}", init_line(self.local_rank, self.group.rank()));
+        say(&init_line(self.local_rank, self.group.rank()));
     }
 
     pub(super) fn is_first(&self) -> bool {
@@ -66,36 +47,12 @@ impl Job {
     /// The outcome if all ranks had a good one; otherwise what went wrong, the same on all.
     #[track_caller]
     pub(super) fn agree<T>(&self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
-        let own = outcome.as_ref().err().map(in_words);
-        let all = self.group.all_gather_object(&own)?;
-        match Shared::of(&all) {
-            Some(shared) => Err(shared.into()),
-            None => outcome,
-        }
+        Ok(drumline::agree_on(&self.group, outcome)?)
     }
 
     /// The signal to stop, if it is up to this process to tell of it by its end: a launcher tells by its own.
     pub(super) fn signal_that_ended_it(&self) -> Option<Signal> {
         self.stop.signal().filter(|_| self.is_alone)
-    }
-
-    /// Whether a signal has reached this rank; the others need not know of it yet.
-    pub(super) fn is_asked_to_stop(&self) -> bool {
-        self.stop.is_requested()
-    }
-
-    /// The gravest of all ranks' votes; a signal to any of them counts.
-    #[track_caller]
-    pub(super) fn vote(&self, own: Vote) -> anyhow::Result<Vote> {
-        let asked = self.stop.is_requested() && own != Vote::Failed;
-        let mut most = [if asked { Vote::Stop as u8 } else { own as u8 }];
-        self.group.all_reduce(&mut most, ReduceOp::Max)?;
-        Ok(match most[0] {
-            0 => Vote::GoOn,
-            1 => Vote::Ended,
-            2 => Vote::Stop,
-            _ => Vote::Failed,
-        })
     }
 
     /// The seed of the run: the one given, or one that rank 0 draws.
@@ -109,6 +66,12 @@ impl Job {
         self.group.broadcast(&mut seed, 0)?;
         Ok(seed[0])
     }
+}
+
+/// Shows a line. A stdout that is gone ends nothing.
+pub(super) fn say(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 fn init_line(local_rank: usize, rank: usize) -> String {

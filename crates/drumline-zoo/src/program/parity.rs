@@ -7,6 +7,8 @@
 //!
 //! Both begin with the same weights. Nothing is written to `OUT_DIR`.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use drumline::{At, Ddp, ImageBatch, LoaderError, ProcessGroup, Schedule};
 use drumline_torch::{Optimizer, parameters};
@@ -28,7 +30,7 @@ struct Ran {
 pub(super) fn verify(job: &Job, checked: &CheckedTraining, seed: u64, steps: u64) -> anyhow::Result<()> {
     let device = job.agree(device(checked.run.config.run.device, job.local_rank))?;
     let (config, world_size) = (&checked.run.config, job.group.size());
-    let images = job.agree(pieces::train_images(checked))?;
+    let images = Arc::new(job.agree(pieces::train_images(checked))?);
     let loader = |rank| pieces::train_loader(&images, config, (rank, world_size), seed);
     let loaders = job.agree((0..world_size).map(loader).collect::<anyhow::Result<Vec<_>>>())?;
     let steps = (steps as usize).min(loaders[0].num_batches());

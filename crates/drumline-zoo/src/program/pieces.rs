@@ -5,14 +5,17 @@
 //! | `model` | a network by its name, with its first weights |
 //! | `optimizer` | SGD and its learning rate |
 //! | `data` | batches of images for this rank |
-//! | `checkpoint` | the state of a run, to and from disk |
+//! | `metric` | accuracy in percent |
+//! | `checkpoint` | where a run goes on from |
 
 mod checkpoint;
 mod data;
+mod metric;
 mod model;
 mod optimizer;
 
-pub(super) use checkpoint::{Resumed, checkpoints, state};
-pub(super) use data::{Images, test_loader, train_images, train_loader};
+pub(super) use checkpoint::{checkpoints, with_optimizer};
+pub(super) use data::{Images, test_images, test_loader, train_images, train_loader, train_sampler};
+pub(super) use metric::Percent;
 pub(super) use model::model;
 pub(super) use optimizer::{schedule, sgd};

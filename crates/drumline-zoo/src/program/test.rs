@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use drumline::checkpoint::{named, restore};
 use drumline::{Dataset, Ddp};
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
 use super::checked::{Checked, device};
 use super::evaluate::{Evaluation, Replica};
-use super::job::Job;
-use super::pieces::{self, Resumed};
+use super::job::{Job, say};
+use super::pieces;
 use super::predict;
 use super::step::Sums;
 use crate::config::Config;
@@ -29,7 +30,7 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
-    let evaluation = Evaluation { loader, device, k, print_freq: config.test.print_freq, say: Box::new(say) };
+    let evaluation = Evaluation { loader, device, k, print_freq: config.test.print_freq };
     let sums = match &config.test.predictions {
         None => evaluation.run(&job, &replica)?,
         Some(file) => predict(&job, &evaluation, &replica, file)?,
@@ -37,10 +38,10 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let sums = sums.context("asked to stop before the end")?;
     if job.is_first() {
         let (acc1, acck, loss, samples) = (sums.acc1(), sums.acck(), sums.loss(), sums.samples());
-        println!(
+        say(&format!(
             "   == test: Acc@1 {acc1:.3} | Acc@{k} {acck:.3} | loss: {loss:.4} | {samples} images | {}",
             weights.display()
-        );
+        ));
     }
     Ok(())
 }
@@ -63,12 +64,6 @@ fn predict(
         predict::write(writer, &rows)?;
     }
     Ok(sums)
-}
-
-/// A stdout that is gone ends nothing.
-fn say(line: &str) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Where `MODEL.WEIGHTS` was given: a configuration that a run has saved names those that it began with.
@@ -113,6 +108,6 @@ fn load(job: &Job, config: &Config, store: &VarStore, given: Given) -> anyhow::R
         )));
     };
     let path = found.path.clone();
-    job.agree(Resumed::new(found.state).and_then(|resumed| resumed.restore(store, None)))?;
+    job.agree(restore(&named(store), &found.state.model).map_err(Into::into))?;
     Ok(path)
 }

@@ -1,105 +1,61 @@
-//! `drumline-train train`: from a configuration to a trained network.
+//! `drumline-train train`: from a configuration to a trained network, with [`DistTrainer`].
 
-use drumline::{Ddp, ProcessGroup};
+use drumline::checkpoint::Loaded;
+use drumline::trainer::{
+    Checkpoint, CrossEntropy, DistTrainer, End, EventFile, Every, LearningRate, LoadBestModel, RankFiles,
+    TensorBoard, TrainOutcome,
+};
+use drumline::{At, ImageBatch, SamplerPosition, Schedule};
 use drumline_observe::bar::Progress;
-use drumline_observe::events::{Begin, EndEvent, Event, EventLog, Reason, RunEvent, seconds_now};
 use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use serde_json::Value as Json;
-use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
+use super::callbacks::{FiniteLoss, SaveConfig};
 use super::checked::{CheckedTraining, check_out_dir, device};
-use super::evaluate::Evaluation;
-use super::failure::{Stopped, in_words};
+use super::ending::Stopped;
 use super::job::Job;
 use super::parity;
-use super::pieces::{self, Resumed};
-use super::trainer::{EpochEnd, IsBest, Position, Trainer};
+use super::pieces::{self, Percent};
+use super::shown::Shown;
 use crate::config::{Config, Value};
+use crate::models::Model;
+
+/// Steps that are not traced: memory is new, and files are read for the first time.
+const WARM_UP: u64 = 5;
 
 /// Trains as the command line says; an error if that was not possible.
 pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
-    set_up_process()?;
+    keep_freed_memory();
+    flush_denormals(true)?;
     let checked = CheckedTraining::new(&args.run);
     let job = Job::join()?;
     let checked = job.agree(checked)?;
+    let config = &checked.run.config;
     job.say_hello();
-    let seed = job.seed(checked.run.config.run.rng_seed)?;
+    let seed = job.seed(config.run.rng_seed)?;
     if let Some(steps) = args.verify_parity {
         return parity::verify(&job, &checked, seed, steps);
     }
-    job.agree(if job.is_first() { check_out_dir(&checked.run.config.run.out_dir) } else { Ok(()) })?;
-    let resumed = find_checkpoint(&job, &checked.run.config)?;
-    let seed = seed_of(&checked.run.config, seed, resumed.as_ref());
-    let mut trainer = build(&job, &checked, seed)?;
-    let begin = resume(&mut trainer, resumed)?;
-    trainer.progress = progress(&job, args, &checked.run.config);
-    let shown = trainer.progress.clone();
-    trainer.evaluation.say = Box::new(move |line| shown.say(line));
-    if is_over(&trainer) {
-        trainer.progress.say(&nothing_left(&trainer));
+    job.agree(if job.is_first() { check_out_dir(&config.run.out_dir) } else { Ok(()) })?;
+    let found = find_checkpoint(&job, config)?;
+    let progress = progress(&job, args, config);
+    if let Some(found) = found.as_ref().filter(|found| is_over(found, config)) {
+        progress.say(&nothing_left(found, config));
         return Ok(());
     }
-    // Only now: a run that was refused leaves the files of the one before alone.
-    job.agree(if job.is_first() { Ok(checked.run.config.save().map(drop)?) } else { Ok(()) })?;
-    trainer.log = job.agree(open_log(&trainer, begin, seed))?;
-    trainer.progress.say("            =======  Training  =======");
-    let end = epochs(&mut trainer);
-    let told = trainer.write(&Event::End(end_event(&trainer.at, &end)));
-    trainer.progress.finish();
-    let end = end?;
-    trainer.job.agree(told)?;
-    trainer.progress.say(&last_words(&trainer, end));
-    match job.signal_that_ended_it() {
-        Some(signal) if end == EpochEnd::Stopped => Err(Stopped { signal }.into()),
-        _ => Ok(()),
-    }
+    let seed = seed_of(config, seed, found.as_ref());
+    train(&job, &checked, seed, Begin { found, progress })
 }
 
-/// Whether the checkpoint is that of the last step.
-fn is_over(trainer: &Trainer<'_>) -> bool {
-    let max_steps = trainer.config.train.max_steps;
-    trainer.at.epoch >= trainer.config.optim.max_epoch
-        || max_steps.is_some_and(|most| trainer.at.step >= most)
+/// What a training begins with.
+struct Begin {
+    found: Option<Loaded>,
+    progress: Progress,
 }
 
-fn nothing_left(trainer: &Trainer<'_>) -> String {
-    let Position { step, epoch, best, .. } = trainer.at;
-    format!(
-        "[resume] == nothing left to do after step {step}, {epoch} epochs; best Acc@1 {best:.3} in {}; \
-         try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",
-        trainer.config.run.out_dir.display()
-    )
-}
-
-/// Epochs, each with an evaluation and a checkpoint, until there are enough or a signal asks for the end.
-fn epochs(trainer: &mut Trainer<'_>) -> anyhow::Result<EpochEnd> {
-    let max_epoch = trainer.config.optim.max_epoch;
-    let mut end = EpochEnd::Finished;
-    while trainer.at.epoch < max_epoch && end == EpochEnd::Finished {
-        end = trainer.train_epoch()?;
-        let is_best = match end {
-            EpochEnd::Stopped => Some(IsBest::No),
-            EpochEnd::Finished | EpochEnd::MaxSteps => trainer.evaluate()?,
-        };
-        trainer.save(is_best.unwrap_or(IsBest::No))?;
-        if is_best.is_none() {
-            end = EpochEnd::Stopped;
-        }
-    }
-    Ok(end)
-}
-
-/// What must be set before the first tensor.
-fn set_up_process() -> anyhow::Result<()> {
-    keep_freed_memory();
-    flush_denormals(true)?;
-    Ok(())
-}
-
-/// Model, data and optimizer, equal on all ranks.
-fn build<'a>(job: &'a Job, checked: &'a CheckedTraining, seed: u64) -> anyhow::Result<Trainer<'a>> {
+fn train(job: &Job, checked: &CheckedTraining, seed: u64, begin: Begin) -> anyhow::Result<()> {
     let config = &checked.run.config;
     let device = job.agree(device(config.run.device, job.local_rank))?;
     if config.cudnn.deterministic {
@@ -109,61 +65,112 @@ fn build<'a>(job: &'a Job, checked: &'a CheckedTraining, seed: u64) -> anyhow::R
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
-    let replica = Ddp::new(net, &store, &job.group, options)?;
-    let optimizer = job.agree(pieces::sgd(&store, &config.optim))?;
-    let schedule = job.agree(pieces::schedule(&config.optim))?;
-    let images = job.agree(pieces::train_images(checked))?;
-    let train = job.agree(pieces::train_loader(&images, config, job.place(), seed))?;
-    let loader = job.agree(pieces::test_loader(&checked.run, job.place()))?;
-    Ok(Trainer {
-        job,
-        config,
-        device,
-        replica,
-        store,
-        optimizer,
-        schedule,
-        at: Position { sampler: train.sampler().start(0), ..Position::default() },
-        train,
-        evaluation: Evaluation {
-            loader,
-            device,
-            k: config.train.topk,
-            print_freq: config.test.print_freq,
-            say: Box::new(|_| ()),
-        },
-        checkpoints: pieces::checkpoints(config),
-        log: None,
-        progress: Progress::silent(),
+    let trainer = job.agree(trainer(job, checked, (&net, &store), seed))?.ddp_options(options);
+    let trainer = observed(trainer, config, begin.progress.clone());
+    let trainer = match begin.found {
+        Some(found) => trainer.resume_with(job.agree(pieces::with_optimizer(found, config, &store))?),
+        None => trainer,
+    };
+    let outcome = trainer.train(LoadBestModel::No)?;
+    begin.progress.say(&last_words(config, &outcome));
+    match (job.signal_that_ended_it(), outcome.end) {
+        (Some(signal), End::Stopped { .. }) => Err(Stopped { signal }.into()),
+        _ => Ok(()),
+    }
+}
+
+type ImageTrainer<'a> = DistTrainer<'a, Model, ImageBatch>;
+
+/// The trainer that the configuration asks for, by the rank alone.
+fn trainer<'a>(
+    job: &Job,
+    checked: &CheckedTraining,
+    (net, store): (&'a Model, &'a VarStore),
+    seed: u64,
+) -> anyhow::Result<ImageTrainer<'a>> {
+    let config = &checked.run.config;
+    let (optim, train) = (&config.optim, &config.train);
+    let images = pieces::train_images(checked)?;
+    let sampler = pieces::train_sampler(&images, config, job.place(), seed)?;
+    let schedule = pieces::schedule(optim)?;
+    // Distribuuuu sets the learning rate once an epoch.
+    let schedule = move |at: At| schedule.lr(At { epoch: at.epoch.floor(), ..at });
+    let mut trainer = DistTrainer::new(&job.group, net, store, images)
+        .dev_data(pieces::test_images(&checked.run)?)
+        .loss(CrossEntropy::default())
+        .optimizer(pieces::sgd(store, optim)?)
+        .sampler(sampler)
+        .stop_request(job.stop.clone())
+        .train_metric("acc1", Percent::of_top(1))
+        .metric("acc1", Percent::of_top(1))
+        .callback(LearningRate::by(schedule))
+        .callback(FiniteLoss(config.clone()))
+        .callback(Checkpoint::every(Every::Epochs(1)))
+        .batch_size_per_gpu(train.batch_size)
+        .dev_batch_size(config.test.batch_size)
+        .update_every(train.accumulate)
+        .n_epochs(optim.max_epoch)
+        .num_workers(train.workers)
+        .pin_memory(train.pin_memory)
+        .seed(seed)
+        .print_every(0)
+        .save_path(pieces::checkpoints(config).dir())
+        .config(config.entries().into_iter().map(|entry| (entry.key, json(&entry.value))));
+    let k = train.topk.min(config.model.num_classes);
+    if k > 1 {
+        trainer = trainer.metric(format!("acc{k}"), Percent::of_top(k));
+    }
+    Ok(match train.max_steps {
+        Some(most) => trainer.max_steps(most),
+        None => trainer,
     })
 }
 
+/// With those that show and write what happens.
+fn observed<'a>(trainer: ImageTrainer<'a>, config: &Config, progress: Progress) -> ImageTrainer<'a> {
+    let folder = &config.run.out_dir;
+    let trainer = trainer
+        .callback(RankFiles::in_folder(folder))
+        .master_callback(SaveConfig(config.clone()))
+        .master_callback(Shown::new(progress, config))
+        .master_callback(EventFile::in_folder(folder));
+    let trainer = match config.train.tensorboard {
+        true => trainer.master_callback(TensorBoard::in_folder(folder.join("tensorboard"))),
+        false => trainer,
+    };
+    trainer.trace_steps(WARM_UP..WARM_UP + config.train.trace_steps, folder)
+}
+
 /// The last checkpoint, if there is one and it is wanted.
-fn find_checkpoint(job: &Job, config: &Config) -> anyhow::Result<Option<Resumed>> {
-    if !config.train.auto_resume {
-        return Ok(None);
+fn find_checkpoint(job: &Job, config: &Config) -> anyhow::Result<Option<Loaded>> {
+    match config.train.auto_resume {
+        true => Ok(pieces::checkpoints(config).load_latest(&job.group)?),
+        false => Ok(None),
     }
-    let found = pieces::checkpoints(config).load_latest(&job.group)?;
-    job.agree(found.map(|found| Resumed::new(found.state)).transpose())
+}
+
+/// Whether the checkpoint is that of the last step.
+fn is_over(found: &Loaded, config: &Config) -> bool {
+    found.state.epoch >= config.optim.max_epoch
+        || config.train.max_steps.is_some_and(|most| found.state.step >= most)
+}
+
+fn nothing_left(found: &Loaded, config: &Config) -> String {
+    let (step, epoch, best) = (found.state.step, found.state.epoch, found.state.best.unwrap_or(0.0));
+    format!(
+        "[resume] == nothing left to do after step {step}, {epoch} epochs; best Acc@1 {best:.3} in {}; \
+         try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",
+        config.run.out_dir.display()
+    )
 }
 
 /// A run that was given no seed goes on with the one that it drew.
-fn seed_of(config: &Config, seed: u64, resumed: Option<&Resumed>) -> u64 {
-    match (config.run.rng_seed, resumed) {
-        (None, Some(resumed)) => resumed.at.sampler.seed,
+fn seed_of(config: &Config, seed: u64, found: Option<&Loaded>) -> u64 {
+    let saved = found.and_then(|found| serde_json::from_value(found.state.sampler.clone()).ok());
+    match (config.run.rng_seed, saved) {
+        (None, Some(SamplerPosition { seed, .. })) => seed,
         _ => seed,
     }
-}
-
-/// Goes on from a checkpoint.
-fn resume(trainer: &mut Trainer<'_>, resumed: Option<Resumed>) -> anyhow::Result<Begin> {
-    let Some(resumed) = resumed else { return Ok(Begin::Anew) };
-    let optimizer = trainer.config.train.load_opt.then_some(&mut trainer.optimizer);
-    trainer.job.agree(resumed.restore(&trainer.store, optimizer))?;
-    trainer.at = resumed.at;
-    let in_a_step = trainer.config.train.batch_size * trainer.job.group.size();
-    trainer.at.in_epoch = (trainer.at.sampler.samples_seen / in_a_step) as u64;
-    Ok(Begin::After { step: resumed.at.step })
 }
 
 fn progress(job: &Job, args: &TrainArgs, config: &Config) -> Progress {
@@ -171,48 +178,6 @@ fn progress(job: &Job, args: &TrainArgs, config: &Config) -> Progress {
         true => Progress::new(config.train.print_freq as u64, args.run.terminal.as_deref()),
         false => Progress::silent(),
     }
-}
-
-/// Rank 0 opens `metrics.jsonl` and writes its first line.
-fn open_log(trainer: &Trainer<'_>, begin: Begin, seed: u64) -> anyhow::Result<Option<EventLog>> {
-    if !trainer.job.is_first() {
-        return Ok(None);
-    }
-    if let Begin::After { step } = begin {
-        trainer.progress.say(&format!("[resume] == after step {step}, epoch {} ==", trainer.at.epoch + 1));
-    }
-    let mut log = EventLog::open(&trainer.config.run.out_dir, begin)?;
-    log.write(&Event::Run(run_event(trainer, &trainer.job.group, seed)))?;
-    Ok(Some(log))
-}
-
-fn run_event(trainer: &Trainer<'_>, group: &ProcessGroup, seed: u64) -> RunEvent {
-    let entries = trainer.config.entries().into_iter();
-    RunEvent {
-        step: trainer.at.step,
-        epoch: trainer.at.epoch,
-        world_size: group.size(),
-        num_nodes: group.num_nodes(),
-        seed,
-        device: match trainer.device {
-            Device::Cuda(index) => format!("cuda:{index}"),
-            other => format!("{other:?}").to_lowercase(),
-        },
-        num_threads: tch::get_num_threads(),
-        drumline: env!("CARGO_PKG_VERSION").into(),
-        libtorch: drumline::LIBTORCH.into(),
-        time: seconds_now(),
-        config: entries.map(|entry| (entry.key, json(&entry.value))).collect(),
-    }
-}
-
-fn end_event(at: &Position, end: &anyhow::Result<EpochEnd>) -> EndEvent {
-    let (reason, error) = match end {
-        Ok(EpochEnd::Finished | EpochEnd::MaxSteps) => (Reason::Finished, None),
-        Ok(EpochEnd::Stopped) => (Reason::Stopped, None),
-        Err(error) => (Reason::Failed, Some(in_words(error))),
-    };
-    EndEvent { step: at.step, epoch: at.epoch, reason, error, time: seconds_now() }
 }
 
 fn json(value: &Value) -> Json {
@@ -226,14 +191,14 @@ fn json(value: &Value) -> Json {
     }
 }
 
-fn last_words(trainer: &Trainer<'_>, end: EpochEnd) -> String {
-    let Position { step, best, .. } = trainer.at;
-    let folder = trainer.config.run.out_dir.display();
-    match end {
-        EpochEnd::Stopped => format!(
+fn last_words(config: &Config, outcome: &TrainOutcome) -> String {
+    let (step, best) = (outcome.steps, outcome.best_metric.unwrap_or(0.0));
+    let folder = config.run.out_dir.display();
+    match outcome.end {
+        End::Stopped { .. } => format!(
             "[stop] == asked to stop after step {step}; the checkpoint is in {folder}; the same command goes on =="
         ),
-        EpochEnd::MaxSteps | EpochEnd::Finished => {
+        End::Finished => {
             format!("            =======  Training Finished  =======\n   best Acc@1 {best:.3} | {folder}")
         }
     }

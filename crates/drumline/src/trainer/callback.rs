@@ -5,7 +5,7 @@
 //!     on_epoch_begin
 //!       on_batch_begin ─ forward ─ on_loss_begin ─ loss ─ on_backward_begin ─ backward      each batch of a step, where a rank has one
 //!       on_backward_end ─ optimizer ─ on_step_end ─ on_batch_end                            once a step, on all ranks
-//!         on_valid_begin ─ evaluation ─ on_valid_end                                        when it is time, or was asked for
+//!         on_valid_begin ─ evaluation, each batch: on_valid_batch_end ─ on_valid_end       when it is time, or was asked for
 //!     on_epoch_end
 //!   on_train_end                      on_exception instead, where the training fails
 //! ```
@@ -81,6 +81,12 @@ macro_rules! hooks {
 
         /// Before an evaluation.
         fn on_valid_begin(&mut self, state: $state) -> CallbackResult {
+            let _ = state;
+            Ok(())
+        }
+
+        /// After a batch of an evaluation, of this rank's share.
+        fn on_valid_batch_end(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }

@@ -70,6 +70,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.scores.reset();
         let mut loss = [0.0; 2];
         let Some(dev) = &self.dev else { return Ok(None) };
+        self.state.valid_batches = (0, dev.num_batches() as u64);
         for batch in dev.epoch(0) {
             if self.stop.is_requested() {
                 return Ok(None);
@@ -84,6 +85,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             loss[0] += sum;
             loss[1] += self.loss.count(&batch)?;
             no_grad(|| self.scores.update(&output, &batch))?;
+            self.state.valid_batches.0 += 1;
+            self.hooks.call(Hook::ValidBatchEnd, &mut self.state);
         }
         Ok(Some(loss))
     }

@@ -1,4 +1,4 @@
-//! Metrics of an evaluation: each by its name, all reduced in one call, and the one that says which model is best.
+//! Metrics of an evaluation, or of a step: each by its name, all reduced in one call, and the one that says which model is best.
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
 use tch::Tensor;
@@ -7,7 +7,7 @@ use super::batch::Supervised;
 use crate::loader::Cause;
 use crate::metrics::Metric;
 
-/// A figure made of sums over the batches of an evaluation, for outputs `O` of batches `B`; exact over ranks as [`Metric`] is, and every [`Metric`]
+/// A figure made of sums over the batches of an evaluation or a step, for outputs `O` of batches `B`; exact over ranks as [`Metric`] is, and every [`Metric`]
 /// is one.
 pub trait BatchMetric<B, O> {
     /// Adds a batch of this rank.
@@ -67,17 +67,26 @@ impl<B, O> Scores<'_, B, O> {
         loss: [f64; 2],
         group: &ProcessGroup,
     ) -> Result<Vec<(String, f64)>, CommError> {
-        let mut all = loss.to_vec();
-        self.0.iter().for_each(|(_, metric)| all.extend(metric.sums()));
+        let mut all = [&loss[..], &self.sums()].concat();
         group.all_reduce(&mut all, ReduceOp::Sum)?;
-        let mut values = vec![(LOSS.to_owned(), all[0] / all[1])];
-        let mut rest = &all[2..];
-        for (name, metric) in &self.0 {
+        let loss = (LOSS.to_owned(), all[0] / all[1]);
+        Ok(std::iter::once(loss).chain(self.values_of(&all[2..])).collect())
+    }
+
+    /// This rank's sums of all metrics.
+    pub(super) fn sums(&self) -> Vec<f64> {
+        self.0.iter().flat_map(|(_, metric)| metric.sums()).collect()
+    }
+
+    /// Each metric's value for such sums.
+    pub(super) fn values_of(&self, sums: &[f64]) -> Vec<(String, f64)> {
+        let mut rest = sums;
+        let values = self.0.iter().map(|(name, metric)| {
             let (these, others) = rest.split_at(metric.sums().len());
-            values.push((name.clone(), metric.value_of(these)));
             rest = others;
-        }
-        Ok(values)
+            (name.clone(), metric.value_of(these))
+        });
+        values.collect()
     }
 
     /// The names that a key may have; an error if one is there twice.

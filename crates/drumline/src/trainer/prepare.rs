@@ -47,6 +47,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self.settings.check()?;
         check_device(self.store, self.device)?;
         let key = MetricKey::parse(self.settings.metric_key.as_deref(), &self.scores.names()?)?;
+        self.train_scores.names()?;
         let no_loss = "there is no loss; try .loss(CrossEntropy::default())";
         Ok(Parts {
             loss: self.loss.take().ok_or(no_loss)?,
@@ -80,7 +81,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     }
 
     fn loader_options(&self, batch_size: usize) -> LoaderOptions {
-        let (workers, pin_memory) = (self.settings.num_workers, self.store.device().is_cuda());
+        let Settings { num_workers: workers, pin_memory, .. } = self.settings;
+        let pin_memory = pin_memory && self.store.device().is_cuda();
         LoaderOptions { batch_size, workers, prefetch: 2, drop_last: false, pin_memory }
     }
 }
@@ -117,9 +119,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let group = asked.group.clone();
         let parts = asked.parts();
         let parts = agree::<_, TrainerError>(&group, parts.map_err(Trouble::from))?;
-        let config = asked.settings.to_config();
+        let mut config = asked.settings.to_config();
         check_alike(&group, &config, &asked.hooks.names())?;
+        config.append(&mut asked.settings.config);
         let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
+        if let Some(observer) = asked.tracer.observer() {
+            asked.ddp_options.observer = Some(observer);
+        }
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options).map_err(known_to_all)?;
         if group.rank() == 0 && asked.settings.print_every > 0 {
@@ -135,6 +141,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             optimizer: parts.optimizer,
             config,
             n_epochs: asked.settings.n_epochs,
+            max_steps: asked.settings.max_steps,
             steps_per_epoch,
             has_save_path: asked.settings.save_path.is_some(),
             group,
@@ -144,6 +151,9 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             store: asked.store,
             loss: parts.loss,
             scores: asked.scores,
+            train_scores: asked.train_scores,
+            loaded: asked.loaded,
+            tracer: asked.tracer,
             key: parts.key,
             place: Place { from: parts.train.sampler().start(0), turns: 0 },
             train: parts.train,
@@ -154,7 +164,6 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             settings: asked.settings,
             load_best_model,
             best_weights: None,
-            saved_at: None,
             norms,
             clock: Clock::new(),
             state,
@@ -196,6 +205,8 @@ fn check_alike(
     callbacks: &[String],
 ) -> Result<(), TrainerError> {
     let mut own = config.clone();
+    // Only rank 0 touches them; folders may have other names on other machines.
+    own.retain(|name, _| name != "save_path" && name != "resume_from");
     own.insert("callbacks".into(), callbacks.join(", ").into());
     // As text: a group's objects are not JSON.
     let own: Vec<(String, String)> = own.into_iter().map(|(name, value)| (name, value.to_string())).collect();

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
+use drumline_observe::trace::Track;
 use drumline_parallel::Ddp;
 use drumline_torch::Named;
 use tch::nn::VarStore;
@@ -16,9 +17,10 @@ use super::meeting::{Agreed, Brought, meet};
 use super::metric::{MetricKey, Scores};
 use super::model::Model;
 use super::norms::Norms;
-use super::settings::{LoadBestModel, Settings};
+use super::settings::{Every, LoadBestModel, Settings};
 use super::state::TrainState;
-use crate::checkpoint::{Checkpoints, Mark};
+use super::tracer::Tracer;
+use crate::checkpoint::{Checkpoints, Loaded, Mark};
 use crate::loader::{Epoch, Loader};
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree, in_words, panic_words};
@@ -93,6 +95,7 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) store: &'a VarStore,
     pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
     pub(super) scores: Scores<'a, B, M::Output>,
+    pub(super) train_scores: Scores<'a, B, M::Output>,
     pub(super) key: MetricKey,
     pub(super) train: Loader<AnyDataset<B>>,
     pub(super) dev: Option<Loader<AnyDataset<B>>>,
@@ -101,14 +104,26 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) hooks: Hooks<'a>,
     pub(super) settings: Settings,
     pub(super) load_best_model: LoadBestModel,
+    /// A checkpoint that the program has loaded to go on from.
+    pub(super) loaded: Option<Loaded>,
     /// The best model's, where there is no folder for it.
     pub(super) best_weights: Option<Vec<Named>>,
-    /// Steps after which the last checkpoint was saved.
-    pub(super) saved_at: Option<u64>,
     pub(super) place: Place,
     pub(super) norms: Norms,
+    pub(super) tracer: Tracer,
     pub(super) clock: Clock,
     pub(super) state: TrainState,
+}
+
+/// Why an epoch is over.
+enum EpochEnd {
+    /// All its samples were seen.
+    NoData,
+    /// `max_steps` are done.
+    Enough,
+    Stop {
+        reason: String,
+    },
 }
 
 /// The batches of a step, and what is brought to the meeting about them.
@@ -160,6 +175,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if let End::Stopped { reason } = &end {
             self.state.stop_reason = Some(reason.clone());
         }
+        self.write_trace();
         self.hooks.call(Hook::TrainEnd, &mut self.state);
         self.check()?;
         self.save_unless_saved()?;
@@ -179,12 +195,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     fn epochs(&mut self) -> Result<End, TrainerError> {
-        while self.state.epoch < self.state.n_epochs {
+        while self.state.epoch < self.state.n_epochs && !self.state.is_enough() {
             self.hooks.call(Hook::EpochBegin, &mut self.state);
-            if let Some(reason) = self.steps()? {
-                return Ok(End::Stopped { reason });
+            match self.steps()? {
+                EpochEnd::NoData => self.end_epoch()?,
+                EpochEnd::Enough if self.settings.validate_every != Every::Never => self.validate()?,
+                EpochEnd::Enough => {}
+                EpochEnd::Stop { reason } => return Ok(End::Stopped { reason }),
             }
-            self.end_epoch()?;
             if let Next::Stop { reason } = self.next(Brought::default())? {
                 return Ok(End::Stopped { reason });
             }
@@ -192,16 +210,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(End::Finished)
     }
 
-    /// Steps to the end of the epoch; why, if it ends before.
-    fn steps(&mut self) -> Result<Option<String>, TrainerError> {
+    /// Steps to the end of the epoch, or as far as training goes.
+    fn steps(&mut self) -> Result<EpochEnd, TrainerError> {
         let batches = self.train.resume(self.place.from);
         let mut batches = agree::<_, TrainerError>(&self.state.group, batches.map_err(Trouble::from))?;
         loop {
+            // The last step of an epoch is followed by what belongs to its end.
+            if self.state.is_enough() && self.state.step_in_epoch < self.state.steps_per_epoch {
+                return Ok(EpochEnd::Enough);
+            }
+            self.tracer.begin_step(self.state.step);
             let window = self.window(&mut batches);
             match self.next(window.brought)? {
                 Next::Step(agreed) => self.step(window.batches, &agreed)?,
-                Next::NoData => return Ok(None),
-                Next::Stop { reason } => return Ok(Some(reason)),
+                Next::NoData => return Ok(EpochEnd::NoData),
+                Next::Stop { reason } => return Ok(EpochEnd::Stop { reason }),
             }
         }
     }
@@ -245,6 +268,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             }
         }
         self.state.times.load += begin.elapsed();
+        self.tracer.span("batches", Track::Loading, begin);
         window
     }
 
@@ -262,6 +286,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             let begin = Instant::now();
             let agreed = meet(&self.state.group, &brought)?;
             self.state.times.comm += begin.elapsed();
+            self.tracer.span("meet", Track::Communication, begin);
             if agreed.failed {
                 self.check()?;
             }
@@ -272,6 +297,13 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 Agreed { buffers_of: None, .. } => return Ok(Next::NoData),
                 agreed => return Ok(Next::Step(agreed)),
             }
+        }
+    }
+
+    /// Writes the steps that were traced, if any were.
+    pub(super) fn write_trace(&mut self) {
+        if let Err(error) = self.tracer.write() {
+            self.hooks.note(error.into());
         }
     }
 

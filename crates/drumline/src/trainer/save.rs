@@ -45,19 +45,20 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.checkpoints = None;
             return Err(error);
         }
-        self.saved_at = Some(self.state.step);
+        self.state.saved_at = Some(self.state.step);
         self.clock.restart();
         Ok(())
     }
 
     /// The state after the last step, once.
     pub(super) fn save_unless_saved(&mut self) -> Result<(), TrainerError> {
-        if self.saved_at == Some(self.state.step) { Ok(()) } else { self.save(Mark::Latest) }
+        if self.state.saved_at == Some(self.state.step) { Ok(()) } else { self.save(Mark::Latest) }
     }
 
     /// Training has failed on all ranks alike: what was reached is kept. If that fails, too, it is only told.
     pub(super) fn rescue(&mut self) {
-        if self.state.step == self.state.resumed_at.unwrap_or(0) {
+        // With a loss that is no number the norms' means are none either: the checkpoint before is worth more.
+        if self.state.step == self.state.resumed_at.unwrap_or(0) || !self.state.loss.is_finite() {
             return;
         }
         if let Err(error) = self.save_unless_saved() {
@@ -101,10 +102,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     /// Goes on from the latest checkpoint, if that is wanted and there is one.
     pub(super) fn resume(&mut self) -> Result<(), TrainerError> {
-        let Some(folder) = self.settings.resume_from.clone() else { return Ok(()) };
-        let found = shared(Checkpoints::new(&folder).load_latest(&self.state.group))?;
+        let found = match (self.loaded.take(), &self.settings.resume_from) {
+            (None, Some(folder)) => shared(Checkpoints::new(folder).load_latest(&self.state.group))?,
+            (loaded, _) => loaded,
+        };
         let Some(found) = found else { return Ok(()) };
         let gone_on = self.go_on(&found.state);
+        let is_saved = found.path.parent() == self.settings.save_path.as_deref();
+        self.state.saved_at = is_saved.then_some(found.state.step);
         let gone_on = gone_on.map_err(|cause| {
             Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
         });
@@ -128,7 +133,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         (self.state.epoch, self.state.step) = (saved.epoch, saved.step);
         self.state.best = kept.best.map(|KeptBest { metric, step, epoch }| Best { metric, step, epoch });
         self.state.resumed_at = Some(saved.step);
-        self.saved_at = (self.settings.save_path == self.settings.resume_from).then_some(saved.step);
         Ok(())
     }
 

@@ -79,7 +79,9 @@ pub(super) struct Settings {
     pub(super) dev_batch_size: Option<usize>,
     pub(super) update_every: usize,
     pub(super) n_epochs: u64,
+    pub(super) max_steps: Option<u64>,
     pub(super) num_workers: usize,
+    pub(super) pin_memory: bool,
     pub(super) drop_last: bool,
     pub(super) shuffle: bool,
     pub(super) seed: u64,
@@ -90,6 +92,8 @@ pub(super) struct Settings {
     pub(super) resume_from: Option<PathBuf>,
     pub(super) precision: Precision,
     pub(super) use_tqdm: bool,
+    /// What the program has to say of itself.
+    pub(super) config: BTreeMap<String, Value>,
 }
 
 impl Default for Settings {
@@ -99,7 +103,9 @@ impl Default for Settings {
             dev_batch_size: None,
             update_every: 1,
             n_epochs: 1,
+            max_steps: None,
             num_workers: 1,
+            pin_memory: true,
             drop_last: false,
             shuffle: true,
             seed: 0,
@@ -110,6 +116,7 @@ impl Default for Settings {
             resume_from: None,
             precision: Precision::F32,
             use_tqdm: true,
+            config: BTreeMap::new(),
         }
     }
 }
@@ -136,12 +143,14 @@ impl Settings {
     /// By name, for logs and checkpoints.
     pub(super) fn to_config(&self) -> BTreeMap<String, Value> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let entries: [(&str, Value); 15] = [
+        let entries: [(&str, Value); 17] = [
             ("batch_size_per_gpu", self.batch_size_per_gpu.into()),
             ("dev_batch_size", self.dev_batch_size.into()),
             ("update_every", self.update_every.into()),
             ("n_epochs", self.n_epochs.into()),
+            ("max_steps", self.max_steps.into()),
             ("num_workers", self.num_workers.into()),
+            ("pin_memory", self.pin_memory.into()),
             ("drop_last", self.drop_last.into()),
             ("shuffle", self.shuffle.into()),
             ("seed", self.seed.into()),

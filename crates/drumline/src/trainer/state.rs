@@ -78,6 +78,7 @@ pub struct TrainState {
     pub(super) begin: Instant,
     pub(super) initial_lr: f64,
     pub(super) n_epochs: u64,
+    pub(super) max_steps: Option<u64>,
     pub(super) steps_per_epoch: u64,
     /// Epochs done.
     pub(super) epoch: u64,
@@ -87,11 +88,14 @@ pub struct TrainState {
     pub(super) samples: u64,
     pub(super) count: f64,
     pub(super) samples_per_s: f64,
+    pub(super) train_metrics: Vec<(String, f64)>,
+    pub(super) valid_batches: (u64, u64),
     pub(super) evaluation: Option<Evaluation>,
     pub(super) best: Option<Best>,
     pub(super) times: Times,
     pub(super) requests: Requests,
     pub(super) resumed_at: Option<u64>,
+    pub(super) saved_at: Option<u64>,
     pub(super) has_save_path: bool,
     pub(super) stop_reason: Option<String>,
 }
@@ -103,13 +107,15 @@ pub(super) struct Start {
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) config: BTreeMap<String, Value>,
     pub(super) n_epochs: u64,
+    pub(super) max_steps: Option<u64>,
     pub(super) steps_per_epoch: u64,
     pub(super) has_save_path: bool,
 }
 
 impl TrainState {
     pub(super) fn new(start: Start) -> Self {
-        let Start { group, device, optimizer, config, n_epochs, steps_per_epoch, has_save_path } = start;
+        let Start { group, device, optimizer, config, n_epochs, max_steps, steps_per_epoch, has_save_path } =
+            start;
         Self {
             group,
             device,
@@ -118,6 +124,7 @@ impl TrainState {
             optimizer,
             config,
             n_epochs,
+            max_steps,
             steps_per_epoch,
             has_save_path,
             begin: Instant::now(),
@@ -128,11 +135,14 @@ impl TrainState {
             samples: 0,
             count: 0.0,
             samples_per_s: 0.0,
+            train_metrics: Vec::new(),
+            valid_batches: (0, 0),
             evaluation: None,
             best: None,
             times: Times::default(),
             requests: Requests::default(),
             resumed_at: None,
+            saved_at: None,
             stop_reason: None,
         }
     }
@@ -164,7 +174,8 @@ impl TrainState {
 
     /// Steps of the whole training.
     pub fn total_steps(&self) -> u64 {
-        self.n_epochs.saturating_mul(self.steps_per_epoch)
+        let whole = self.n_epochs.saturating_mul(self.steps_per_epoch);
+        self.max_steps.map_or(whole, |most| most.min(whole))
     }
 
     /// The mean loss of the last step, over the samples (or tokens) of all its batches and ranks. NaN before the first.
@@ -185,6 +196,16 @@ impl TrainState {
     /// Samples a second of all ranks, by the last step from end to end.
     pub fn samples_per_s(&self) -> f64 {
         self.samples_per_s
+    }
+
+    /// The metrics of the last step, over all its batches and ranks, by their names.
+    pub fn train_metrics(&self) -> &[(String, f64)] {
+        &self.train_metrics
+    }
+
+    /// How many batches of the evaluation that is under way this rank has done, and how many it has.
+    pub fn valid_batches(&self) -> (u64, u64) {
+        self.valid_batches
     }
 
     /// The learning rate.
@@ -253,7 +274,12 @@ impl TrainState {
         self.device
     }
 
-    /// The trainer's settings by name.
+    /// Whether `max_steps` are done.
+    pub(super) fn is_enough(&self) -> bool {
+        self.max_steps.is_some_and(|most| self.step >= most)
+    }
+
+    /// The trainer's settings by name, and what the program has added.
     pub fn config(&self) -> &BTreeMap<String, Value> {
         &self.config
     }
@@ -276,6 +302,11 @@ impl TrainState {
     /// Steps after which the checkpoint was saved that training went on from.
     pub fn resumed_at(&self) -> Option<u64> {
         self.resumed_at
+    }
+
+    /// Steps after which the last checkpoint in `save_path` was saved.
+    pub fn saved_at(&self) -> Option<u64> {
+        self.saved_at
     }
 
     /// Why training has stopped before its last epoch, if it has; known from `on_train_end` on.

@@ -5,8 +5,9 @@
 use std::time::Instant;
 
 use drumline_comm::ReduceOp;
+use drumline_observe::trace::Track;
 use drumline_torch::{Autocast, TorchError};
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use super::batch::Batch;
 use super::error::TrainerError;
@@ -29,19 +30,27 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if agreed.is_uneven {
             self.norms.share(&self.state.group)?;
         }
+        self.train_scores.reset();
         let sum = self.gradients(batches, agreed)?;
-        self.state.loss = self.sum_over_ranks(sum)? / agreed.count;
+        let sums = self.add_up([&[sum], &self.train_scores.sums()[..]].concat())?;
+        self.state.loss = sums[0] / agreed.count;
+        self.state.train_metrics = self.train_scores.values_of(&sums[1..]);
         (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
         self.hooks.call(Hook::BackwardEnd, &mut self.state);
         // Ranks have the same callbacks, so all of them come here or none.
         if !self.hooks.all.is_empty() {
-            self.sum_over_ranks(0.0)?;
+            self.add_up(Vec::new())?;
         }
+        let optimizer = Instant::now();
         self.state.optimizer.step()?;
+        self.tracer.span("optimizer", Track::Compute, optimizer);
         self.state.times.compute += begin.elapsed();
         self.count_step();
         self.hooks.call(Hook::StepEnd, &mut self.state);
         self.hooks.call(Hook::BatchEnd, &mut self.state);
+        if self.tracer.is_over(self.state.step) {
+            self.write_trace();
+        }
         Ok(())
     }
 
@@ -52,6 +61,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let (mut sum, mut done) = (0.0, 0);
         for batch in batches {
             let Some(loss) = self.loss_of(batch)? else { break };
+            let begin = Instant::now();
             let backward = || self.ddp.backward(&(&loss * factor));
             done += 1;
             if done < agreed.most_batches {
@@ -59,6 +69,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             } else {
                 backward()?
             }
+            self.tracer.span("backward", Track::Compute, begin);
             self.norms.learn(done);
             sum += loss.f_double_value(&[]).map_err(TorchError::from)?;
         }
@@ -76,13 +87,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let made = guarded(|| {
             let batch = batch.to_device(device)?;
             let _autocast = self.autocast()?;
+            let begin = Instant::now();
             let output = self.ddp.forward_with(|model| model.forward_batch(&batch, Mode::Train))??;
+            self.tracer.span("forward", Track::Compute, begin);
             Ok((output, batch))
         });
         let made = made.map(|(output, batch)| {
             self.hooks.call(Hook::LossBegin, &mut self.state);
             guarded(|| {
                 let _autocast = self.autocast()?;
+                no_grad(|| self.train_scores.update(&output, &batch))?;
                 self.loss.sum(&output, &batch)
             })
         });
@@ -106,14 +120,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(kind.map(|kind| Autocast::new(self.state.device, kind)).transpose()?)
     }
 
-    /// The sum of what each rank has; an error on all of them if one has trouble.
-    fn sum_over_ranks(&mut self, own: f64) -> Result<f64, TrainerError> {
-        let mut sums = [own, f64::from(u8::from(self.hooks.trouble().is_some()))];
+    /// What the ranks have, added up; an error on all of them if one has trouble.
+    fn add_up(&mut self, mut sums: Vec<f64>) -> Result<Vec<f64>, TrainerError> {
+        sums.push(f64::from(u8::from(self.hooks.trouble().is_some())));
         self.state.group.all_reduce(&mut sums, ReduceOp::Sum)?;
-        if sums[1] > 0.0 {
+        if sums.pop() > Some(0.0) {
             self.check()?;
         }
-        Ok(sums[0])
+        Ok(sums)
     }
 
     fn count_step(&mut self) {

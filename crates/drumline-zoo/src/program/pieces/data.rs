@@ -17,25 +17,39 @@ const DUMMY: usize = 1000;
 const PREFETCH: usize = 2;
 
 /// The training images.
-pub(in crate::program) fn train_images(checked: &CheckedTraining) -> anyhow::Result<Arc<Images>> {
+pub(in crate::program) fn train_images(checked: &CheckedTraining) -> anyhow::Result<Images> {
     let (config, kind) = (&checked.run.config, checked.train.kind);
     let transform = if config.train.augment { augmented(config, kind) } else { plain(config, kind) };
     open(&checked.train, Split::Train, transform, config)
+}
+
+/// Which of the training images a rank takes, as PyTorch's sampler shares them out.
+pub(in crate::program) fn train_sampler(
+    images: &Images,
+    config: &Config,
+    (rank, num_replicas): (usize, usize),
+    seed: u64,
+) -> anyhow::Result<DistributedSampler> {
+    use drumline::Dataset;
+    let (shuffle, num_samples) = (config.train.shuffle, images.len());
+    let options = SamplerOptions { num_samples, num_replicas, rank, shuffle, seed, drop_last: false };
+    Ok(DistributedSampler::new(options)?)
 }
 
 /// A rank's share of the training images; the same wherever it is loaded.
 pub(in crate::program) fn train_loader(
     images: &Arc<Images>,
     config: &Config,
-    (rank, num_replicas): (usize, usize),
+    place: (usize, usize),
     seed: u64,
 ) -> anyhow::Result<Loader<Images>> {
-    use drumline::Dataset;
-    let shuffle = config.train.shuffle;
-    let num_samples = images.len();
-    let options = SamplerOptions { num_samples, num_replicas, rank, shuffle, seed, drop_last: false };
-    let sampler = DistributedSampler::new(options)?;
+    let sampler = train_sampler(images, config, place, seed)?;
     Ok(Loader::shared(Arc::clone(images), sampler, options_of(config, config.train.batch_size))?)
+}
+
+/// The test images.
+pub(in crate::program) fn test_images(checked: &Checked) -> anyhow::Result<Images> {
+    open(&checked.test, Split::Test, plain(&checked.config, checked.test.kind), &checked.config)
 }
 
 /// A rank's share of the test images: each once over all ranks.
@@ -45,7 +59,7 @@ pub(in crate::program) fn test_loader(
 ) -> anyhow::Result<Loader<Images>> {
     use drumline::Dataset;
     let config = &checked.config;
-    let images = open(&checked.test, Split::Test, plain(config, checked.test.kind), config)?;
+    let images = Arc::new(test_images(checked)?);
     let sampler = EvalSampler::new(images.len(), num_replicas, rank)?;
     Ok(Loader::shared(images, sampler, options_of(config, config.test.batch_size))?)
 }
@@ -55,7 +69,7 @@ fn options_of(config: &Config, batch_size: usize) -> LoaderOptions {
     LoaderOptions { batch_size, workers, prefetch: PREFETCH, drop_last: false, pin_memory }
 }
 
-fn open(found: &Found, split: Split, transform: Transform, config: &Config) -> anyhow::Result<Arc<Images>> {
+fn open(found: &Found, split: Split, transform: Transform, config: &Config) -> anyhow::Result<Images> {
     let (folder, classes) = (&found.folder, config.model.num_classes as i64);
     let images = match found.kind {
         DataKind::Dummy => Images::Dummy(Dummy::new(DUMMY, classes, transform)),
@@ -64,7 +78,7 @@ fn open(found: &Found, split: Split, transform: Transform, config: &Config) -> a
         DataKind::Folder | DataKind::Auto => Images::Folder(ImageFolder::open(folder, transform)?),
     };
     images.check_classes(classes, folder)?;
-    Ok(Arc::new(images))
+    Ok(images)
 }
 
 fn augmented(config: &Config, kind: DataKind) -> Transform {

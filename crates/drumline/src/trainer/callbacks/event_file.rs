@@ -16,12 +16,14 @@ use crate::trainer::state::{Evaluation, TrainState};
 pub struct EventFile {
     folder: PathBuf,
     log: Option<EventLog>,
+    /// The loss of the last step that was written.
+    told: Option<f64>,
 }
 
 impl EventFile {
     /// In this folder, which is made if it is not there. Training that goes on from a checkpoint goes on in the same file.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), log: None }
+        Self { folder: folder.into(), log: None, told: None }
     }
 
     fn write(&mut self, event: &Event) -> CallbackResult {
@@ -48,6 +50,18 @@ fn run_event(state: &TrainState) -> RunEvent {
     }
 }
 
+fn step_event(state: &TrainState) -> StepEvent {
+    StepEvent {
+        step: state.step(),
+        epoch: state.epoch(),
+        loss: state.loss(),
+        lr: state.lr(),
+        samples: state.samples(),
+        samples_per_s: state.samples_per_s(),
+        metrics: metrics(state.train_metrics().iter().cloned()),
+    }
+}
+
 fn end_event(state: &TrainState, reason: Reason, error: Option<String>) -> Event {
     Event::End(EndEvent { step: state.step(), epoch: state.epoch(), reason, error, time: seconds_now() })
 }
@@ -60,15 +74,8 @@ impl MasterCallback for EventFile {
     }
 
     fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
-        self.write(&Event::Step(StepEvent {
-            step: state.step(),
-            epoch: state.epoch(),
-            loss: state.loss(),
-            lr: state.lr(),
-            samples: state.samples(),
-            samples_per_s: state.samples_per_s(),
-            ..StepEvent::default()
-        }))
+        self.told = Some(state.loss());
+        self.write(&Event::Step(step_event(state)))
     }
 
     fn on_valid_end(&mut self, _: &TrainState, evaluation: &Evaluation) -> CallbackResult {
@@ -83,6 +90,11 @@ impl MasterCallback for EventFile {
     }
 
     fn on_exception(&mut self, state: &TrainState, error: &TrainerError) -> CallbackResult {
+        // The step that was refused for its loss: curves show where it was.
+        let is_refused = !state.loss().is_finite() && self.told.is_none_or(f64::is_finite);
+        if is_refused && state.samples() > 0 {
+            self.write(&Event::Step(StepEvent { step: state.step() + 1, ..step_event(state) }))?;
+        }
         self.write(&end_event(state, Reason::Failed, Some(error.to_string())))
     }
 }

@@ -43,11 +43,11 @@ impl MasterCallback for Shown {
 
     fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
         self.pace.step(state.samples());
-        let figures = [
-            Figure::new("loss", format!("{:.4}", state.loss())),
-            Figure::new("lr", format!("{:.6}", state.lr())).in_lines_only(),
-            Figure::unnamed(format!("{:.1} samples/s", self.pace.mean())),
-        ];
+        let mut figures = vec![Figure::new("loss", format!("{:.4}", state.loss()))];
+        let metrics = state.train_metrics().iter();
+        figures.extend(metrics.map(|(name, value)| Figure::new(name, format!("{value:.4}"))));
+        figures.push(Figure::new("lr", format!("{:.6}", state.lr())).in_lines_only());
+        figures.push(Figure::unnamed(format!("{:.1} samples/s", self.pace.mean())));
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
         self.progress.step(place(state), &figures, Some(left));
         Ok(())

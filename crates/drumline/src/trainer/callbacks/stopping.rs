@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::shared_failure::PlainWords;
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::state::{Evaluation, TrainState};
 
@@ -75,10 +76,10 @@ impl Callback for StopOnNan {
             return Ok(());
         }
         let (loss, step, epoch, lr) = (state.loss(), state.step() + 1, state.epoch() + 1, state.lr());
-        Err(format!(
+        Err(PlainWords(format!(
             "the loss is {loss} at step {step} (epoch {epoch}, lr {lr}); the weights are those of the step before; \
              try a smaller learning rate, or a warm-up"
-        )
+        ))
         .into())
     }
 }

@@ -50,6 +50,9 @@ impl MasterCallback for TensorBoard {
                 ("train/samples_per_s", state.samples_per_s()),
             ],
         )?;
+        for (name, value) in state.train_metrics() {
+            writer.scalar(&format!("train/{name}"), step, *value)?;
+        }
         if self.gradients_every.is_some_and(|every| step.is_multiple_of(every)) {
             for named in state.parameters() {
                 if let Some(gradient) = grad(&named.tensor)? {
