@@ -48,6 +48,32 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     assert!(tested.contains(&format!("Acc@1 {acc1:.3} |")) && tested.contains("| 21 images |"), "{tested}");
 }
 
+#[test]
+fn a_run_can_be_looked_at() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.TRACE_STEPS 2 TRAIN.ACCUMULATE 2 TEST.PRINT_FREQ 2");
+    let events = place.events();
+    assert_eq!(column(&events, "step", "samples"), [16.0, 16.0, 8.0, 16.0, 16.0, 8.0], "two batches a step");
+    assert!(
+        column(&events, "step", "acc1")
+            .iter()
+            .chain(&column(&events, "eval", "acc5"))
+            .all(|acc| *acc <= 100.0)
+    );
+    let ranks = drumline_observe::status::read(&place.path("exp"));
+    let told: Vec<_> = ranks.iter().map(|rank| (rank.rank, rank.step, rank.state)).collect();
+    assert_eq!(told, [0, 1].map(|rank| (rank, 6, drumline_observe::status::State::Ended)));
+    assert_eq!(std::fs::read_dir(place.path("exp/tensorboard")).unwrap().count(), 1);
+    let trace = std::fs::read_to_string(place.path("exp/trace/rank-00001.json")).unwrap();
+    assert_eq!(
+        trace.matches("\"optimizer\"").count(),
+        1,
+        "steps 6 and 7, of which the 6th is the last: {trace}"
+    );
+    place.passes(1, "train TRAIN.TENSORBOARD False TRAIN.AUTO_RESUME False OPTIM.MAX_EPOCH 1");
+    assert_eq!(std::fs::read_dir(place.path("exp/tensorboard")).unwrap().count(), 1, "control");
+}
+
 /// A small image, in the colour of its class.
 fn write_image(path: &std::path::Path, class: u8) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -1,14 +1,18 @@
 //! What is left for people and programs to look at.
 
-use drumline::ProcessGroup;
-use drumline::trainer::{EventFile, LoadBestModel, Plots, RankFiles, TensorBoard};
+use std::cell::RefCell;
+
+use drumline::trainer::{
+    Callback, CallbackResult, EventFile, LoadBestModel, Plots, RankFiles, TensorBoard, TrainState,
+};
+use drumline::{ProcessGroup, TopK};
 use drumline_observe::events::{self, Event, Reason};
 use drumline_observe::status::{self, State};
 use rank_test::ranks_test;
-use tch::Device;
-use tch::nn::VarStore;
+use tch::nn::{Module, VarStore};
+use tch::{Device, Kind};
 
-use super::{Net, data, trainer};
+use super::{Net, collate, data, sample, trainer};
 
 ranks_test!(a_training_leaves_its_story_its_ranks_and_its_curves, 2, {
     let group = ProcessGroup::from_env()?;
@@ -46,4 +50,63 @@ ranks_test!(a_training_leaves_its_story_its_ranks_and_its_curves, 2, {
         assert_eq!(std::fs::read_dir(out.join("tensorboard"))?.count(), 1);
     }
     group.barrier()?;
+});
+
+/// Keeps what a step's metric was, and how far evaluations have come.
+#[derive(Default)]
+struct Seen {
+    acc: Vec<f64>,
+    batches: Vec<(u64, u64)>,
+}
+
+struct See<'a>(&'a RefCell<Seen>);
+
+impl Callback for See<'_> {
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        let [(name, value)] = state.train_metrics() else { return Err("one metric".into()) };
+        self.0.borrow_mut().acc.push(if name == "acc" { *value } else { f64::NAN });
+        Ok(())
+    }
+
+    fn on_valid_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        self.0.borrow_mut().batches.push(state.valid_batches());
+        Ok(())
+    }
+}
+
+ranks_test!(metrics_of_a_step_are_those_of_all_its_samples, 2, {
+    let group = ProcessGroup::from_env()?;
+    // The whole epoch is one step: 4 + 4 + 2 samples on rank 0, 4 + 4 + 1 on rank 1. Its metric is that of the first weights.
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let everything: Vec<_> = (0..19).map(sample).collect();
+    let (inputs, classes) = collate(everything).unwrap();
+    let right = net.forward(&inputs).argmax(1, false).eq_tensor(&classes).sum(Kind::Double).double_value(&[]);
+    let seen = RefCell::new(Seen::default());
+    let trainer = trainer(&group, &net, &store, 19)?
+        .dev_data(data(7))
+        .train_metric("acc", TopK::new(1))
+        .callback(See(&seen))
+        .batch_size_per_gpu(4)
+        .dev_batch_size(2)
+        .update_every(3);
+    trainer.train(LoadBestModel::No)?;
+    let seen = seen.into_inner();
+    assert_eq!(seen.acc, [right / 19.0]);
+    assert_eq!(seen.batches, [(1, 2), (2, 2)], "4 or 3 samples of evaluation by twos");
+});
+
+ranks_test!(steps_are_traced_on_request, 2, {
+    let group = ProcessGroup::from_env()?;
+    let (store, folder) = (VarStore::new(Device::Cpu), tempfile::tempdir()?);
+    let net = Net::new(&store);
+    let trainer = trainer(&group, &net, &store, 32)?.batch_size_per_gpu(2).update_every(2);
+    trainer.trace_steps(1..3, folder.path()).train(LoadBestModel::No)?;
+    let path = folder.path().join(format!("trace/rank-{:05}.json", group.rank()));
+    let whole: serde_json::Value = serde_json::from_slice(&std::fs::read(path)?)?;
+    let lines = whole["traceEvents"].as_array().unwrap();
+    let count = |name: &str| lines.iter().filter(|line| line["ph"] == "X" && line["name"] == name).count();
+    // Two of four steps, of two batches each, with one reduction.
+    let found = ["batches", "meet", "forward", "backward", "bucket 0", "optimizer"].map(count);
+    assert_eq!(found, [2, 2, 4, 4, 2, 2]);
 });

@@ -70,6 +70,29 @@ ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
     }
 });
 
+ranks_test!(a_training_ends_after_max_steps_and_goes_on_with_more, 2, {
+    let group = ProcessGroup::from_env()?;
+    let whole = VarStore::new(Device::Cpu);
+    new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
+    // In the midst of an epoch of 4 steps, and at its end.
+    for most in [6, 8] {
+        let (_temp, path) = shared_folder(&group)?;
+        let first = VarStore::new(Device::Cpu);
+        let net = Net::new(&first);
+        let trainer = new(&group, &net, &first)?.save_path(&path).max_steps(most);
+        let ended = trainer.train(LoadBestModel::No)?;
+        assert_eq!((ended.steps, ended.epochs, ended.end), (most, most / 4, End::Finished));
+        let second = VarStore::new(Device::Cpu);
+        let net = Net::new(&second);
+        let found = Checkpoints::new(&path).load_latest(&group)?.unwrap();
+        let trainer = new(&group, &net, &second)?.save_path(&path).resume_with(found).max_steps(1000);
+        let resumed = trainer.train(LoadBestModel::No)?;
+        assert_eq!((resumed.steps, resumed.epochs, resumed.end), (12, 3, End::Finished));
+        assert_eq!(difference(&weights(&second), &weights(&whole)), 0.0, "ended after {most}");
+        group.barrier()?;
+    }
+});
+
 ranks_test!(checkpoints_are_saved_in_time_and_the_last_and_the_best_stay, 2, {
     let group = ProcessGroup::from_env()?;
     let (_temp, path) = shared_folder(&group)?;
