@@ -10,6 +10,7 @@
 
 mod args;
 mod bench_loader;
+mod bench_observe;
 mod bench_step;
 mod callbacks;
 mod checked;
@@ -42,6 +43,7 @@ pub fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Data { command: DataCommand::SynthCifar(args) } => args.write(),
         Command::Keys => show_keys(),
+        Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),
         Command::BenchLoader(args) => bench_loader::run(&args),
     };

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use super::bench_loader::BenchLoaderArgs;
+use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use crate::synth_cifar;
 
@@ -38,6 +39,8 @@ pub(super) enum Command {
     },
     /// List the keys of a configuration with their defaults
     Keys,
+    #[command(hide = true)]
+    BenchObserve(BenchObserveArgs),
     #[command(hide = true)]
     BenchStep(BenchStepArgs),
     #[command(hide = true)]

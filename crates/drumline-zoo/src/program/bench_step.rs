@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use drumline::{Ddp, DdpOptions, Optimizer, ProcessGroup, ReduceOp, Sgd, SgdOptions, parameters};
+use drumline_observe::status::Memory;
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
@@ -65,7 +66,7 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
     let (rank, world) = place(group.as_ref());
     let step_ms = times[times.len() / 2];
     let images_per_s = (world * args.batch) as f64 / step_ms * 1e3;
-    let peak_bytes = peak_bytes()?;
+    let peak_bytes = Memory::of_this_process().context("cannot read /proc/self/status")?.peak;
     let line =
         json!({"step_ms": step_ms, "images_per_s": images_per_s, "losses": losses, "peak_bytes": peak_bytes});
     if rank == 0 {
@@ -123,12 +124,4 @@ fn train(
     }
     times.sort_by(f64::total_cmp);
     Ok((times, losses))
-}
-
-/// The most memory this process has had.
-fn peak_bytes() -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    let kibibytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kibibytes * 1024)
 }

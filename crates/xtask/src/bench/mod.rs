@@ -15,6 +15,7 @@ mod goals;
 mod launch;
 mod loader;
 mod machine;
+mod observe;
 mod peers;
 mod placement;
 mod progress;
@@ -48,6 +49,8 @@ enum Subject {
     Launch(launch::LaunchArgs),
     /// The loader against torch's DataLoader: CIFAR and a folder of JPEG files
     Loader(loader::LoaderArgs),
+    /// Training steps with everything that can be watched, and without
+    Observe(observe::ObserveArgs),
     /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
     Rendezvous,
 }
@@ -60,6 +63,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Ddp(args) => ddp::run(&args),
         Subject::Launch(args) => launch::run(&args),
         Subject::Loader(args) => loader::run(&args),
+        Subject::Observe(args) => observe::run(&args),
         Subject::Rendezvous => rendezvous(),
     }
 }

@@ -80,7 +80,7 @@ pub(crate) fn compile_one(program: &str, file: &str) -> anyhow::Result<PathBuf> 
     compile("cc", &out.join(program), &[], &[workspace::root().join("bench/peers").join(file)])
 }
 
-fn output_folder() -> anyhow::Result<PathBuf> {
+pub(crate) fn output_folder() -> anyhow::Result<PathBuf> {
     let out = workspace::root().join("bench/.peers");
     fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     Ok(out)
