@@ -60,7 +60,7 @@ pub struct Registration {
 impl Registration {
     /// Says that this process runs a job with `out_dir`, called `name`.
     pub fn new(out_dir: &Path, name: &str) -> Result<Self, RunsError> {
-        List::of_this_user()?.add(out_dir, name)
+        List::within(&folder_of_this_user())?.add(out_dir, name)
     }
 }
 
@@ -73,31 +73,30 @@ impl Drop for Registration {
 
 /// The jobs that are running, the oldest first.
 pub fn running() -> Result<Vec<Run>, RunsError> {
-    List::of_this_user()?.running()
+    List::within(&folder_of_this_user())?.running()
+}
+
+/// Where this user's list is.
+pub(crate) fn folder_of_this_user() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // The variable may still name the folder of another user, as after su.
+    let is_ours = |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_dir() && data.uid() == user);
+    match runtime.filter(|path| path.is_absolute()).filter(is_ours) {
+        Some(runtime) => runtime.join("drumline"),
+        // Not TMPDIR, which a job may have of its own.
+        None => Path::new("/tmp").join(format!("drumline-{user}")),
+    }
 }
 
 /// A folder of entries.
-struct List {
+pub(crate) struct List {
     folder: PathBuf,
 }
 
 impl List {
-    fn of_this_user() -> Result<Self, RunsError> {
-        let user = rustix::process::geteuid().as_raw();
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        // The variable may still name the folder of another user, as after su.
-        let is_ours =
-            |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_dir() && data.uid() == user);
-        let own = match runtime.filter(|path| path.is_absolute()).filter(is_ours) {
-            Some(runtime) => runtime.join("drumline"),
-            // Not TMPDIR, which a job may have of its own.
-            None => Path::new("/tmp").join(format!("drumline-{user}")),
-        };
-        Self::within(&own)
-    }
-
     /// The list in a folder that is made if it is not there, and must be this user's alone.
-    fn within(own: &Path) -> Result<Self, RunsError> {
+    pub(crate) fn within(own: &Path) -> Result<Self, RunsError> {
         let folder = own.join("runs");
         for path in [own, &folder] {
             match DirBuilder::new().mode(0o700).create(path) {
@@ -110,7 +109,7 @@ impl List {
         Ok(Self { folder })
     }
 
-    fn add(&self, out_dir: &Path, name: &str) -> Result<Registration, RunsError> {
+    pub(crate) fn add(&self, out_dir: &Path, name: &str) -> Result<Registration, RunsError> {
         let pid = std::process::id();
         let dir = std::path::absolute(out_dir).map_err(cannot(out_dir))?;
         let start = start_of(pid).unwrap_or_default();
@@ -124,7 +123,7 @@ impl List {
         Ok(Registration { path })
     }
 
-    fn running(&self) -> Result<Vec<Run>, RunsError> {
+    pub(crate) fn running(&self) -> Result<Vec<Run>, RunsError> {
         let files = fs::read_dir(&self.folder).map_err(cannot(&self.folder))?;
         let paths = files.filter_map(|entry| Some(entry.ok()?.path()));
         let entries = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
