@@ -13,6 +13,9 @@
 mod access;
 mod assets;
 mod curve;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod log_tail;
 mod ranks;
 mod routes;

@@ -39,7 +39,7 @@ pub(super) struct Row<'a> {
     /// Parts of the last seconds: loading, computing, communicating.
     shares: [f64; 3],
     /// Ranks that have not come to the collective that it is in.
-    waits_for: Vec<usize>,
+    waits_for: Option<String>,
     /// Why it is one.
     pub(super) straggler: Option<String>,
     /// Seconds since the last sign of life.
@@ -86,12 +86,13 @@ impl Ranks {
         let ranks = self.seen.values().filter(|seen| world_size.is_none_or(|size| seen.status.rank < size));
         let (seen, mut rows): (Vec<_>, Vec<_>) = ranks.map(|seen| (seen, seen.row(now))).unzip();
         let late = waits::late(&rows);
-        for row in rows.iter_mut().filter(|row| row.condition == Condition::Waiting) {
-            row.waits_for = if late.contains(&row.status.rank) { Vec::new() } else { late.clone() };
+        let is_late: Vec<_> = rows.iter().map(|row| late.binary_search(&row.status.rank).is_ok()).collect();
+        for (row, is_late) in rows.iter_mut().zip(&is_late) {
+            let waits = row.condition == Condition::Waiting && !late.is_empty() && !is_late;
+            row.waits_for = waits.then(|| waits::named(&late));
         }
         let (held_up, median) = (held_up(&rows), median_work(&seen));
-        for (seen, row) in seen.iter().zip(&mut rows) {
-            let is_late = late.contains(&row.status.rank);
+        for ((row, seen), is_late) in rows.iter_mut().zip(seen).zip(is_late) {
             row.straggler = straggling(seen, row, held_up.as_ref().filter(|_| is_late), median);
         }
         rows
@@ -130,7 +131,7 @@ impl Seen {
             State::Running => Condition::Running,
         };
         let (shares, silent_s) = (self.shares(condition), self.last_sign.silence(now));
-        Row { status: &self.status, condition, shares, waits_for: Vec::new(), straggler: None, silent_s }
+        Row { status: &self.status, condition, shares, waits_for: None, straggler: None, silent_s }
     }
 
     /// Of the last seconds while it runs, of all its time afterwards.
@@ -168,7 +169,7 @@ impl Sample {
 
 /// How many wait for others, and in what for how long.
 fn held_up(rows: &[Row<'_>]) -> Option<String> {
-    let waiting: Vec<_> = rows.iter().filter(|row| !row.waits_for.is_empty()).map(|row| row.status).collect();
+    let waiting: Vec<_> = rows.iter().filter(|row| row.waits_for.is_some()).map(|row| row.status).collect();
     let longest = waiting.iter().max_by(|a, b| a.op_s.total_cmp(&b.op_s))?;
     Some(format!("{} in {} for {:.0} s", waiting.len(), longest.op.as_deref()?, longest.op_s))
 }
@@ -236,20 +237,20 @@ mod tests {
         let waiting = |rank| RankStatus { op: op.clone(), op_s: 3.0, ..status(rank, 9.0) };
         ranks.hear(vec![waiting(0), status(1, 9.0), waiting(2)], 9.0);
         let rows = ranks.rows(None, 9.0);
-        assert_eq!((rows[0].condition, &rows[0].waits_for), (Condition::Waiting, &vec![1]));
+        assert_eq!((rows[0].condition, rows[0].waits_for.as_deref()), (Condition::Waiting, Some("rank 1")));
         let why = rows[1].straggler.as_deref().unwrap();
         assert_eq!(why, "waited for: 2 in all_reduce(4 f32, sum) #9 of world at a.rs:1 for 3 s");
-        assert!(rows[0].straggler.is_none() && rows[2].straggler.is_none() && rows[1].waits_for.is_empty());
+        assert!(rows[0].straggler.is_none() && rows[2].straggler.is_none() && rows[1].waits_for.is_none());
         // Killed, it is still what the others wait for, but no straggler.
         ranks.hear(vec![waiting(0), status(1, 2.0)], 9.0);
         ranks.hear(vec![RankStatus { time: 15.0, ..waiting(0) }, status(1, 2.0)], 15.0);
         let rows = ranks.rows(None, 15.0);
-        assert_eq!((rows[1].condition, &rows[0].waits_for), (Condition::Lost, &vec![1]));
+        assert_eq!((rows[1].condition, rows[0].waits_for.as_deref()), (Condition::Lost, Some("rank 1")));
         assert!(rows[1].straggler.is_none());
         // Nobody waits: nobody is waited for.
         ranks.hear(vec![status(0, 20.0), status(1, 20.0), status(2, 20.0)], 20.0);
         let rows = ranks.rows(None, 20.0);
-        assert!(rows.iter().all(|row| row.straggler.is_none() && row.waits_for.is_empty()));
+        assert!(rows.iter().all(|row| row.straggler.is_none() && row.waits_for.is_none()));
     }
 
     #[test]

@@ -7,18 +7,47 @@
 //! ```
 //! Numbers are compared within a group only: each group counts its own collectives.
 
+use std::collections::BTreeMap;
+
 use super::ranks::{Condition, Row};
+
+/// Ranks that are named; of more, their number is told.
+const NAMED: usize = 4;
 
 /// The ranks that have not come where others have been waiting for long. Nobody, if nobody waits long, or all have come.
 pub(super) fn late(rows: &[Row<'_>]) -> Vec<usize> {
     if !rows.iter().any(|row| row.condition == Condition::Waiting) {
         return Vec::new();
     }
-    let numbers = |rows: &mut dyn Iterator<Item = &Row<'_>>| -> Vec<usize> {
-        rows.map(|row| row.status.rank).collect()
-    };
-    let absent = numbers(&mut rows.iter().filter(|row| op(row).is_none()));
-    if absent.is_empty() { numbers(&mut rows.iter().filter(|row| is_behind(row, rows))) } else { absent }
+    let absent: Vec<_> = rows.iter().filter(|row| op(row).is_none()).map(|row| row.status.rank).collect();
+    if absent.is_empty() { furthest_behind(rows) } else { absent }
+}
+
+/// In words.
+pub(super) fn named(ranks: &[usize]) -> String {
+    let shown: Vec<_> = ranks.iter().take(NAMED).map(usize::to_string).collect();
+    let (word, shown) = (if ranks.len() == 1 { "rank" } else { "ranks" }, shown.join(", "));
+    match ranks.len().saturating_sub(NAMED) {
+        0 => format!("{word} {shown}"),
+        more => format!("{word} {shown} and {more} more"),
+    }
+}
+
+/// Those that are last in a group in which somebody waits further on.
+fn furthest_behind(rows: &[Row<'_>]) -> Vec<usize> {
+    // For each group the number of its last rank, and of the first that has waited for long.
+    let mut ends = BTreeMap::new();
+    for (group, number, row) in
+        rows.iter().filter_map(|row| place_of(row).map(|(group, at)| (group, at, row)))
+    {
+        let waits = if row.condition == Condition::Waiting { number } else { 0 };
+        let (last, first) = ends.entry(group).or_insert((number, waits));
+        (*last, *first) = (number.min(*last), waits.max(*first));
+    }
+    let is_last =
+        |(group, number)| ends.get(group).is_some_and(|(last, first)| *last == number && *first > number);
+    let behind = rows.iter().filter(|row| place_of(row).is_some_and(is_last));
+    behind.map(|row| row.status.rank).collect()
 }
 
 /// The collective that a living rank is in.
@@ -27,20 +56,9 @@ fn op<'a>(row: &Row<'a>) -> Option<&'a str> {
     row.status.op.as_deref().filter(|_| is_alive)
 }
 
-/// Whether a rank waits further on in its group, and none is further back.
-fn is_behind(row: &Row<'_>, rows: &[Row<'_>]) -> bool {
-    let Some((group, number)) = op(row).and_then(place) else { return false };
-    let others = || {
-        let places = rows.iter().filter_map(|other| Some((op(other).and_then(place)?, other.condition)));
-        places.filter(|((theirs, _), _)| *theirs == group).map(|((_, number), condition)| (number, condition))
-    };
-    others().any(|(theirs, condition)| theirs > number && condition == Condition::Waiting)
-        && others().all(|(theirs, _)| theirs >= number)
-}
-
-/// The group and number of a collective: `all_reduce(4 f32, sum) #9 of world at a.rs:1`.
-fn place(op: &str) -> Option<(&str, u64)> {
-    let (_, rest) = op.split_once(" #")?;
+/// The group and number of a living rank's collective: `all_reduce(4 f32, sum) #9 of world at a.rs:1`.
+fn place_of<'a>(row: &Row<'a>) -> Option<(&'a str, u64)> {
+    let (_, rest) = op(row)?.split_once(" #")?;
     let (number, group) = rest.split_once(' ')?;
     let group = group.strip_prefix("of ")?.split(' ').next()?;
     Some((group, number.parse().ok()?))
@@ -73,6 +91,13 @@ mod tests {
         assert_eq!(late(&[(ninth, 3.0), (None, 0.0), (eighth, 3.0)]), [1], "whom the last one waits for");
         assert_eq!(late(&[(ninth, 3.0), (eighth, 0.2), (ninth, 3.0)]), [1]);
         assert_eq!(late(&[(Some("#10 of world"), 3.0), (ninth, 3.0), (eighth, 3.0)]), [2]);
+    }
+
+    #[test]
+    fn few_are_named_and_more_are_counted() {
+        assert_eq!(super::named(&[7]), "rank 7");
+        assert_eq!(super::named(&[1, 2, 3, 4]), "ranks 1, 2, 3, 4");
+        assert_eq!(super::named(&[0, 1, 2, 3, 5, 8]), "ranks 0, 1, 2, 3 and 2 more");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::run_folder::{News, RunFolder};
-use crate::runs::{self, List};
+use crate::runs;
 
 /// Two browsers, or an impatient one, share what was read so shortly ago.
 const FRESH: f64 = 0.2;
@@ -113,7 +113,7 @@ impl Watch {
     /// Adds jobs that have begun. Those that have ended stay to be looked at.
     fn find_jobs(&mut self) {
         let Some(list) = &self.list else { return };
-        match List::within(list).and_then(|list| list.running()) {
+        match runs::running_in(list) {
             Ok(jobs) => {
                 self.trouble = None;
                 for job in jobs {
@@ -175,7 +175,7 @@ mod tests {
         let own = folder.path().join("own");
         let mut watch = Watch::with(Vec::new(), Some(own.clone()));
         assert_eq!(answer(&mut watch, 0, 1.0)["runs"].as_array().map(Vec::len), Some(0));
-        let job = List::within(&own).unwrap().add(Path::new("/nowhere/a"), "job a").unwrap();
+        let job = runs::List::within(&own).unwrap().add(Path::new("/nowhere/a"), "job a").unwrap();
         assert_eq!(answer(&mut watch, 0, 2.0)["runs"][0]["name"], "job a");
         drop(job);
         let told = answer(&mut watch, 0, 3.0);

@@ -80,13 +80,6 @@ function waitsFor({ condition, error, op, op_s: since, waits_for: others, stragg
   if (!op) return condition === "ended" ? "" : "–";
   const [call, place] = op.split(" at ", 2);
   const time = since >= 0.1 ? ` for ${seconds(since)}` : "";
-  const who = others.length > 0 ? `, waits for ${named(others)}` : "";
+  const who = others ? `, waits for ${others}` : "";
   return `${call.replace(/\(.*\)/, "")}${time}${who}${place ? ` (${place})` : ""}`;
-}
-
-/** Ranks by their numbers, as many as one reads. */
-function named(ranks) {
-  const shown = ranks.slice(0, 4).join(", ");
-  const more = ranks.length > 4 ? ` and ${count(ranks.length - 4)} more` : "";
-  return `${ranks.length === 1 ? "rank" : "ranks"} ${shown}${more}`;
 }
