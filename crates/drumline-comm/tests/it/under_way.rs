@@ -49,11 +49,11 @@ fn looked_at(group: &ProcessGroup, call: impl Fn() -> Result<(), CommError> + Sy
 fn a_rank_that_waits_says_in_what_and_then_that_it_waits_no_longer() {
     for transport in BOTH {
         run(3, transport, |group| {
-            assert_eq!(calls(&group), [""; 0]);
-            looked_at(&group, || group.barrier())?;
-            looked_at(&group, || group.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))?;
+            assert_eq!(calls(group), [""; 0]);
+            looked_at(group, || group.barrier())?;
+            looked_at(group, || group.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))?;
             group.barrier()?;
-            looked_at(&group, || group.scope(|scope| scope.start(|group| group.barrier()).wait()))
+            looked_at(group, || group.scope(|scope| scope.start(|group| group.barrier()).wait()))
         });
     }
 }
@@ -70,7 +70,7 @@ fn calls_in_other_groups_of_the_rank_count_too() {
             }
             std::thread::scope(|scope| {
                 let calls = [scope.spawn(|| own.barrier()), scope.spawn(|| group.barrier())];
-                let seen = wait_for_calls(&group, 2).join(" and ");
+                let seen = wait_for_calls(group, 2).join(" and ");
                 assert!(seen.contains("barrier() #2 of world at "), "{seen}");
                 assert!(seen.contains("barrier() #1 of world/1 at "), "{seen}");
                 group.send(&[0u8], 1, 0)?;
