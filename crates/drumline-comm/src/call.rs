@@ -219,6 +219,22 @@ impl fmt::Display for Trace {
     }
 }
 
+/// A collective that a rank is in: `all_reduce(1024 f32, sum) #12 of world at src/train.rs:91`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnderWay {
+    /// The group's name.
+    pub group: String,
+    /// The call.
+    pub call: Trace,
+}
+
+impl fmt::Display for UnderWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Trace { sequence, what, site } = &self.call;
+        write!(f, "{what} #{sequence} of {} at {site}", self.group)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

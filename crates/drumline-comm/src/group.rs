@@ -23,7 +23,7 @@ pub use async_calls::{Scope, Work};
 pub(crate) use p2p::fuzzing;
 pub use p2p::{Letter, P2p, Source};
 
-use crate::call::{Call, Trace};
+use crate::call::{Call, Trace, UnderWay};
 use crate::element::DType;
 use crate::error::CommError;
 use crate::monitor::Fate;
@@ -181,7 +181,10 @@ impl ProcessGroup {
             }
         }
         let cx = Context { fingerprint, sequence, watch: Watch { timeout, ..self.watch() } };
-        body(&mut engine.tiers, &cx).map_err(|stop| self.failed(&engine.tiers, &cx, &call, stop))
+        let outcome = body(&mut engine.tiers, &cx);
+        let outcome = outcome.map_err(|stop| self.failed(&engine.tiers, &cx, &call, stop));
+        self.inner.fate.ended.store(sequence, Ordering::Relaxed);
+        outcome
     }
 
     fn watch(&self) -> Watch<'_> {
@@ -214,6 +217,38 @@ impl ProcessGroup {
             None if self.num_nodes() > 1 => Some(self.inner.fate.own_last_call()),
             None => None,
         }
+    }
+}
+
+impl ProcessGroup {
+    /// The collectives that this rank is in right now, in this group and in all others that it has in the job: started ones and
+    /// those of other threads, too. Whoever sees the same one twice knows that it lasts. Messages are not told, nor calls that
+    /// need no other rank.
+    ///
+    /// ```
+    /// use drumline_comm::{LocalGroup, Source};
+    ///
+    /// LocalGroup::run(2, |group| {
+    ///     assert!(group.calls_under_way().is_empty());
+    ///     group.scope(|scope| {
+    ///         if group.rank() == 1 {
+    ///             group.recv(&mut [0u8], Source::Rank(0), 0)?; // the other waits in the barrier meanwhile
+    ///         }
+    ///         let work = scope.start(|group| group.barrier());
+    ///         if group.rank() == 0 {
+    ///             while group.calls_under_way().is_empty() {
+    ///                 std::thread::yield_now();
+    ///             }
+    ///             assert!(group.calls_under_way()[0].to_string().starts_with("barrier() #1 of world at "));
+    ///             group.send(&[0u8], 1, 0)?;
+    ///         }
+    ///         work.wait()
+    ///     })
+    /// })?;
+    /// # Ok::<(), drumline_comm::CommError>(())
+    /// ```
+    pub fn calls_under_way(&self) -> Vec<UnderWay> {
+        self.inner.process.monitor.calls_under_way()
     }
 }
 

@@ -40,7 +40,7 @@ mod slices;
 mod speaker;
 mod tcp;
 
-pub use call::{Op, Trace};
+pub use call::{Op, Trace, UnderWay};
 pub use element::{DType, Element};
 pub use error::{CommError, Silence};
 pub use group::{Letter, P2p, ProcessGroup, Scope, Source, Work};

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::{Member, Store};
 
+use crate::call::UnderWay;
 use crate::error::CommError;
 use crate::speaker::Speaker;
 pub(crate) use fate::Fate;
@@ -129,6 +130,16 @@ impl Monitor {
         if let Some(cause) = lock(&self.shared.called_off).get(&fate.group) {
             fate.give_up(cause.clone());
         }
+    }
+
+    /// The collectives that this rank is in, in whichever group.
+    pub(crate) fn calls_under_way(&self) -> Vec<UnderWay> {
+        let fates: Vec<_> = lock(&self.shared.fates).iter().filter_map(Weak::upgrade).collect();
+        let call = |fate: &Arc<Fate>| {
+            let index = fate.members.iter().position(|&rank| rank == self.shared.rank)?;
+            Some(UnderWay { group: fate.group.clone(), call: fate.under_way(index)? })
+        };
+        fates.iter().filter_map(call).collect()
     }
 
     /// Says what this rank did as its `sequence`-th call in a group, or last, and so asks the others to say that too.

@@ -49,3 +49,5 @@ mod threads;
 mod timeouts;
 #[path = "it/two_hosts.rs"]
 mod two_hosts;
+#[path = "it/under_way.rs"]
+mod under_way;

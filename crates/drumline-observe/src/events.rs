@@ -48,6 +48,24 @@ pub enum Event {
     End(EndEvent),
 }
 
+impl Event {
+    /// The figures of a step or an evaluation that make curves, by name; NaN for one that is no number.
+    pub fn figures(&self) -> impl Iterator<Item = (&str, f64)> {
+        let (own, metrics) = match self {
+            Self::Step(step) => {
+                let own = [("loss", step.loss), ("lr", step.lr), ("samples_per_s", step.samples_per_s)];
+                (Some(own), Some(&step.metrics))
+            }
+            Self::Eval(eval) => (None, Some(&eval.metrics)),
+            Self::Run(_) | Self::End(_) => (None, None),
+        };
+        let own = own.into_iter().flatten().filter(|(_, value)| !number::is_missing(*value));
+        // The k of the best k says nothing of the training.
+        let metrics = metrics.into_iter().flatten().filter(|(name, _)| *name != "k");
+        own.chain(metrics.map(|(name, value)| (name.as_str(), value.unwrap_or(f64::NAN))))
+    }
+}
+
 /// What is needed to do the run again.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -242,8 +260,12 @@ mod tests {
     fn what_others_have_added_does_not_hide_a_line() {
         let line = r#"{"kind":"step","step":3,"note":"warm","acc1":null,"list":[1]}"#;
         let Some(Event::Step(step)) = read_back(line) else { panic!("not read") };
-        assert_eq!((step.step, step.metrics), (3, Metrics::from([("acc1".into(), None)])));
+        assert_eq!((step.step, &step.metrics), (3, &Metrics::from([("acc1".into(), None)])));
         assert!(step.loss.is_nan(), "what is not there is no 0");
+        let told =
+            |line| read_back(line).unwrap().figures().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!(told(line), ["acc1"]);
+        assert_eq!(told(r#"{"kind":"step","step":3,"loss":null,"lr":0.5}"#), ["loss", "lr"]);
         assert_eq!(read_back(r#"{"kind":"party","step":3}"#), None);
         let run = read_back(r#"{"kind":"run","world_size":4,"new":{"a":1}}"#);
         assert_eq!(run, Some(Event::Run(RunEvent { world_size: 4, ..Default::default() })));

@@ -9,6 +9,7 @@
 //!   each rank ─┬▶ status: OUT_DIR/ranks/00000.json, twice a second ───────────────────┘
 //!              └▶ trace: OUT_DIR/trace/rank-00000.json, for Perfetto
 //!   runs: which jobs of this user are running, and in which folders
+//!   tail: lines of a file that grows, for all who read one
 //!   fake: a run that is none, for tests and trials
 //! ```
 #![forbid(unsafe_code)]
@@ -27,5 +28,6 @@ pub mod page;
 pub mod plot;
 pub mod runs;
 pub mod status;
+mod tail;
 pub mod tensorboard;
 pub mod trace;

@@ -3,23 +3,25 @@
 //! ```text
 //!   browser ── GET /?token=… ─▶ access ─▶ routes ─┬─ assets: HTML, CSS and scripts inside this program
 //!           ── GET /update?since=N ─▶ access ─────┴─ watch ─▶ run_folder ─┬─ story: metrics.jsonl ─▶ curves
-//!                                                     └ registry          ├─ ranks: ranks/*.json ─▶ rows
+//!                                                                         ├─ ranks: ranks/*.json ─▶ rows
 //!                                                                         └─ log_tail: log.txt ─▶ lines
 //! ```
 //!
 //! In: folders of runs, which are only read. Out: a page on 127.0.0.1 that nobody can open without the address with its
-//! token. Not here: writing those files.
+//! token. Not here: reading and writing those files (`events`, `status`, `runs`).
 
 mod access;
 mod assets;
 mod curve;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod log_tail;
 mod ranks;
-mod registry;
 mod routes;
 mod run_folder;
 mod story;
-mod tail;
+mod waits;
 mod watch;
 
 use std::future::IntoFuture;

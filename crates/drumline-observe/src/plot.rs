@@ -18,9 +18,6 @@ use std::path::{Path, PathBuf};
 use crate::events::{self, Event, EventsError, METRICS};
 use curve::Panel;
 
-/// Figures of every step that say nothing of the training.
-const NOT_SHOWN: [&str; 2] = ["k", "samples"];
-
 /// A run to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
@@ -161,9 +158,8 @@ pub fn load(paths: &[PathBuf]) -> Result<Vec<Run>, PlotError> {
 pub fn metrics(runs: &[Run]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for event in runs.iter().flat_map(|run| &run.events) {
-        names.extend(curve::figures(event).map(|(name, _)| name.to_owned()));
+        names.extend(event.figures().map(|(name, _)| name.to_owned()));
     }
-    names.retain(|name| !NOT_SHOWN.contains(&name.as_str()));
     names
 }
 
@@ -171,8 +167,8 @@ pub fn metrics(runs: &[Run]) -> BTreeSet<String> {
 pub fn usual_metrics(runs: &[Run]) -> Vec<String> {
     let is_eval = |event: &&Event| matches!(event, Event::Eval(_));
     let evals = runs.iter().flat_map(|run| run.events.iter().filter(is_eval));
-    let told: BTreeSet<_> = evals.flat_map(|event| curve::figures(event).map(|(name, _)| name)).collect();
-    let others = told.into_iter().filter(|name| *name != "loss" && !NOT_SHOWN.contains(name));
+    let told: BTreeSet<_> = evals.flat_map(|event| event.figures().map(|(name, _)| name)).collect();
+    let others = told.into_iter().filter(|name| *name != "loss");
     let loss = metrics(runs).contains("loss").then_some("loss");
     let chosen: Vec<String> = loss.into_iter().chain(others).map(str::to_owned).collect();
     match chosen.is_empty() {

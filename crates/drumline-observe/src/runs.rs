@@ -5,8 +5,8 @@
 //!   else /tmp/drumline-1000/runs/4711.json
 //! ```
 //! Rank 0 makes the file and takes it away. One that a killed job has left behind is known by its process, which is gone,
-//! or began at another time than the file says; it is removed by the next who looks. The folder is for its owner only,
-//! and refused if it is not: what stands in it is opened.
+//! or began at another time than the file says; it is removed by the next job. The folder is for its owner only, and refused
+//! if it is not: what stands in it is opened. Who looks changes nothing.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -60,7 +60,7 @@ pub struct Registration {
 impl Registration {
     /// Says that this process runs a job with `out_dir`, called `name`.
     pub fn new(out_dir: &Path, name: &str) -> Result<Self, RunsError> {
-        List::of_this_user()?.add(out_dir, name)
+        List::within(&folder_of_this_user())?.add(out_dir, name)
     }
 }
 
@@ -73,31 +73,43 @@ impl Drop for Registration {
 
 /// The jobs that are running, the oldest first.
 pub fn running() -> Result<Vec<Run>, RunsError> {
-    List::of_this_user()?.running()
+    running_in(&folder_of_this_user())
+}
+
+/// As [`running`], of the list within `own`; none if there is no list.
+pub(crate) fn running_in(own: &Path) -> Result<Vec<Run>, RunsError> {
+    let list = List { folder: own.join("runs") };
+    if !list.folder.try_exists().map_err(cannot(&list.folder))? {
+        return Ok(Vec::new());
+    }
+    check_owner(own)?;
+    check_owner(&list.folder)?;
+    let mut runs: Vec<Run> = list.entries()?.filter_map(|path| still_running(&path)).collect();
+    runs.sort_by_key(|run| (run.start, run.pid));
+    Ok(runs)
+}
+
+/// Where this user's list is.
+pub(crate) fn folder_of_this_user() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // The variable may still name the folder of another user, as after su.
+    let is_ours = |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_dir() && data.uid() == user);
+    match runtime.filter(|path| path.is_absolute()).filter(is_ours) {
+        Some(runtime) => runtime.join("drumline"),
+        // Not TMPDIR, which a job may have of its own.
+        None => Path::new("/tmp").join(format!("drumline-{user}")),
+    }
 }
 
 /// A folder of entries.
-struct List {
+pub(crate) struct List {
     folder: PathBuf,
 }
 
 impl List {
-    fn of_this_user() -> Result<Self, RunsError> {
-        let user = rustix::process::geteuid().as_raw();
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        // The variable may still name the folder of another user, as after su.
-        let is_ours =
-            |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_dir() && data.uid() == user);
-        let own = match runtime.filter(|path| path.is_absolute()).filter(is_ours) {
-            Some(runtime) => runtime.join("drumline"),
-            // Not TMPDIR, which a job may have of its own.
-            None => Path::new("/tmp").join(format!("drumline-{user}")),
-        };
-        Self::within(&own)
-    }
-
     /// The list in a folder that is made if it is not there, and must be this user's alone.
-    fn within(own: &Path) -> Result<Self, RunsError> {
+    pub(crate) fn within(own: &Path) -> Result<Self, RunsError> {
         let folder = own.join("runs");
         for path in [own, &folder] {
             match DirBuilder::new().mode(0o700).create(path) {
@@ -110,10 +122,14 @@ impl List {
         Ok(Self { folder })
     }
 
-    fn add(&self, out_dir: &Path, name: &str) -> Result<Registration, RunsError> {
+    pub(crate) fn add(&self, out_dir: &Path, name: &str) -> Result<Registration, RunsError> {
         let pid = std::process::id();
         let dir = std::path::absolute(out_dir).map_err(cannot(out_dir))?;
         let start = start_of(pid).unwrap_or_default();
+        for stale in self.entries()?.filter(|path| still_running(path).is_none()) {
+            // Somebody else may have done it just now.
+            let _ = fs::remove_file(stale);
+        }
         let path = self.folder.join(format!("{pid}.json"));
         let run = Run { pid, start, dir, name: name.to_owned() };
         let text = serde_json::to_string(&run).map_err(io::Error::from);
@@ -124,25 +140,17 @@ impl List {
         Ok(Registration { path })
     }
 
-    fn running(&self) -> Result<Vec<Run>, RunsError> {
+    fn entries(&self) -> Result<impl Iterator<Item = PathBuf>, RunsError> {
         let files = fs::read_dir(&self.folder).map_err(cannot(&self.folder))?;
         let paths = files.filter_map(|entry| Some(entry.ok()?.path()));
-        let entries = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
-        let mut runs: Vec<Run> = entries.filter_map(|path| still_running(&path)).collect();
-        runs.sort_by_key(|run| (run.start, run.pid));
-        Ok(runs)
+        Ok(paths.filter(|path| path.extension().is_some_and(|end| end == "json")))
     }
 }
 
-/// The job of an entry; a stale entry is removed.
+/// The job of an entry, unless it is stale.
 fn still_running(path: &Path) -> Option<Run> {
     let run = serde_json::from_slice::<Run>(&fs::read(path).ok()?).ok();
-    let run = run.filter(|run| start_of(run.pid) == Some(run.start));
-    if run.is_none() {
-        // Somebody else may have done it just now.
-        let _ = fs::remove_file(path);
-    }
-    run
+    run.filter(|run| start_of(run.pid) == Some(run.start))
 }
 
 /// When a process began, in the kernel's ticks; nothing if there is none.
@@ -180,17 +188,22 @@ mod tests {
         List::within(&folder.path().join("own")).unwrap()
     }
 
+    fn running(folder: &tempfile::TempDir) -> Vec<Run> {
+        running_in(&folder.path().join("own")).unwrap()
+    }
+
     #[test]
     fn an_entry_lives_as_long_as_its_registration() {
         let folder = tempfile::tempdir().unwrap();
+        assert!(running(&folder).is_empty() && !folder.path().join("own").exists(), "looking makes no list");
         let list = list(&folder);
         let entry = list.add(Path::new("exp/a"), "a \"run\"").unwrap();
-        let runs = list.running().unwrap();
+        let runs = running(&folder);
         assert_eq!((runs[0].pid, runs[0].name.as_str()), (std::process::id(), "a \"run\""));
         assert!(runs[0].dir.is_absolute() && runs[0].dir.ends_with("exp/a"));
         assert_eq!(fs::metadata(&list.folder).unwrap().mode() & 0o777, 0o700);
         drop(entry);
-        assert!(list.running().unwrap().is_empty());
+        assert!(running(&folder).is_empty());
         assert_eq!(fs::read_dir(&list.folder).unwrap().count(), 0);
     }
 
@@ -208,9 +221,10 @@ mod tests {
             fs::write(list.folder.join(file), serde_json::to_string(&run).unwrap()).unwrap();
         }
         fs::write(list.folder.join("3.json"), "{").unwrap();
+        let num_files = || fs::read_dir(&list.folder).unwrap().count();
+        assert_eq!((running(&folder).len(), num_files()), (0, 3), "looking changes nothing");
         let kept = list.add(Path::new("/exp"), "control").unwrap();
-        assert_eq!(list.running().unwrap().len(), 1);
-        assert_eq!(fs::read_dir(&list.folder).unwrap().count(), 1);
+        assert_eq!((running(&folder).len(), num_files()), (1, 1));
         drop(kept);
     }
 
@@ -223,10 +237,14 @@ mod tests {
         let said = List::within(&link).err().unwrap().to_string();
         assert!(said.contains("is no folder") && said.contains("try"), "{said}");
         fs::set_permissions(&real, Permissions::from_mode(0o770)).unwrap();
-        let said = List::within(&real).err().unwrap().to_string();
-        assert!(said.contains("mode 770, expected 700"), "{said}");
+        fs::create_dir(real.join("runs")).unwrap();
+        for said in [List::within(&real).map(drop), running_in(&real).map(drop)] {
+            let said = said.unwrap_err().to_string();
+            assert!(said.contains("mode 770, expected 700"), "{said}");
+        }
         fs::set_permissions(&real, Permissions::from_mode(0o700)).unwrap();
-        List::within(&real).expect("control");
+        fs::set_permissions(real.join("runs"), Permissions::from_mode(0o700)).unwrap();
+        assert!(List::within(&real).is_ok() && running_in(&real).is_ok(), "control");
         if rustix::process::geteuid().is_root() {
             let theirs = folder.path().join("theirs");
             fs::create_dir(&theirs).unwrap();

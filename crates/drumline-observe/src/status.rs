@@ -4,19 +4,23 @@
 //!   training ──step, add_load, op, …──▶ Status ◀──twice a second── StatusWriter ──written beside, renamed──▶ ranks/00003.json
 //! ```
 //! The training sets numbers in memory; a thread writes them. A reader always sees a whole file, and calls a rank lost that
-//! has not written for [`LOST_AFTER`] and has not said that it ends.
+//! has not written for [`LOST_AFTER`] and has not said that it ends: see [`LastSign`].
 
+mod last_sign;
 mod memory;
+mod read;
 mod writer;
 
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+pub use last_sign::LastSign;
 pub use memory::Memory;
+pub use read::read;
+pub(crate) use read::try_read;
 pub use writer::{StatusError, StatusWriter};
 
 /// Name of the folder in `OUT_DIR`.
@@ -25,7 +29,7 @@ pub const RANKS: &str = "ranks";
 /// A rank that says nothing for this long, and has not ended, is lost.
 pub const LOST_AFTER: Duration = Duration::from_secs(5);
 
-/// What a rank's file says.
+/// What a rank's file says. A number that JSON does not have is read as 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RankStatus {
@@ -43,23 +47,29 @@ pub struct RankStatus {
     pub step: u64,
     /// Epoch, from 0.
     pub epoch: u64,
-    /// The collective that it is in, such as `all_reduce(1024 f32, sum) #12 at src/a.rs:91`.
+    /// The collective that it is in, such as `all_reduce(1024 f32, sum) #12 of world at src/a.rs:91`.
     pub op: Option<String>,
-    /// Seconds since that began.
+    /// Seconds for which it has been seen in it: less than it is by half a second at most.
+    #[serde(deserialize_with = "read::or_zero")]
     pub op_s: f64,
     /// Seconds that it has waited for data, since the run began.
+    #[serde(deserialize_with = "read::or_zero")]
     pub load_s: f64,
     /// Seconds in forward, backward and the optimizer.
+    #[serde(deserialize_with = "read::or_zero")]
     pub compute_s: f64,
     /// Seconds in which it waited for other ranks.
+    #[serde(deserialize_with = "read::or_zero")]
     pub comm_s: f64,
     /// Memory that it uses.
     pub memory_bytes: u64,
     /// The most that it has used.
     pub peak_bytes: u64,
     /// Its own samples in a second.
+    #[serde(deserialize_with = "read::or_zero")]
     pub samples_per_s: f64,
     /// When this was written: seconds since 1970.
+    #[serde(deserialize_with = "read::or_zero")]
     pub time: f64,
 }
 
@@ -74,24 +84,6 @@ pub enum State {
     Ended,
     /// It has found something wrong.
     Failed,
-}
-
-impl RankStatus {
-    /// Whether the rank went without a word. `newest`: the latest [`time`](Self::time) of the run's files, or now.
-    pub fn is_lost(&self, newest: f64) -> bool {
-        self.state == State::Running && newest - self.time > LOST_AFTER.as_secs_f64()
-    }
-}
-
-/// What all ranks of a run say, in rank order; files that are broken are left out.
-pub fn read(out_dir: &Path) -> Vec<RankStatus> {
-    let Ok(files) = std::fs::read_dir(out_dir.join(RANKS)) else { return Vec::new() };
-    let paths = files.filter_map(|entry| Some(entry.ok()?.path()));
-    let texts = paths.filter(|path| path.extension().is_some_and(|end| end == "json")).map(std::fs::read);
-    let mut all: Vec<RankStatus> =
-        texts.filter_map(|text| serde_json::from_slice(&text.ok()?).ok()).collect();
-    all.sort_by_key(|status| status.rank);
-    all
 }
 
 /// Where the training says what it does. Cheap to clone, and all clones are the same; a call takes some ten nanoseconds.
@@ -122,17 +114,32 @@ struct Shared {
     error: Option<String>,
     step: u64,
     epoch: u64,
-    op: Option<(String, Instant)>,
     op_from: Option<Box<dyn OpSource>>,
+    /// When each of those was named first.
+    ops: Vec<(Instant, String)>,
     load: Duration,
     compute: Duration,
     comm: Duration,
     samples_per_s: f64,
 }
 
-/// What is asked for the collective that a rank is in, and how long it has been there.
-trait OpSource: Fn() -> Option<(String, Duration)> + Send {}
-impl<F: Fn() -> Option<(String, Duration)> + Send> OpSource for F {}
+/// What is asked for the collectives that a rank is in.
+trait OpSource: Fn() -> Vec<String> + Send {}
+impl<F: Fn() -> Vec<String> + Send> OpSource for F {}
+
+impl Shared {
+    /// The collective that the rank is in, and how long it has been seen there; of several, the one it entered first.
+    fn op(&mut self) -> Option<(String, Duration)> {
+        let now = Instant::now();
+        let known = std::mem::take(&mut self.ops);
+        let since = |op: &str| known.iter().find(|(_, known)| known == op).map_or(now, |(since, _)| *since);
+        let ops = self.op_from.as_ref().map_or_else(Vec::new, |source| source());
+        let seen = |op: String| (since(&op), op);
+        self.ops = ops.into_iter().map(seen).collect();
+        let (since, op) = self.ops.iter().min_by_key(|(since, _)| *since)?;
+        Some((op.clone(), now - *since))
+    }
+}
 
 impl fmt::Debug for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -171,26 +178,29 @@ impl Status {
         self.lock().comm += time;
     }
 
-    /// The collective that begins now; `None` at its end.
-    pub fn op(&self, op: Option<String>) {
-        self.lock().op = op.map(|op| (op, Instant::now()));
-    }
-
-    /// Who is asked, each time the file is written, which collective the rank is in and since when: costs nothing in between.
-    /// What [`op`](Self::op) was told comes first.
-    pub fn op_from(&self, source: impl Fn() -> Option<(String, Duration)> + Send + 'static) {
+    /// Who is asked, each time the file is written, which collectives the rank is in: costs nothing in between. One that is named
+    /// again is the same, so each has a name of its own.
+    pub fn op_from(&self, source: impl Fn() -> Vec<String> + Send + 'static) {
         self.lock().op_from = Some(Box::new(source));
     }
 
-    /// The rank's work is done.
+    /// The rank's work is done. Nobody is asked for collectives any longer.
     pub fn ended(&self) {
-        self.lock().state = State::Ended;
+        self.end(State::Ended, None);
     }
 
-    /// The rank has found something wrong.
+    /// The rank has found something wrong. Nobody is asked for collectives any longer.
     pub fn failed(&self, error: impl Into<String>) {
+        self.end(State::Failed, Some(error.into()));
+    }
+
+    fn end(&self, state: State, error: Option<String>) {
         let mut shared = self.lock();
-        (shared.state, shared.error) = (State::Failed, Some(error.into()));
+        (shared.state, shared.error) = (state, error);
+        let source = shared.op_from.take();
+        // What it holds may take its time to go.
+        drop(shared);
+        drop(source);
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -202,10 +212,8 @@ impl Status {
         let Place { rank, host, pid } = place;
         let memory = Memory::of_this_process().unwrap_or_default();
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
-        let shared = self.lock();
-        let told = shared.op.clone().map(|(op, since)| (op, since.elapsed()));
-        let op = told.or_else(|| shared.op_from.as_ref().and_then(|source| source()));
-        let (op, op_time) = op.map_or((None, Duration::ZERO), |(op, time)| (Some(op), time));
+        let mut shared = self.lock();
+        let (op, op_time) = shared.op().unzip();
         RankStatus {
             rank: *rank,
             host: host.clone(),
@@ -215,7 +223,7 @@ impl Status {
             step: shared.step,
             epoch: shared.epoch,
             op,
-            op_s: op_time.as_secs_f64(),
+            op_s: op_time.unwrap_or_default().as_secs_f64(),
             load_s: shared.load.as_secs_f64(),
             compute_s: shared.compute.as_secs_f64(),
             comm_s: shared.comm.as_secs_f64(),
@@ -249,7 +257,6 @@ mod tests {
     #[test]
     fn the_file_has_the_names_that_readers_know() {
         let status = Status::default();
-        status.op(Some("all_reduce(8 f32, sum) #1 at a.rs:9".into()));
         let Ok(serde_json::Value::Object(file)) = serde_json::to_value(status.now(&Place::new(3))) else {
             panic!("no object")
         };
@@ -263,23 +270,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_collective_comes_before_what_is_asked() {
+    fn a_collective_lasts_as_long_as_it_is_seen() {
         let (status, place) = (Status::default(), Place::new(0));
-        assert_eq!(status.now(&place).op, None);
-        status.op_from(|| Some(("asked".into(), Duration::from_secs(2))));
-        assert_eq!((status.now(&place).op.as_deref(), status.now(&place).op_s), (Some("asked"), 2.0));
-        status.op(Some("told".into()));
-        assert_eq!(status.now(&place).op.as_deref(), Some("told"));
-        status.op(None);
-        assert_eq!(status.now(&place).op.as_deref(), Some("asked"));
-    }
-
-    #[test]
-    fn a_rank_is_lost_when_it_is_silent_and_has_not_ended() {
-        let silent = RankStatus { time: 100.0, ..RankStatus::default() };
-        assert!(!silent.is_lost(104.9) && silent.is_lost(105.1));
-        for state in [State::Ended, State::Failed] {
-            assert!(!RankStatus { state, ..silent.clone() }.is_lost(200.0));
-        }
+        let ops = Arc::new(Mutex::new(vec!["b #1".to_owned()]));
+        let asked = ops.clone();
+        status.op_from(move || asked.lock().unwrap().clone());
+        assert_eq!((status.now(&place).op.as_deref(), status.now(&place).op_s > 0.0), (Some("b #1"), true));
+        std::thread::sleep(Duration::from_millis(50));
+        ops.lock().unwrap().insert(0, "a #7".to_owned());
+        let now = status.now(&place);
+        assert!(now.op.as_deref() == Some("b #1") && now.op_s >= 0.05, "the older of two: {now:?}");
+        *ops.lock().unwrap() = vec!["b #2".to_owned()];
+        assert_eq!((status.now(&place).op.as_deref(), Arc::strong_count(&ops)), (Some("b #2"), 2));
+        status.ended();
+        assert_eq!((status.now(&place).op, Arc::strong_count(&ops)), (None, 1), "nobody is asked any longer");
     }
 }

@@ -1,7 +1,7 @@
 //! Whether a group can still be used, and what its members said they do: seen by its calls and by the monitor.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,8 @@ pub(crate) struct Fate {
     pub(crate) left: Vec<AtomicBool>,
     /// What the members on this node show of themselves, once the group is formed.
     pub(crate) board: OnceLock<Board>,
+    /// The number of this rank's last collective that has ended: told to nobody, only compared by who looks.
+    pub(crate) ended: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -104,7 +106,7 @@ impl Fate {
     pub(crate) fn new(group: String, members: Vec<usize>) -> Self {
         let left = members.iter().map(|_| AtomicBool::new(false)).collect();
         let (given_up, board) = (AtomicBool::new(false), OnceLock::new());
-        Self { group, members, given_up, left, board, state: Mutex::default() }
+        Self { group, members, given_up, left, board, ended: AtomicU64::new(0), state: Mutex::default() }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -178,6 +180,13 @@ impl Fate {
     pub(crate) fn last_collective(&self, index: usize) -> Option<Trace> {
         let shown = self.board.get().and_then(|board| board.last_collective(index));
         shown.or_else(|| Some(self.state().words.get(&self.members[index])?.trace.clone()))
+    }
+
+    /// The collective that this rank, the member with this index, is in.
+    pub(crate) fn under_way(&self, index: usize) -> Option<Trace> {
+        let shown = self.board.get().and_then(|board| board.last_collective(index));
+        let last = shown.unwrap_or_else(|| self.own_call(u64::MAX));
+        (last.sequence > self.ended.load(Ordering::Relaxed)).then_some(last)
     }
 
     /// The last call of the member with this index, be it a collective or one that sends or receives messages.

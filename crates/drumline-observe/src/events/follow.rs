@@ -1,30 +1,14 @@
-//! Reading `metrics.jsonl`: once, or as it grows.
-//!
-//! The file may be read at any moment: in the midst of a line, after a run has gone on (it was replaced by a shorter one)
-//! or begun anew (it was moved away), or on a disk that has filled it with nonsense.
-//!
-//! ```text
-//!   …}\n{"kind":"step", … }\n{"kind":"st
-//!                           ▲ read up to here; the half line is read again when more of it is there
-//! ```
+//! Reading `metrics.jsonl`: once, or as it grows. How a file is read that changes meanwhile is in [`tail`](crate::tail).
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use super::{Event, EventsError};
-
-/// Longer lines are nobody's; they are passed over, so that a broken file does not fill the memory.
-const LONGEST_LINE: u64 = 4 << 20;
-
-/// Bytes before the place that was read up to, by which a file that was written anew is known.
-const KNOWN: usize = 64;
+use crate::tail::{Begin, Heard, Tail};
 
 /// All events of a file.
 pub fn read(path: &Path) -> Result<Vec<Event>, EventsError> {
-    let failed = |source| EventsError::Read { path: path.to_owned(), source };
-    File::open(path).map_err(failed)?;
+    std::fs::metadata(path).map_err(|source| EventsError::Read { path: path.to_owned(), source })?;
     Ok(Follow::new(path).poll()?.events)
 }
 
@@ -44,8 +28,7 @@ pub fn read(path: &Path) -> Result<Vec<Event>, EventsError> {
 /// ```
 #[derive(Debug)]
 pub struct Follow {
-    path: PathBuf,
-    place: Option<Place>,
+    tail: Tail,
 }
 
 /// What was added since the last look.
@@ -57,94 +40,33 @@ pub struct News {
     pub events: Vec<Event>,
 }
 
-/// How far a file was read.
-#[derive(Debug, Default)]
-struct Place {
-    /// Device and number of the file.
-    file: (u64, u64),
-    /// Behind the last whole line.
-    offset: u64,
-    /// The bytes before that.
-    known: Vec<u8>,
-    /// In a line that is too long.
-    passes_over: bool,
-}
-
 impl Follow {
     /// Begins before the first line; the file need not be there.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), place: None }
+        Self { tail: Tail::new(path.to_owned(), Begin::AtStart) }
     }
 
     /// What was added since the last call.
     pub fn poll(&mut self) -> Result<News, EventsError> {
-        let news = match File::open(&self.path) {
-            // Not there yet, or a run that begins anew has just moved it away.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(News::default()),
-            file => file.and_then(|file| self.news(&file)),
-        };
-        news.map_err(|source| EventsError::Read { path: self.path.clone(), source })
+        let mut news = News::default();
+        let heard = self.hear(u64::MAX, |heard| match heard {
+            Heard::StartOver => news.begins_anew = true,
+            Heard::Line(event) => news.events.push(event),
+        });
+        heard.map_err(|source| EventsError::Read { path: self.tail.path().to_owned(), source })?;
+        Ok(news)
     }
 
-    fn news(&mut self, file: &File) -> io::Result<News> {
-        let before = self.place.take();
-        let had_one = before.is_some();
-        let same = match before {
-            Some(place) if place.is_in(file)? => Some(place),
-            _ => None,
-        };
-        let begins_anew = had_one && same.is_none();
-        let mut place = match same {
-            Some(place) => place,
-            None => Place { file: number(file)?, ..Place::default() },
-        };
-        let events = place.read_on(file);
-        self.place = Some(place);
-        Ok(News { begins_anew, events: events? })
-    }
-}
-
-fn number(file: &File) -> io::Result<(u64, u64)> {
-    let data = file.metadata()?;
-    Ok((data.dev(), data.ino()))
-}
-
-impl Place {
-    /// Whether this is the file that was read, and what was read is still so.
-    fn is_in(&self, file: &File) -> io::Result<bool> {
-        if number(file)? != self.file {
-            return Ok(false);
-        }
-        let mut now = vec![0; self.known.len()];
-        match file.read_exact_at(&mut now, self.offset - self.known.len() as u64) {
-            Ok(()) => Ok(now == self.known),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn read_on(&mut self, mut file: &File) -> io::Result<Vec<Event>> {
-        file.seek(SeekFrom::Start(self.offset))?;
-        let (mut reader, mut events, mut line) = (BufReader::new(file), Vec::new(), Vec::new());
-        loop {
-            line.clear();
-            reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)?;
-            let is_whole = line.ends_with(b"\n");
-            if !is_whole && (line.len() as u64) < LONGEST_LINE {
-                return Ok(events);
+    /// As [`poll`](Self::poll), one event after the other, from about `most` bytes at a time.
+    pub(crate) fn hear(&mut self, most: u64, mut heard: impl FnMut(Heard<Event>)) -> io::Result<()> {
+        self.tail.poll(most, |told| match told {
+            Heard::StartOver => heard(Heard::StartOver),
+            Heard::Line(line) => {
+                if let Ok(event) = serde_json::from_slice(line) {
+                    heard(Heard::Line(event));
+                }
             }
-            if is_whole && !self.passes_over {
-                events.extend(serde_json::from_slice::<Event>(&line).ok());
-            }
-            self.passes_over = !is_whole;
-            self.move_past(&line);
-        }
-    }
-
-    fn move_past(&mut self, bytes: &[u8]) {
-        self.offset += bytes.len() as u64;
-        self.known.extend_from_slice(&bytes[bytes.len().saturating_sub(KNOWN)..]);
-        self.known.drain(..self.known.len().saturating_sub(KNOWN));
+        })
     }
 }
 
@@ -152,8 +74,10 @@ impl Place {
 mod tests {
     use super::super::{Begin, EventLog, METRICS, StepEvent};
     use super::*;
+    use crate::tail::LONGEST_LINE;
     use std::fs::{self, OpenOptions};
     use std::io::Write;
+    use std::path::PathBuf;
 
     struct Watched {
         folder: tempfile::TempDir,

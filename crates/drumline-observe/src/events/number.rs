@@ -14,12 +14,20 @@ pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_else(missing))
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// A figure that is not in the line.
+/// The bits of a NaN that no computation makes.
+const MISSING: u64 = f64::NAN.to_bits() ^ 0x6e6f_6e65;
+
+/// A figure that is not in the line; a NaN, as one that is null in the line, but another.
 pub(super) fn missing() -> f64 {
-    f64::NAN
+    f64::from_bits(MISSING)
+}
+
+/// Whether a figure was not in the line.
+pub(super) fn is_missing(value: f64) -> bool {
+    value.to_bits() == MISSING
 }
 
 /// The numbers and nulls of what is left of a line: a text that somebody has added is no figure.

@@ -49,8 +49,8 @@ impl Curve {
     }
 
     /// Adds a value; one that is no number leaves a gap. A step before the last one is not told again.
-    pub(super) fn push(&mut self, step: u64, value: Option<f64>, version: u64) {
-        let value = value.filter(|value| value.is_finite());
+    pub(super) fn push(&mut self, step: u64, value: f64, version: u64) {
+        let value = Some(value).filter(|value| value.is_finite());
         self.changed = version;
         match self.points.last_mut() {
             Some(last) if step < last.step => {}
@@ -135,8 +135,8 @@ mod tests {
     fn a_short_curve_is_told_value_by_value_and_once() {
         let mut curve = Curve::new();
         assert_eq!(curve.end_since(0), None);
-        curve.push(1, Some(2.0), 1);
-        curve.push(2, None, 2);
+        curve.push(1, 2.0, 1);
+        curve.push(2, f64::NAN, 2);
         assert_eq!(means(&curve.end_since(0).unwrap()), [(1, Some(2.0)), (2, None)]);
         let end = curve.end_since(1).unwrap();
         assert_eq!((end.from, means(&end)), (1, vec![(2, None)]));
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_long_curve_has_few_points_that_keep_mean_and_extremes() {
         let mut curve = Curve::new();
-        (0..100_000).for_each(|step| curve.push(step, Some(if step == 77_777 { 50.0 } else { 1.0 }), 1));
+        (0..100_000).for_each(|step| curve.push(step, if step == 77_777 { 50.0 } else { 1.0 }, 1));
         let end = curve.end_since(0).unwrap();
         assert!((MOST_POINTS / 2..=MOST_POINTS).contains(&end.points.len()));
         assert_eq!(end.points.last().unwrap().0, 99_999);
@@ -157,11 +157,11 @@ mod tests {
     #[test]
     fn a_run_that_goes_on_loses_the_steps_done_again() {
         let mut curve = Curve::new();
-        (1..=10).for_each(|step| curve.push(step, Some(1.0), 1));
+        (1..=10).for_each(|step| curve.push(step, 1.0, 1));
         curve.cut_after(6, 2);
         let end = curve.end_since(1).unwrap();
         assert_eq!((end.from, end.points.len()), (6, 0));
-        curve.push(7, Some(3.0), 3);
+        curve.push(7, 3.0, 3);
         assert_eq!(means(&curve.end_since(1).unwrap()), [(7, Some(3.0))]);
     }
 
@@ -174,7 +174,7 @@ mod tests {
             for (version, (length, looks)) in (1_u64..).zip(pieces) {
                 for _ in 0..length {
                     step += 1;
-                    curve.push(step, Some(step as f64), version);
+                    curve.push(step, step as f64, version);
                 }
                 if length % 7 == 3 {
                     step = step.saturating_sub(length);

@@ -1,32 +1,31 @@
 //! The folder of a run, read as far as it is written: `metrics.jsonl`, `ranks/*.json`, `log.txt`.
 //!
 //! ```text
-//!   metrics.jsonl ─ lines ─▶ Story (curves, facts)  ┐
-//!   ranks/*.json  ─ whole ─▶ Ranks (a row for each) ├─▶ News: what a browser does not have yet
-//!   log.txt       ─ lines ─▶ LogTail                ┘
+//!   metrics.jsonl ─ events ─▶ Story (curves, facts)  ┐
+//!   ranks/*.json  ─ status ─▶ Ranks (a row for each) ├─▶ News: what a browser does not have yet
+//!   log.txt       ─ lines ──▶ LogTail                ┘
 //! ```
 //!
 //! Nothing is ever written here, and no name in the folder comes from a browser.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde::Serialize;
 
 use super::log_tail::{LogNews, LogTail};
-use super::ranks::{Ranks, Row, State, Status};
+use super::ranks::{Condition, Ranks, Row};
 use super::story::{CurveEnd, Facts, Story};
-use super::tail::{Begin, Heard, Tail, open_file};
+use crate::events::{Follow, METRICS, Reason};
+use crate::status;
+use crate::tail::{Begin, Heard, Tail};
 
-/// Of the metrics, at a time: a second's work at most.
-const METRICS_AT_ONCE: u64 = 64 << 20;
+/// Of a file, at a time: a second's work at most.
+const AT_ONCE: u64 = 64 << 20;
 /// How much of a log that is there already is read.
 const LOG_BEFORE_END: u64 = 256 << 10;
-/// A rank's file has a few hundred bytes.
-const LONGEST_STATUS: u64 = 64 << 10;
-/// Rows that a person looks at.
-const MOST_RANKS: usize = 4096;
 /// Without files of ranks: how long the metrics may stay as they are while the run goes on.
 const QUIET: f64 = 60.0;
 
@@ -34,7 +33,7 @@ const QUIET: f64 = 60.0;
 #[derive(Debug)]
 pub(super) struct RunFolder {
     folder: PathBuf,
-    metrics: Tail,
+    metrics: Follow,
     log: Tail,
     story: Story,
     ranks: Ranks,
@@ -78,7 +77,7 @@ pub(super) struct News<'a> {
 impl RunFolder {
     pub(super) fn new(folder: PathBuf) -> Self {
         Self {
-            metrics: Tail::new(folder.join("metrics.jsonl"), Begin::AtStart),
+            metrics: Follow::new(&folder.join(METRICS)),
             log: Tail::new(folder.join("log.txt"), Begin::NearEnd(LOG_BEFORE_END)),
             story: Story::default(),
             ranks: Ranks::default(),
@@ -97,12 +96,12 @@ impl RunFolder {
     pub(super) fn refresh(&mut self, version: u64, now: f64) {
         let metrics = self.read_metrics(version, now);
         let log = &mut self.log_tail;
-        let log = self.log.poll(METRICS_AT_ONCE, |heard| match heard {
+        let log = self.log.poll(AT_ONCE, |heard| match heard {
             Heard::StartOver => log.start_over(version),
             Heard::Line(line) => log.push(line, version),
         });
-        let ranks = read_ranks(&self.folder.join("ranks")).map(|files| self.ranks.hear(files, now));
-        let troubles = [("metrics.jsonl", metrics), ("log.txt", log), ("ranks/", ranks)];
+        let ranks = status::try_read(&self.folder).map(|files| self.ranks.hear(files, now));
+        let troubles = [(METRICS, metrics), ("log.txt", log), ("ranks/", ranks)];
         let trouble = troubles.into_iter().find_map(|(name, read)| Some((name, read.err()?)));
         self.trouble = trouble.map(|(name, error)| format!("cannot read {name}: {error}"));
     }
@@ -123,58 +122,42 @@ impl RunFolder {
 
     fn read_metrics(&mut self, version: u64, now: f64) -> io::Result<()> {
         let (story, mut has_news) = (&mut self.story, false);
-        self.metrics.poll(METRICS_AT_ONCE, |heard| {
+        self.metrics.hear(AT_ONCE, |heard| {
             has_news = true;
             match heard {
                 Heard::StartOver => story.start_over(version),
-                Heard::Line(line) => story.hear(line, version),
+                Heard::Line(event) => story.hear(&event, version),
             }
         })?;
         if has_news {
             // Events that were there before we looked are as old as the file.
             let seen_before = self.last_event.is_some();
-            self.last_event = Some(if seen_before { now } else { self.metrics.modified().unwrap_or(now) });
+            self.last_event = Some(if seen_before { now } else { self.written().unwrap_or(now) });
         }
         Ok(())
     }
 
+    /// When the metrics were last written, in seconds since 1970 by the clock of their file system.
+    fn written(&self) -> Option<f64> {
+        let modified = fs::metadata(self.folder.join(METRICS)).and_then(|data| data.modified()).ok()?;
+        modified.duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs_f64())
+    }
+
     fn state(&self, ranks: &[Row<'_>], now: f64) -> RunState {
-        let any = |states: &[State]| ranks.iter().any(|row| states.contains(&row.condition));
-        match self.story.facts.reason.as_deref() {
-            Some("failed") => RunState::Failed,
-            Some("stopped") => RunState::Stopped,
-            Some(_) => RunState::Finished,
-            None if any(&[State::Running, State::Waiting]) => RunState::Running,
-            None if any(&[State::Failed]) => RunState::Failed,
-            None if any(&[State::Lost]) => RunState::Lost,
+        let any = |states: &[Condition]| ranks.iter().any(|row| states.contains(&row.condition));
+        match self.story.facts.reason {
+            Some(Reason::Failed) => RunState::Failed,
+            Some(Reason::Stopped) => RunState::Stopped,
+            Some(Reason::Finished) => RunState::Finished,
+            None if any(&[Condition::Running, Condition::Waiting]) => RunState::Running,
+            None if any(&[Condition::Failed]) => RunState::Failed,
+            None if any(&[Condition::Lost]) => RunState::Lost,
             None if !ranks.is_empty() => RunState::Finished,
             None if !self.story.has_begun() => RunState::Waiting,
             None if self.last_event.is_some_and(|time| now - time < QUIET) => RunState::Running,
             None => RunState::Silent,
         }
     }
-}
-
-/// Each rank's file. One that cannot be read or understood is left out: it is somebody else's or of a later version.
-fn read_ranks(folder: &Path) -> io::Result<Vec<Status>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let files = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_a_ranks(path));
-    Ok(files.take(MOST_RANKS).filter_map(|path| read_status(&path).ok()).collect())
-}
-
-fn is_a_ranks(path: &Path) -> bool {
-    let number = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-fn read_status(path: &Path) -> io::Result<Status> {
-    let (file, length, _) = open_file(path)?;
-    let mut text = Vec::with_capacity(usize::try_from(length.min(LONGEST_STATUS)).unwrap_or(0));
-    file.take(LONGEST_STATUS).read_to_end(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
 }
 
 #[cfg(test)]
@@ -219,7 +202,7 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         fs::write(&path, "{\"kind\":\"step\",\"step\":1,\"loss\":1}\n").unwrap();
         let mut read = RunFolder::new(folder.path().to_owned());
-        let now = read.metrics.modified().unwrap();
+        let now = read.written().unwrap();
         assert_eq!(news(&mut read, 0, 1, now + 1.0)["state"], "running");
         assert_eq!(news(&mut read, 0, 2, now + QUIET + 1.0)["state"], "silent");
     }

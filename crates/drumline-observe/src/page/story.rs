@@ -1,18 +1,16 @@
 //! What `metrics.jsonl` tells of a run: its curves, how far it is, how it ended.
 //!
-//! In: the file's lines, one after the other. Out: the fields of the page. Lines that are no events are skipped.
+//! In: the file's events, one after the other. Out: the fields of the page.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
 
 use super::curve::{Curve, End};
+use crate::events::{EndEvent, Event, Reason, RunEvent};
 
 /// Curves of a run; more names than that are a mistake.
 const MOST_CURVES: usize = 64;
-/// Fields of a step or an evaluation that are no curves.
-const NO_CURVES: [&str; 5] = ["kind", "step", "epoch", "samples", "k"];
 
 /// The run as told so far.
 #[derive(Debug, Default)]
@@ -27,15 +25,15 @@ pub(super) struct Story {
 #[derive(Debug, Default, Clone, Serialize)]
 pub(super) struct Facts {
     pub(super) world_size: Option<usize>,
-    num_nodes: Option<u64>,
-    device: Option<String>,
+    num_nodes: usize,
+    device: String,
     step: u64,
     epoch: u64,
     /// Seconds since 1970.
-    began: Option<f64>,
-    ended: Option<f64>,
+    began: Option<u64>,
+    ended: Option<u64>,
     /// How it ended, if it told.
-    pub(super) reason: Option<String>,
+    pub(super) reason: Option<Reason>,
     error: Option<String>,
     /// Curves beyond the most that are kept.
     num_left_out: usize,
@@ -64,15 +62,13 @@ impl Story {
         *self = Self { reset: version, ..Self::default() };
     }
 
-    /// Takes over a line.
-    pub(super) fn hear(&mut self, line: &[u8], version: u64) {
-        let Ok(event) = serde_json::from_slice::<Map<String, Value>>(line) else { return };
-        match event.get("kind").and_then(Value::as_str) {
-            Some("run") => self.begin(&event, version),
-            Some("step") => self.values(&event, Phase::Step, version),
-            Some("eval") => self.values(&event, Phase::Eval, version),
-            Some("end") => self.end(&event),
-            _ => {}
+    /// Takes over an event.
+    pub(super) fn hear(&mut self, event: &Event, version: u64) {
+        match event {
+            Event::Run(run) => self.begin(run, version),
+            Event::Step(step) => self.values((Phase::Step, step.step, step.epoch), event, version),
+            Event::Eval(eval) => self.values((Phase::Eval, eval.step, eval.epoch), event, version),
+            Event::End(end) => self.end(end),
         }
     }
 
@@ -95,44 +91,36 @@ impl Story {
     }
 
     /// A process begins to work on the run, or goes on after some step.
-    fn begin(&mut self, event: &Map<String, Value>, version: u64) {
-        let number = |name: &str| event.get(name).and_then(Value::as_u64);
-        let step = number("step").unwrap_or(0);
-        self.curves.values_mut().for_each(|curve| curve.cut_after(step, version));
+    fn begin(&mut self, run: &RunEvent, version: u64) {
+        self.curves.values_mut().for_each(|curve| curve.cut_after(run.step, version));
         self.facts = Facts {
-            world_size: number("world_size").and_then(|size| usize::try_from(size).ok()),
-            num_nodes: number("num_nodes"),
-            device: event.get("device").and_then(Value::as_str).map(str::to_owned),
-            step,
-            epoch: number("epoch").unwrap_or(0),
-            began: self.facts.began.or_else(|| event.get("time").and_then(Value::as_f64)),
+            world_size: Some(run.world_size).filter(|size| *size > 0),
+            num_nodes: run.num_nodes,
+            device: run.device.clone(),
+            step: run.step,
+            epoch: run.epoch,
+            began: self.facts.began.or(Some(run.time)),
             num_left_out: self.facts.num_left_out,
             ..Facts::default()
         };
     }
 
-    fn values(&mut self, event: &Map<String, Value>, phase: Phase, version: u64) {
-        let Some(step) = event.get("step").and_then(Value::as_u64) else { return };
-        self.facts.step = step;
-        self.facts.epoch = event.get("epoch").and_then(Value::as_u64).unwrap_or(self.facts.epoch);
-        let values = event.iter().filter(|(name, value)| {
-            !NO_CURVES.contains(&name.as_str()) && (value.is_number() || value.is_null())
-        });
-        for (name, value) in values {
-            let key = (name.clone(), phase);
+    fn values(&mut self, (phase, step, epoch): (Phase, u64, u64), event: &Event, version: u64) {
+        (self.facts.step, self.facts.epoch) = (step, epoch);
+        for (name, value) in event.figures() {
+            let key = (name.to_owned(), phase);
             if !self.curves.contains_key(&key) && self.curves.len() == MOST_CURVES {
                 self.facts.num_left_out += 1;
                 continue;
             }
-            self.curves.entry(key).or_insert_with(Curve::new).push(step, value.as_f64(), version);
+            self.curves.entry(key).or_insert_with(Curve::new).push(step, value, version);
         }
     }
 
-    fn end(&mut self, event: &Map<String, Value>) {
-        let text = |name: &str| event.get(name).and_then(Value::as_str).map(str::to_owned);
-        self.facts.reason = Some(text("reason").unwrap_or_else(|| "finished".to_owned()));
-        self.facts.error = text("error");
-        self.facts.ended = event.get("time").and_then(Value::as_f64);
+    fn end(&mut self, end: &EndEvent) {
+        self.facts.reason = Some(end.reason);
+        self.facts.error = end.error.clone();
+        self.facts.ended = Some(end.time);
     }
 }
 
@@ -142,7 +130,7 @@ mod tests {
 
     fn told(lines: &[&str]) -> Story {
         let mut story = Story::default();
-        lines.iter().for_each(|line| story.hear(line.as_bytes(), 1));
+        lines.iter().for_each(|line| story.hear(&serde_json::from_str(line).unwrap(), 1));
         story
     }
 
@@ -165,24 +153,8 @@ mod tests {
         ];
         assert_eq!(names(&story), expected.map(|(name, phase)| (name.to_owned(), phase)));
         let facts = &story.facts;
-        assert_eq!((facts.world_size, facts.step, facts.epoch, facts.began), (Some(2), 1, 1, Some(5.0)));
+        assert_eq!((facts.world_size, facts.step, facts.epoch, facts.began), (Some(2), 1, 1, Some(5)));
         assert!(facts.reason.is_none());
-    }
-
-    #[test]
-    fn broken_lines_and_unknown_kinds_are_skipped() {
-        let good = r#"{"kind":"step","step":1,"loss":2.5}"#;
-        let bad = [
-            "",
-            "{",
-            "[1]",
-            "\u{0}",
-            r#"{"kind":"later"}"#,
-            r#"{"kind":7,"step":1,"x":1}"#,
-            r#"{"kind":"step","y":1}"#,
-        ];
-        let story = told(&[&bad[..], &[good]].concat());
-        assert_eq!(names(&story), [("loss".to_owned(), Phase::Step)]);
     }
 
     #[test]
@@ -191,11 +163,9 @@ mod tests {
         let (first, second, third) = (step(1), step(2), step(3));
         let failed = r#"{"kind":"end","step":3,"reason":"failed","error":"boom","time":9}"#;
         let mut story = told(&[&first, &second, &third, failed]);
-        assert_eq!(
-            (story.facts.reason.as_deref(), story.facts.error.as_deref()),
-            (Some("failed"), Some("boom"))
-        );
-        story.hear(br#"{"kind":"run","step":2,"world_size":4}"#, 2);
+        assert_eq!((story.facts.reason, story.facts.error.as_deref()), (Some(Reason::Failed), Some("boom")));
+        story.hear(&Event::Run(RunEvent { step: 2, ..RunEvent::default() }), 2);
+        assert_eq!(story.facts.world_size, None, "not told: no rank is hidden");
         assert!(story.facts.reason.is_none() && story.facts.error.is_none());
         let ends = story.curves_since(1);
         assert_eq!((ends[0].end.from, ends[0].end.points.len()), (2, 0));
@@ -203,10 +173,9 @@ mod tests {
 
     #[test]
     fn names_without_end_do_not_fill_memory() {
-        let mut story = Story::default();
-        for name in 0..1000 {
-            story.hear(format!(r#"{{"kind":"step","step":1,"m{name}":1}}"#).as_bytes(), 1);
-        }
+        let lines: Vec<_> =
+            (0..1000).map(|name| format!(r#"{{"kind":"step","step":1,"m{name}":1}}"#)).collect();
+        let story = told(&lines.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!((story.curves.len(), story.facts.num_left_out), (MOST_CURVES, 1000 - MOST_CURVES));
     }
 }

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::registry;
 use super::run_folder::{News, RunFolder};
+use crate::runs;
 
 /// Two browsers, or an impatient one, share what was read so shortly ago.
 const FRESH: f64 = 0.2;
@@ -30,7 +30,8 @@ pub enum Runs {
 #[derive(Debug)]
 pub(super) struct Watch {
     runs: Vec<Run>,
-    registry: Option<PathBuf>,
+    /// Where jobs that run are listed, if all of those are shown.
+    list: Option<PathBuf>,
     trouble: Option<String>,
     version: u64,
     /// Our clock at the last reading.
@@ -66,15 +67,15 @@ impl Watch {
     pub(super) fn new(runs: Runs) -> Self {
         match runs {
             Runs::Folders(folders) => Self::with(folders, None),
-            Runs::Running => Self::with(Vec::new(), Some(registry::folder())),
+            Runs::Running => Self::with(Vec::new(), Some(runs::folder_of_this_user())),
         }
     }
 
-    fn with(folders: Vec<PathBuf>, registry: Option<PathBuf>) -> Self {
+    fn with(folders: Vec<PathBuf>, list: Option<PathBuf>) -> Self {
         let names = names(&folders);
         let runs = folders.into_iter().zip(names);
         let runs = runs.map(|(folder, name)| Run { name, folder: RunFolder::new(folder) }).collect();
-        Self { runs, registry, trouble: None, version: 0, read: f64::NEG_INFINITY }
+        Self { runs, list, trouble: None, version: 0, read: f64::NEG_INFINITY }
     }
 
     /// What is new after the version `since`, as JSON. `now`: seconds since 1970.
@@ -91,7 +92,7 @@ impl Watch {
             folder: run.folder.folder().to_string_lossy().into_owned(),
             news: run.folder.news(since, now),
         });
-        let all_running = self.registry.is_some();
+        let all_running = self.list.is_some();
         let trouble = self.trouble.as_deref();
         serde_json::to_string(&Answer {
             version: self.version,
@@ -111,8 +112,8 @@ impl Watch {
 
     /// Adds jobs that have begun. Those that have ended stay to be looked at.
     fn find_jobs(&mut self) {
-        let Some(registry) = &self.registry else { return };
-        match registry::running(registry) {
+        let Some(list) = &self.list else { return };
+        match runs::running_in(list) {
             Ok(jobs) => {
                 self.trouble = None;
                 for job in jobs {
@@ -121,7 +122,7 @@ impl Watch {
                     }
                 }
             }
-            Err(error) => self.trouble = Some(format!("cannot read {}: {error}", registry.display())),
+            Err(error) => self.trouble = Some(error.to_string()),
         }
     }
 }
@@ -144,6 +145,7 @@ mod tests {
     use crate::fake::FakeRun;
     use serde_json::Value;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     fn answer(watch: &mut Watch, since: u64, now: f64) -> Value {
         serde_json::from_str(&watch.answer(since, now).unwrap()).unwrap()
@@ -169,16 +171,18 @@ mod tests {
 
     #[test]
     fn jobs_appear_as_they_begin_and_stay() {
-        let registry = tempfile::tempdir().unwrap();
-        let mut watch = Watch::with(Vec::new(), Some(registry.path().to_owned()));
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("own");
+        let mut watch = Watch::with(Vec::new(), Some(own.clone()));
         assert_eq!(answer(&mut watch, 0, 1.0)["runs"].as_array().map(Vec::len), Some(0));
-        let pid = std::process::id();
-        let start = registry::start_of(pid).unwrap();
-        let entry = serde_json::json!({"pid": pid, "start": start, "dir": "/nowhere/a", "name": "job a"});
-        fs::write(registry.path().join("1.json"), entry.to_string()).unwrap();
+        let job = runs::List::within(&own).unwrap().add(Path::new("/nowhere/a"), "job a").unwrap();
         assert_eq!(answer(&mut watch, 0, 2.0)["runs"][0]["name"], "job a");
-        fs::remove_file(registry.path().join("1.json")).unwrap();
-        assert_eq!(answer(&mut watch, 0, 3.0)["runs"].as_array().map(Vec::len), Some(1));
+        drop(job);
+        let told = answer(&mut watch, 0, 3.0);
+        assert_eq!((told["runs"].as_array().map(Vec::len), &told["trouble"]), (Some(1), &Value::Null));
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+        let told = answer(&mut watch, 0, 4.0)["trouble"].to_string();
+        assert!(told.contains("is not this user's alone"), "{told}");
     }
 
     #[test]

@@ -80,20 +80,6 @@ impl Curve {
     }
 }
 
-/// The figures of an event that can be drawn.
-pub(super) fn figures(event: &Event) -> impl Iterator<Item = (&str, f64)> {
-    let (own, others) = match event {
-        Event::Step(step) => {
-            let own = [("loss", step.loss), ("lr", step.lr), ("samples_per_s", step.samples_per_s)];
-            (own.to_vec(), Some(&step.metrics))
-        }
-        Event::Eval(eval) => (Vec::new(), Some(&eval.metrics)),
-        Event::Run(_) | Event::End(_) => (Vec::new(), None),
-    };
-    let others = others.into_iter().flatten();
-    own.into_iter().chain(others.map(|(name, value)| (name.as_str(), value.unwrap_or(f64::NAN))))
-}
-
 fn points(events: &[Event], metric: &str, kind: Kind) -> Line {
     let point = |event: &Event| {
         let step = match (event, kind) {
@@ -101,7 +87,7 @@ fn points(events: &[Event], metric: &str, kind: Kind) -> Line {
             (Event::Eval(eval), Kind::Eval) => eval.step,
             _ => return None,
         };
-        let (_, value) = figures(event).find(|(name, _)| *name == metric)?;
+        let (_, value) = event.figures().find(|(name, _)| *name == metric)?;
         Some((step as f64, value))
     };
     events.iter().filter_map(point).collect()

@@ -91,6 +91,24 @@ fn a_killed_rank_turns_red_and_the_others_do_not() {
 }
 
 #[test]
+fn a_rank_that_waits_says_in_what_and_for_whom() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 3).unwrap();
+    for rank in [0, 2] {
+        run.wait_in(rank, "all_reduce(1024 f32, sum) #12 of world at src/train.rs:91", 3.0);
+    }
+    go_on(&mut run);
+    let page = Opened::new(&[folder.path()]);
+    browser.open(&page.url);
+    browser.wait_while(&format!("{ROW_2}?.className === 'waiting'"), || go_on(&mut run));
+    let told = |row: u32| browser.value(&format!("document.querySelectorAll('td.waits')[{row}].textContent"));
+    assert_eq!(told(2), "all_reduce #12 of world for 3.0 s, waits for rank 1 (src/train.rs:91)");
+    assert_eq!(told(1), "waited for: 2 in all_reduce(1024 f32, sum) #12 of world at src/train.rs:91 for 3 s");
+    assert_eq!(browser.value("document.querySelector('.run .marks').textContent"), "2 waiting1 straggling");
+}
+
+#[test]
 fn hostile_names_do_not_run() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let markup = "<img src=x onerror=\"window.hurt=1\"><script>window.hurt=1</script>";

@@ -23,7 +23,7 @@ fn two_runs_with_all_that_can_happen() {
     (0..1400).for_each(|_| runs[0].step().unwrap());
     (0..900).for_each(|_| runs[1].step().unwrap());
     runs[0].slow_down(5, 1.4);
-    runs[0].wait_in(3, "all_reduce(262144 f32, sum) #1400 at src/train.rs:91", 0.4);
+    runs[0].wait_in(3, "all_reduce(262144 f32, sum) #1400 of world at src/train.rs:91", 0.4);
     runs[0].say("WARN rank 5 is slower than the others").unwrap();
     runs[1].fail(2, "rank 2: the loss is not a number at step 900");
     runs[1].end("failed", Some("rank 2: the loss is not a number at step 900")).unwrap();

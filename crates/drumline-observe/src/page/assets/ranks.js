@@ -62,7 +62,7 @@ function fill({ row, cells, pill, mark, parts, square }, rank) {
   setText(cells.step, count(rank.step));
   const waits = waitsFor(rank);
   setText(cells.waits, waits);
-  setTitle(cells.waits, waits);
+  setTitle(cells.waits, rank.op ?? waits);
   rank.shares.forEach((share, index) => parts[index].style.setProperty("width", `${(share * 100).toFixed(1)}%`));
   setTitle(cells.shares, rank.shares.map((share, index) => `${SHARES[index]} ${(share * 100).toFixed(0)} %`).join(", "));
   setText(cells.computed, seconds(rank.compute_s));
@@ -73,10 +73,13 @@ function fill({ row, cells, pill, mark, parts, square }, rank) {
   setText(cells.process, `${rank.host} · ${rank.pid}`);
 }
 
-function waitsFor({ condition, error, op, op_s: since, straggler, silent_s: silent }) {
+function waitsFor({ condition, error, op, op_s: since, waits_for: others, straggler, silent_s: silent }) {
   if (condition === "failed") return error ?? "failed without a word";
   if (condition === "lost") return `no sign of life for ${seconds(silent)}${op ? `; last in ${op}` : ""}`;
   if (straggler) return straggler;
-  if (op) return since >= 0.1 ? `${op}  ·  ${seconds(since)}` : op;
-  return condition === "ended" ? "" : "–";
+  if (!op) return condition === "ended" ? "" : "–";
+  const [call, place] = op.split(" at ", 2);
+  const time = since >= 0.1 ? ` for ${seconds(since)}` : "";
+  const who = others ? `, waits for ${others}` : "";
+  return `${call.replace(/\(.*\)/, "")}${time}${who}${place ? ` (${place})` : ""}`;
 }

@@ -9,8 +9,8 @@ use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Times, TrainState};
 
-/// Each rank writes `ranks/00000.json` in a folder twice a second: its step, where its time goes, its memory. The job stands on the list of those
-/// that `drumline watch` shows.
+/// Each rank writes `ranks/00000.json` in a folder twice a second: its step, the collective that it is in, where its time goes, its memory. The job
+/// stands on the list of those that `drumline watch` shows.
 #[derive(Debug)]
 pub struct RankFiles {
     folder: PathBuf,
@@ -29,6 +29,9 @@ impl RankFiles {
 
 impl Callback for RankFiles {
     fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        let group = state.group().clone();
+        // Those of the thread that reduces gradients, too.
+        self.status.op_from(move || group.calls_under_way().iter().map(ToString::to_string).collect());
         let writer = StatusWriter::start(&self.folder, state.rank(), &self.status)?;
         let name = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A job that is not on the list trains as well.

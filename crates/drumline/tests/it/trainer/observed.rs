@@ -1,13 +1,15 @@
 //! What is left for people and programs to look at.
 
 use std::cell::RefCell;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use drumline::trainer::{
     Callback, CallbackResult, EventFile, LoadBestModel, Plots, RankFiles, TensorBoard, TrainState,
 };
 use drumline::{ProcessGroup, TopK};
 use drumline_observe::events::{self, Event, Reason};
-use drumline_observe::status::{self, State};
+use drumline_observe::status::{self, RankStatus, State};
 use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
 use tch::{Device, Kind};
@@ -109,4 +111,55 @@ ranks_test!(steps_are_traced_on_request, 2, {
     // Two of four steps, of two batches each, with one reduction.
     let found = ["batches", "meet", "forward", "backward", "bucket 0", "optimizer"].map(count);
     assert_eq!(found, [2, 2, 4, 4, 2, 2]);
+});
+
+/// Rank 1 computes for long before one of its backwards.
+struct Slow;
+
+impl Callback for Slow {
+    fn on_backward_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        if (state.rank(), state.step()) == (1, 3) {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        Ok(())
+    }
+}
+
+/// The ranks at a moment when rank 0 has been in a collective for some time.
+fn at_a_long_wait(out: &Path) -> Vec<RankStatus> {
+    let begin = Instant::now();
+    loop {
+        let ranks = status::read(out);
+        if ranks.first().is_some_and(|rank| rank.op.is_some() && rank.op_s >= 1.0) {
+            return ranks;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "no wait was seen: {ranks:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+ranks_test!(a_rank_that_waits_for_another_says_in_what, 2, {
+    let group = ProcessGroup::from_env()?;
+    let folder = (group.rank() == 0).then(tempfile::tempdir).transpose()?;
+    let out = group.broadcast_object(folder.as_ref().map(|folder| folder.path().to_owned()).as_ref(), 0)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = trainer(&group, &net, &store, 16)?
+        .batch_size_per_gpu(2)
+        .n_epochs(2)
+        .callback(RankFiles::in_folder(&out))
+        .callback(Slow);
+    let place = out.clone();
+    let watcher = (group.rank() == 0).then(|| std::thread::spawn(move || at_a_long_wait(&place)));
+    trainer.train(LoadBestModel::No)?;
+    if let Some(watcher) = watcher {
+        let ranks = watcher.join().expect("a wait was seen");
+        let op = ranks[0].op.as_deref().unwrap_or_default();
+        // Gradients are reduced by a thread with a group of its own.
+        assert!(op.starts_with("all_reduce(") && op.contains(" of world/") && op.contains(" at "), "{op}");
+        assert_eq!((&ranks[1].op, ranks[1].step), (&None, 3), "the one that computes is in none");
+    }
+    group.barrier()?;
+    assert!(status::read(&out).iter().all(|rank| rank.op.is_none() && rank.state == State::Ended));
+    group.barrier()?;
 });
