@@ -85,7 +85,7 @@ impl Shared {
     }
 
     /// A model begins a turn of training; every rank does so in every turn.
-    pub(super) fn begin(&self, replica: &Rc<dyn Replica>, turn: &Turn) -> Result {
+    pub(super) fn begin(&self, replica: &Rc<dyn Replica>, turn: &Rc<Turn>) -> Result {
         replica.begin(turn)?;
         let mut stale = self.stale.borrow_mut();
         if turn.window.buffers_of.is_some() && !stale.iter().any(|known| Rc::ptr_eq(known, replica)) {
@@ -106,6 +106,7 @@ impl Shared {
         let turn = self.turn();
         let Some(factor) = turn.factor else { return self.backward_nothing(replica) };
         self.check()?;
+        self.begin(replica, &turn)?;
         let loss = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
         let reduces = self.reduces(&turn);
         match reduces {
@@ -121,9 +122,12 @@ impl Shared {
         let turn = self.turn();
         self.check()?;
         self.begin(replica, &turn)?;
-        if self.reduces(&turn) {
-            replica.backward_nothing()?;
-            self.is_unreduced.set(false);
+        match self.reduces(&turn) {
+            true => {
+                replica.backward_nothing(&turn)?;
+                self.is_unreduced.set(false);
+            }
+            false => replica.backward_nothing_unreduced(&turn)?,
         }
         turn.note_backward();
         Ok(())

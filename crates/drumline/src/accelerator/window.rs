@@ -38,6 +38,8 @@ pub(super) struct Window {
     pub(super) backwards: Cell<usize>,
     /// The rank whose buffers all begin with, where that is known.
     pub(super) buffers_of: Option<usize>,
+    /// Whether some rank has no batch in some turn.
+    pub(super) is_uneven: bool,
 }
 
 /// One turn, as this rank sees it.
@@ -123,7 +125,8 @@ impl Agreed {
 
     /// The turns as `rank` sees them.
     fn turns_of(&self, rank: usize) -> impl Iterator<Item = Turn> {
-        let window = Rc::new(Window { buffers_of: self.buffers_of(), ..Window::default() });
+        let is_uneven = self.turns.iter().flatten().any(|count| count.samples == 0);
+        let window = Rc::new(Window { buffers_of: self.buffers_of(), is_uneven, ..Window::default() });
         let (num, total) = (self.turns.len(), self.total());
         self.turns.iter().enumerate().map(move |(place, counts)| Turn {
             window: window.clone(),

@@ -3,6 +3,7 @@
 mod collecting;
 mod failing;
 mod methods;
+mod norms;
 mod saving;
 mod windows;
 
