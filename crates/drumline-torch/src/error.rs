@@ -25,7 +25,15 @@ pub enum TorchError {
 impl TorchError {
     /// Whether a new group may do better: nobody made a mistake, a process was lost.
     pub fn is_recoverable(&self) -> bool {
-        matches!(self, Self::Comm(error) if error.is_recoverable())
+        self.comm_error().is_some_and(CommError::is_recoverable)
+    }
+
+    /// The error of a group, if it is one.
+    pub fn comm_error(&self) -> Option<&CommError> {
+        match self {
+            Self::Comm(error) => Some(error),
+            _ => None,
+        }
     }
 }
 

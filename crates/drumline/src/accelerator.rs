@@ -298,7 +298,7 @@ impl Accelerator {
         what: &str,
         work: impl FnOnce() -> std::result::Result<T, Cause>,
     ) -> Result<T> {
-        Ok(main_first(self.group(), what, work)?)
+        main_first(self.group(), what, work)
     }
 
     /// A line on stdout, of rank 0.

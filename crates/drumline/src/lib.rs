@@ -38,6 +38,7 @@ mod logging;
 mod main_first;
 mod metrics;
 mod predictions;
+mod run_error;
 mod sampler;
 mod schedule;
 mod shared_failure;
@@ -99,6 +100,7 @@ pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
 pub use predictions::{
     Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
 };
+pub use run_error::RunError;
 pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
 pub use schedule::{
     At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,

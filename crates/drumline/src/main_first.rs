@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use drumline_comm::{CommError, ProcessGroup};
 
 use crate::loader::Cause;
-use crate::shared_failure::{SharedFailure, agree, guarded};
+use crate::shared_failure::{agree, guarded};
 
 /// How often the others hear that the work goes on.
 const BEAT: Duration = Duration::from_secs(1);
@@ -30,29 +30,8 @@ pub fn is_master(group: &ProcessGroup) -> bool {
     group.rank() == 0
 }
 
-/// Work that was to be done by the master first, and then by all.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MainFirstError {
-    /// It failed on a rank; all ranks know.
-    #[error(transparent)]
-    Failed(#[from] SharedFailure),
-    /// A rank was lost.
-    #[error(transparent)]
-    Comm(Box<CommError>),
-}
-
-impl From<CommError> for MainFirstError {
-    fn from(error: CommError) -> Self {
-        Self::Comm(Box::new(error))
-    }
-}
-
-impl AsRef<dyn std::error::Error + Send + Sync> for MainFirstError {
-    fn as_ref(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
-        self
-    }
-}
+/// Work that was to be done by the master first, and then by all, and failed.
+pub type MainFirstError = crate::run_error::RunError;
 
 /// Does `work` on the master, and when that is done on all other ranks: the master downloads, prepares, and leaves a cache, which the others read. They wait
 /// without any timeout as long as the master lives. `what` says what is done. Should it fail on a rank, all ranks get that error.
