@@ -56,7 +56,7 @@ pub use loader::{Batches, PreparedLoader};
 pub use model::PreparedModel;
 pub use optimizer::{PreparedOptimizer, PreparedSchedule};
 pub use save::Resumed;
-pub use tracker::{JsonLines, Started, Tracker};
+pub use tracker::{JsonLines, Moment, Started, TensorBoard, Tracker, TrackerResult};
 pub use uneven::JoinUnevenInputs;
 
 /// Finds out what it runs on and prepares a training loop for it: one process or many, a processor or a GPU.

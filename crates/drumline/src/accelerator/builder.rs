@@ -51,13 +51,13 @@ impl AcceleratorBuilder {
         Self { seed: Some(seed), ..self }
     }
 
-    /// The folder of what is logged: `metrics.jsonl`.
+    /// The folder of what is logged: `metrics.jsonl`, as by [`JsonLines`].
     #[must_use]
     pub fn project_dir(self, folder: impl Into<PathBuf>) -> Self {
-        self.tracker(JsonLines::new(folder.into()))
+        self.tracker(JsonLines::in_folder(folder))
     }
 
-    /// One more place to which figures are logged, on rank 0.
+    /// One more place to which figures are logged, on rank 0, such as [`TensorBoard`](super::TensorBoard).
     #[must_use]
     pub fn tracker(mut self, tracker: impl Tracker + 'static) -> Self {
         self.trackers.push(Box::new(tracker));

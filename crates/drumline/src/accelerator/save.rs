@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use drumline_torch::RngState;
+use serde_json::json;
 
 use super::error::{AcceleratorError, Result};
 use super::optimizer::Kept;
@@ -12,6 +13,9 @@ use crate::checkpoint::{Checkpoints, Mark, TrainState, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree};
+
+/// Names the last step that was logged, as the program counts steps, which need not be those of the optimizer.
+const LOGGED: &str = "logged_step";
 
 /// Where a loader is.
 #[derive(Debug)]
@@ -25,6 +29,10 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn new(start: SamplerPosition) -> Self {
         Self { now: Cell::new(start), resumed: Cell::new(None), seed: start.seed }
+    }
+
+    pub(super) fn now(&self) -> SamplerPosition {
+        self.now.get()
     }
 
     pub(super) fn set(&self, position: SamplerPosition) {
@@ -68,12 +76,13 @@ impl Accelerator {
     }
 
     fn state(&self, model: &Prepared, kept: &Kept) -> std::result::Result<TrainState, Cause> {
-        let place = self.place.borrow().as_ref().map(|place| place.now.get());
+        let place = self.place.borrow().as_ref().map(|place| place.now());
         Ok(TrainState {
             optimizer: kept.optimizer.borrow().state(),
             epoch: place.map_or(0, |position| position.epoch),
             step: kept.steps.get(),
             sampler: serde_json::to_value(place)?,
+            config: json!({ LOGGED: self.trackers.borrow().last_step() }),
             rng: RngState::capture()?,
             ..TrainState::new(model.tensors.clone())?
         })
@@ -108,6 +117,7 @@ impl Accelerator {
             place.now.set(position);
             place.resumed.set(Some(position));
         }
+        self.trackers.borrow_mut().resume_at(saved.config[LOGGED].as_u64().unwrap_or(saved.step));
         Ok(saved.epoch)
     }
 

@@ -5,6 +5,7 @@ mod failing;
 mod methods;
 mod norms;
 mod saving;
+mod tracking;
 mod windows;
 
 use drumline::accelerator::{AcceleratorBuilder, PreparedLoader, PreparedModel, PreparedOptimizer};

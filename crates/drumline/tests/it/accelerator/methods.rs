@@ -116,34 +116,3 @@ ranks_test!(seeds_differ_by_rank, 2, {
     tch::manual_seed(5);
     assert_eq!(first.double_value(&[0]), Tensor::rand([1], (Kind::Float, Device::Cpu)).double_value(&[0]));
 });
-
-ranks_test!(
-    figures_are_logged_once,
-    2,
-    {
-        let folder = folder()?;
-        std::fs::write(folder.join(format!("file{}", std::env::var("RANK")?)), "")?;
-        let broken = drumline::accelerator::JsonLines::new(folder.join("file0").join("below"));
-        let accelerator = Accelerator::builder().project_dir(&folder).tracker(broken).seed(3).build()?;
-        accelerator.init_trackers("a run", serde_json::json!({ "lr": 0.5 }));
-        for step in 1..=3 {
-            accelerator.log(step, [("loss", 1.0 / step as f64), ("worst", f64::NAN)]);
-        }
-        accelerator.end_training();
-    },
-    |ranks| {
-        let folder = tempfile::tempdir()?;
-        ranks.env([("DRUMLINE_TEST_FOLDER", folder.path())]).pass()?;
-        let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl"))?;
-        let lines: Vec<serde_json::Value> =
-            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let kinds: Vec<_> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
-        assert_eq!(kinds, ["run", "step", "step", "step", "end"], "once, and one that fails ends nothing");
-        assert_eq!(
-            (lines[0]["world_size"].as_u64(), lines[0]["config"]["lr"].as_f64()),
-            (Some(2), Some(0.5))
-        );
-        assert_eq!((lines[2]["step"].as_u64(), lines[2]["loss"].as_f64()), (Some(2), Some(0.5)));
-        assert!(lines[2]["worst"].is_null());
-    }
-);
