@@ -9,7 +9,7 @@ use tch::nn::{ModuleT, VarStore};
 use tch::{Kind, Tensor};
 
 use super::Prepared;
-use super::error::{AcceleratorError, Result};
+use super::error::Result;
 use super::norms::Norms;
 use super::shared::Shared;
 use super::window::Turn;
@@ -91,13 +91,6 @@ impl<M: 'static> PreparedModel<M> {
         options: DdpOptions,
         shared: &Rc<Shared>,
     ) -> Result<(Self, Prepared)> {
-        if store.device() != shared.device {
-            return Err(AcceleratorError::Unfit(format!(
-                "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
-                store.device(),
-                shared.device
-            )));
-        }
         let norms = Norms::new(options.sync_group.clone());
         let ddp = Ddp::new(model, store, &shared.group, options)?;
         let replica = Rc::new(OneReplica { ddp, norms, begun: RefCell::default() });

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::error::{AcceleratorError, Result};
 use super::optimizer::Kept;
 use super::{Accelerator, Prepared};
-use crate::checkpoint::{Checkpoints, Mark, TrainState, restore};
+use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree};
@@ -24,11 +24,19 @@ pub(super) struct Place {
     /// Where the next loop over its epoch begins.
     resumed: Cell<Option<SamplerPosition>>,
     seed: u64,
+    /// Samples of an epoch.
+    num_samples: usize,
 }
 
 impl Place {
-    pub(super) fn new(start: SamplerPosition) -> Self {
-        Self { now: Cell::new(start), resumed: Cell::new(None), seed: start.seed }
+    pub(super) fn new(start: SamplerPosition, num_samples: usize) -> Self {
+        Self { now: Cell::new(start), resumed: Cell::new(None), seed: start.seed, num_samples }
+    }
+
+    /// Epochs done, with the fraction of the one that is on.
+    pub(super) fn epochs_done(&self) -> f64 {
+        let SamplerPosition { epoch, samples_seen, .. } = self.now();
+        epoch as f64 + samples_seen.min(self.num_samples) as f64 / self.num_samples.max(1) as f64
     }
 
     pub(super) fn now(&self) -> SamplerPosition {
@@ -63,20 +71,21 @@ impl Accelerator {
     /// Between two steps: gradients of a window that is not complete are not saved, and would be missing.
     #[track_caller]
     pub fn save_state(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
-        if self.shared.turn().is_open() {
-            return Err(AcceleratorError::Unfit(
-                "save_state within a window would lose its gradients; try it after the optimizer's step, where sync_gradients() is true"
-                    .into(),
-            ));
-        }
+        let open = self.shared.turn().is_open().then_some(
+            "save_state within a window would lose its gradients; try it after the optimizer's step, where sync_gradients() is true",
+        );
+        agree::<_, AcceleratorError>(
+            self.group(),
+            open.map_or_else(|| self.check_one(), |open| Err(open.into())),
+        )?;
         self.shared.settle()?;
-        let state = self.with_one(|model, kept| self.state(model, kept).map_err(Trouble::from))?;
-        let state = agree::<_, AcceleratorError>(self.group(), state)?;
+        let state = self.state(&self.models.borrow()[0], &self.optimizers.borrow()[0]);
+        let state = agree::<_, AcceleratorError>(self.group(), state.map_err(Trouble::from))?;
         Ok(Checkpoints::new(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
     }
 
     fn state(&self, model: &Prepared, kept: &Kept) -> std::result::Result<TrainState, Cause> {
-        let place = self.place.borrow().as_ref().map(|place| place.now());
+        let place = self.shared.place.get().map(|place| place.now());
         Ok(TrainState {
             optimizer: kept.optimizer.borrow().state(),
             epoch: place.map_or(0, |position| position.epoch),
@@ -88,48 +97,54 @@ impl Accelerator {
         })
     }
 
-    /// Goes on from the latest checkpoint in `folder`, saved by any number of ranks; `None` if there is none. All ranks call it, after `prepare`. The loop then
-    /// begins with the epoch that it returns, of which the loader gives what was left.
+    /// Goes on from the latest checkpoint in `folder`, saved by any number of ranks; `None` if there is none, nor a folder. All ranks call it, after `prepare`. The
+    /// loop then begins with the epoch that it returns, of which the loader gives what was left. Where the checkpoint does not fit, nothing is changed.
     #[track_caller]
     pub fn load_state(&self, folder: impl AsRef<Path>) -> Result<Option<Resumed>> {
-        let Some(found) = Checkpoints::new(folder.as_ref()).load_latest(self.group())? else {
+        agree::<_, AcceleratorError>(self.group(), self.check_one())?;
+        let folder = folder.as_ref();
+        let Some(found) = Checkpoints::new(folder).load_latest(self.group())? else {
+            self.on_main_process(|| {
+                tracing::info!("no checkpoint in {}: this is a new run", folder.display())
+            });
             return Ok(None);
         };
         let place = format!("cannot go on from {}", found.path.display());
-        let epoch = self.with_one(|model, kept| {
-            self.go_on(model, kept, &found.state).map_err(|cause| Trouble::from(cause).within(&place))
-        })?;
-        let epoch = agree::<_, AcceleratorError>(self.group(), epoch)?;
-        Ok(Some(Resumed { path: found.path, epoch, step: found.state.step }))
+        let gone_on = self.go_on(&self.models.borrow()[0], &self.optimizers.borrow()[0], &found.state);
+        let gone_on = gone_on.map_err(|cause| Trouble::from(cause).within(&place));
+        agree::<_, AcceleratorError>(self.group(), gone_on)?;
+        self.schedules.borrow().iter().for_each(|schedule| schedule.set());
+        Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
     }
 
-    fn go_on(&self, model: &Prepared, kept: &Kept, saved: &TrainState) -> std::result::Result<u64, Cause> {
+    fn go_on(&self, model: &Prepared, kept: &Kept, saved: &TrainState) -> std::result::Result<(), Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
-        let place = self.place.borrow();
-        if let (Some(position), Some(place)) = (position, &*place) {
+        let resumed = self.shared.place.get().zip(position);
+        if let Some((place, position)) = resumed {
             position.check_seed(place.seed)?;
         }
-        restore(&model.tensors, &saved.model)?;
+        // Both are checked before anything is changed.
+        check_model(&model.tensors, &saved.model)?;
         kept.optimizer.borrow_mut().load_state(&saved.optimizer)?;
+        restore(&model.tensors, &saved.model)?;
         saved.rng.restore()?;
         kept.steps.set(saved.step);
-        if let (Some(position), Some(place)) = (position, &*place) {
+        if let Some((place, position)) = resumed {
             place.now.set(position);
             place.resumed.set(Some(position));
         }
         self.trackers.borrow_mut().resume_at(saved.config[LOGGED].as_u64().unwrap_or(saved.step));
-        Ok(saved.epoch)
+        Ok(())
     }
 
     /// A checkpoint holds one model and one optimizer.
-    fn with_one<R>(&self, body: impl FnOnce(&Prepared, &Kept) -> R) -> Result<R> {
-        match (&self.models.borrow()[..], &self.optimizers.borrow()[..]) {
-            ([model], [optimizer]) => Ok(body(model, optimizer)),
-            (models, optimizers) => Err(AcceleratorError::Unfit(format!(
-                "a state is that of one model and one optimizer, and {} and {} are prepared; try drumline::checkpoint for more",
-                models.len(),
-                optimizers.len()
-            ))),
+    fn check_one(&self) -> std::result::Result<(), Trouble> {
+        match (self.models.borrow().len(), self.optimizers.borrow().len()) {
+            (1, 1) => Ok(()),
+            (models, optimizers) => Err(format!(
+                "a state is that of one model and one optimizer, and {models} and {optimizers} are prepared; try drumline::checkpoint for more"
+            )
+            .into()),
         }
     }
 }

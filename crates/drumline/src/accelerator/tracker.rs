@@ -139,8 +139,7 @@ impl Accelerator {
     }
 
     fn moment(&self) -> Moment {
-        let place = self.place.borrow();
-        let epoch = place.as_ref().map_or(0, |place| place.now().epoch);
+        let epoch = self.shared.place.get().map_or(0, |place| place.now().epoch);
         Moment { step: self.trackers.borrow().last_step, epoch }
     }
 

@@ -38,6 +38,10 @@ ranks_test!(
         let expected: [&[i32]; 3] = [&[0, 1, 2], &[3, 4], &[5, 6]];
         assert_eq!(accelerator.split_between_processes(&items), expected[rank]);
         assert_eq!(accelerator.split_between_processes(&items[..2]).len(), usize::from(rank < 2));
+        let expected: [&[i32]; 3] = [&[0, 1, 2], &[3, 4, 6], &[5, 6, 6]];
+        assert_eq!(accelerator.split_between_processes_padded(&items), Vec::from_iter(expected[rank]));
+        assert_eq!(accelerator.split_between_processes_padded(&items[..2]), [&[0, 1, 1][rank]]);
+        assert!(accelerator.split_between_processes_padded::<i32>(&[]).is_empty());
         accelerator.wait_for_everyone()?;
     },
     |ranks| {
@@ -89,6 +93,21 @@ ranks_test!(a_schedule_goes_on_with_the_optimizers_steps, 2, {
     let expected = [1.0, 1.0, 2.0 + 0.2 / 3.0, 3.1, 3.1, 4.1 + 0.2 / 3.0, 5.2];
     assert_eq!(rates.len(), expected.len());
     assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-9), "{rates:?}");
+});
+
+ranks_test!(a_schedule_may_go_on_after_each_epoch, 2, {
+    let mut training = training(Accelerator::builder(), data(12), 2)?;
+    let mut schedule = training.accelerator.prepare_schedule(&training.optimizer, |at: At| 1.0 + at.epoch);
+    let mut rates = vec![schedule.lr()];
+    for epoch in 0..3 {
+        training.epoch(epoch)?;
+        // An evaluation counts no epochs.
+        let dev = training.accelerator.prepare_loader(whole(data(4), 2)?)?;
+        assert_eq!(dev.epoch(7).count(), 1);
+        schedule.step();
+        rates.push(schedule.lr());
+    }
+    assert_eq!(rates, [1.0, 2.0, 3.0, 4.0]);
 });
 
 ranks_test!(fewer_bits_are_for_the_forward_alone, 2, {

@@ -3,15 +3,21 @@
 use drumline::accelerator::{PreparedModel, PreparedOptimizer};
 use drumline::{DdpOptions, Optimizer, ProcessGroup, SyncBatchNorm, SyncGroup, Turn};
 use rank_test::ranks_test;
+use tch::Kind;
 use tch::nn::{ModuleT, SequentialT, batch_norm1d, linear, seq_t};
 
 use super::super::trainer::{CLASSES, INPUTS};
 use super::*;
 
-/// A norm between two layers.
+/// A norm between two layers, with weights that are always the same at first.
 fn normed(store: &VarStore, norm: impl ModuleT + 'static) -> SequentialT {
     let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
-    seq_t().add(layer("a", INPUTS, 4)).add(norm).add_fn(|x| x.tanh()).add(layer("b", 4, CLASSES))
+    let net = seq_t().add(layer("a", INPUTS, 4)).add(norm).add_fn(|x| x.tanh()).add(layer("b", 4, CLASSES));
+    for named in drumline::parameters(store) {
+        let values = Tensor::arange(named.tensor.numel() as i64, (Kind::Float, Device::Cpu)) + 1.0;
+        tch::no_grad(|| named.tensor.shallow_clone().copy_(&values.sin().view_as(&named.tensor)));
+    }
+    net
 }
 
 /// A model whose norms are over all ranks, and the same for one process.
@@ -36,9 +42,7 @@ impl Twins {
         let model = accelerator.prepare_model(normed(&store, norm), &store, options)?;
         let alone = VarStore::new(Device::Cpu);
         let reference = normed(&alone, batch_norm1d(alone.root() / "norm", 4, Default::default()));
-        for (copy, weight) in drumline::parameters(&alone).iter().zip(weights(&store)) {
-            tch::no_grad(|| copy.tensor.shallow_clone().copy_(&weight));
-        }
+        assert_eq!(difference(&weights(&store), &weights(&alone)), 0.0);
         let (optimizer, by_hand) = (accelerator.prepare_optimizer(sgd(&store)?), sgd(&alone)?);
         Ok(Self { accelerator, store, model, optimizer, alone, reference, by_hand })
     }

@@ -86,6 +86,35 @@ ranks_test!(
     }
 );
 
+/// The learning rate of the first step after a state was loaded, with the schedule prepared before or after that.
+fn first_rate(group: &ProcessGroup, is_early: bool) -> anyhow::Result<f64> {
+    let Training { accelerator, optimizer, .. } = new_training(group)?;
+    let rate = |at: drumline::At| 1.0 + at.step as f64 + at.epoch / 10.0;
+    let early = is_early.then(|| accelerator.prepare_schedule(&optimizer, rate));
+    accelerator.load_state(folder()?)?;
+    let schedule = early.unwrap_or_else(|| accelerator.prepare_schedule(&optimizer, rate));
+    Ok(schedule.lr())
+}
+
+ranks_test!(
+    a_schedule_goes_on_where_it_was,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        train_and_save(&group)?;
+        // After 6 steps, and 16 of 29 samples of the second epoch.
+        let expected = 7.0 + (1.0 + 16.0 / 29.0) / 10.0;
+        for is_early in [true, false] {
+            let rate = first_rate(&group, is_early)?;
+            assert!((rate - expected).abs() < 1e-12, "{rate}, expected {expected}");
+        }
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path())]).pass()?;
+    }
+);
+
 ranks_test!(first_batches_are_skipped_and_not_loaded, 2, {
     let loaded = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let see = loaded.clone();
@@ -102,4 +131,5 @@ ranks_test!(first_batches_are_skipped_and_not_loaded, 2, {
     assert_eq!(rest.len(), 1);
     assert_eq!(loader.epoch(2).count(), loader.num_batches(), "the control");
     assert_eq!(accelerator.skip_first_batches(&loader, 2, 9).count(), 0);
+    assert_eq!(accelerator.skip_first_batches(&loader, 2, usize::MAX).count(), 0);
 });
