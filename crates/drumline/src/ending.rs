@@ -109,9 +109,14 @@ fn sees_another(error: &CommError) -> Option<Teller> {
 
 /// As far as variables tell; a process without a launcher is the first.
 pub(crate) fn own_rank() -> Option<usize> {
+    rank_in(|name| std::env::var(name).ok())
+}
+
+/// The first family of variables that has a rank speaks, as where ranks meet.
+fn rank_in(env: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let names =
         [worker_env::RANK, worker_env::OMPI_COMM_WORLD_RANK, worker_env::PMI_RANK, worker_env::SLURM_PROCID];
-    let rank = names.iter().find_map(|name| std::env::var(name).ok());
+    let rank = names.iter().find_map(|name| env(name).filter(|rank| !rank.trim().is_empty()));
     rank.map_or(Some(0), |rank| rank.trim().parse().ok())
 }
 
@@ -125,6 +130,20 @@ mod tests {
 
     fn lost(rank: usize) -> CommError {
         CommError::PeerLost { group: "world".into(), rank, host: "a".into(), pid: 7, how: "SIGKILL".into() }
+    }
+
+    #[test]
+    fn a_rank_is_found_in_each_launchers_variables() {
+        let rank = |pairs: &[(&str, &str)]| {
+            rank_in(|name| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned()))
+        };
+        assert_eq!(rank(&[]), Some(0), "without a launcher");
+        assert_eq!(rank(&[("SLURM_PROCID", "3")]), Some(3));
+        assert_eq!(rank(&[("PMI_RANK", "2"), ("SLURM_PROCID", "0")]), Some(2));
+        assert_eq!(rank(&[("OMPI_COMM_WORLD_RANK", "1"), ("SLURM_PROCID", "0")]), Some(1));
+        assert_eq!(rank(&[("RANK", "4"), ("SLURM_PROCID", "0")]), Some(4));
+        assert_eq!(rank(&[("RANK", ""), ("SLURM_PROCID", "5")]), Some(5));
+        assert_eq!(rank(&[("RANK", "first")]), None);
     }
 
     #[test]

@@ -91,7 +91,7 @@ ranks_test!(
 ranks_test!(
     a_loader_without_data_is_warned_of_once_and_has_no_batches,
     2,
-    env = [("RUST_LOG", "")],
+    env = [("DRUMLINE_LOG", ""), ("RUST_LOG", "")],
     {
         drumline::init_logging(Default::default())?;
         let mut training = training(Accelerator::builder(), data(0), 4)?;

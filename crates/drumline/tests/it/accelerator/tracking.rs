@@ -40,7 +40,8 @@ ranks_test!(
     },
     |ranks| {
         let folder = tempfile::tempdir()?;
-        let report = ranks.env([(FOLDER, folder.path())]).env([("RUST_LOG", "")]).pass()?;
+        let report =
+            ranks.env([(FOLDER, folder.path())]).env([("DRUMLINE_LOG", ""), ("RUST_LOG", "")]).pass()?;
         let told: usize = report
             .ranks
             .iter()
