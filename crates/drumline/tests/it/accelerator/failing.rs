@@ -78,9 +78,8 @@ ranks_test!(
     a_setting_that_makes_no_sense_is_shown_once,
     3,
     {
-        end_as_a_program(
-            Accelerator::builder().gradient_accumulation_steps(0).build().map(drop).map_err(Into::into),
-        )
+        let built = Accelerator::builder().gradient_accumulation_steps(0).build();
+        end_as_a_program(built.map(drop).map_err(Into::into));
     },
     |ranks| {
         let report = ranks.start()?.wait_all(LONGEST)?;
