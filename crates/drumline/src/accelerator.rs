@@ -11,7 +11,7 @@
 //! A window is the batches of one step: so many as `gradient_accumulation_steps` says on each rank, fewer at the end of an epoch. A turn is one batch of
 //! it, on all ranks at once. A rank whose data has ended keeps taking turns, with batches that count nowhere, so that all make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `optimizer`, `collect`, `save`, `tracker`.
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `optimizer`, `collect`, `save`, `several`, `tracker`.
 
 mod alike;
 mod builder;
@@ -22,6 +22,7 @@ mod model;
 mod norms;
 mod optimizer;
 mod save;
+mod several;
 mod share;
 mod shared;
 mod tracker;

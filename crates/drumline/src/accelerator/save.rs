@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use drumline_torch::RngState;
+use drumline_torch::{Named, RngState};
 use serde_json::json;
 
+use super::Accelerator;
 use super::error::{AcceleratorError, Result};
-use super::optimizer::Kept;
-use super::{Accelerator, Prepared};
+use super::several::{all_states, all_tensors, states_of};
 use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
@@ -16,6 +16,9 @@ use crate::shared_failure::{Trouble, agree};
 
 /// Names the last step that was logged, as the program counts steps, which need not be those of the optimizer.
 const LOGGED: &str = "logged_step";
+
+/// The steps of each optimizer.
+const STEPS: &str = "steps";
 
 /// Where a loader is.
 #[derive(Debug)]
@@ -61,12 +64,12 @@ pub struct Resumed {
     pub path: PathBuf,
     /// The epoch to go on with. The loader knows where in it.
     pub epoch: u64,
-    /// Steps done.
+    /// Steps done; of several optimizers, by the one that has done most.
     pub step: u64,
 }
 
 impl Accelerator {
-    /// Saves model, optimizer, generators, and where the first prepared loader is, as a checkpoint in `folder`; all ranks together. The last two are kept.
+    /// Saves all models and optimizers, generators, and where the first prepared loader is, as a checkpoint in `folder`; all ranks together. The last two are kept.
     ///
     /// Between two steps: gradients of a window that is not complete are not saved, and would be missing.
     #[track_caller]
@@ -76,32 +79,40 @@ impl Accelerator {
         );
         agree::<_, AcceleratorError>(
             self.group(),
-            open.map_or_else(|| self.check_one(), |open| Err(open.into())),
+            open.map_or_else(|| self.check_prepared(), |open| Err(open.into())),
         )?;
         self.shared.settle()?;
-        let state = self.state(&self.models.borrow()[0], &self.optimizers.borrow()[0]);
-        let state = agree::<_, AcceleratorError>(self.group(), state.map_err(Trouble::from))?;
+        let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(Trouble::from))?;
         Ok(Checkpoints::new(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
     }
 
-    fn state(&self, model: &Prepared, kept: &Kept) -> std::result::Result<TrainState, Cause> {
+    fn state(&self) -> std::result::Result<TrainState, Cause> {
         let place = self.shared.place.get().map(|place| place.now());
+        let optimizers = self.optimizers.borrow();
+        let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();
+        let steps: Vec<_> = optimizers.iter().map(|kept| kept.steps.get()).collect();
         Ok(TrainState {
-            optimizer: kept.optimizer.borrow().state(),
+            optimizer: all_states(&states),
             epoch: place.map_or(0, |position| position.epoch),
-            step: kept.steps.get(),
+            step: steps.iter().copied().max().unwrap_or(0),
             sampler: serde_json::to_value(place)?,
-            config: json!({ LOGGED: self.trackers.borrow().last_step() }),
+            config: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps }),
             rng: RngState::capture()?,
-            ..TrainState::new(model.tensors.clone())?
+            ..TrainState::new(self.tensors())?
         })
+    }
+
+    /// Those of all models.
+    fn tensors(&self) -> Vec<Named> {
+        let models = self.models.borrow();
+        all_tensors(&models.iter().map(|model| &model.tensors[..]).collect::<Vec<_>>())
     }
 
     /// Goes on from the latest checkpoint in `folder`, saved by any number of ranks; `None` if there is none, nor a folder. All ranks call it, after `prepare`. The
     /// loop then begins with the epoch that it returns, of which the loader gives what was left. Where the checkpoint does not fit, nothing is changed.
     #[track_caller]
     pub fn load_state(&self, folder: impl AsRef<Path>) -> Result<Option<Resumed>> {
-        agree::<_, AcceleratorError>(self.group(), self.check_one())?;
+        agree::<_, AcceleratorError>(self.group(), self.check_prepared())?;
         let folder = folder.as_ref();
         let Some(found) = Checkpoints::new(folder).load_latest(self.group())? else {
             self.on_main_process(|| {
@@ -110,25 +121,24 @@ impl Accelerator {
             return Ok(None);
         };
         let place = format!("cannot go on from {}", found.path.display());
-        let gone_on = self.go_on(&self.models.borrow()[0], &self.optimizers.borrow()[0], &found.state);
-        let gone_on = gone_on.map_err(|cause| Trouble::from(cause).within(&place));
+        let gone_on = self.go_on(&found.state).map_err(|cause| Trouble::from(cause).within(&place));
         agree::<_, AcceleratorError>(self.group(), gone_on)?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
         Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
     }
 
-    fn go_on(&self, model: &Prepared, kept: &Kept, saved: &TrainState) -> std::result::Result<(), Cause> {
+    fn go_on(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
         let resumed = self.shared.place.get().zip(position);
         if let Some((place, position)) = resumed {
             position.check_seed(place.seed)?;
         }
-        // Both are checked before anything is changed.
-        check_model(&model.tensors, &saved.model)?;
-        kept.optimizer.borrow_mut().load_state(&saved.optimizer)?;
-        restore(&model.tensors, &saved.model)?;
+        // All is checked before anything is changed.
+        let tensors = self.tensors();
+        check_model(&tensors, &saved.model)?;
+        self.load_optimizers(saved)?;
+        restore(&tensors, &saved.model)?;
         saved.rng.restore()?;
-        kept.steps.set(saved.step);
         if let Some((place, position)) = resumed {
             place.now.set(position);
             place.resumed.set(Some(position));
@@ -137,14 +147,32 @@ impl Accelerator {
         Ok(())
     }
 
-    /// A checkpoint holds one model and one optimizer.
-    fn check_one(&self) -> std::result::Result<(), Trouble> {
-        match (self.models.borrow().len(), self.optimizers.borrow().len()) {
-            (1, 1) => Ok(()),
-            (models, optimizers) => Err(format!(
-                "a state is that of one model and one optimizer, and {models} and {optimizers} are prepared; try drumline::checkpoint for more"
-            )
-            .into()),
+    /// All optimizers, or none of them.
+    fn load_optimizers(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
+        let optimizers = self.optimizers.borrow();
+        let mut before = Vec::new();
+        for (kept, state) in optimizers.iter().zip(states_of(&saved.optimizer, optimizers.len())?) {
+            let mut optimizer = kept.optimizer.borrow_mut();
+            before.push((kept, optimizer.state()));
+            if let Err(error) = optimizer.load_state(&state) {
+                drop(optimizer);
+                before.pop();
+                before.iter().try_for_each(|(kept, state)| kept.optimizer.borrow_mut().load_state(state))?;
+                return Err(error.into());
+            }
+        }
+        for (place, kept) in optimizers.iter().enumerate() {
+            kept.steps.set(saved.config[STEPS][place].as_u64().unwrap_or(saved.step));
+        }
+        Ok(())
+    }
+
+    fn check_prepared(&self) -> std::result::Result<(), Trouble> {
+        match self.models.borrow().is_empty() {
+            false => Ok(()),
+            true => {
+                Err("no model is prepared whose state could be saved or loaded; try prepare first".into())
+            }
         }
     }
 }

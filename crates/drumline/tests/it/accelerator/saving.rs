@@ -86,6 +86,55 @@ ranks_test!(
     }
 );
 
+/// Two models with an optimizer each, trained for so many steps from what is saved, if anything is; their weights then.
+fn two_models(group: &ProcessGroup, steps: usize) -> anyhow::Result<Vec<Tensor>> {
+    let accelerator = Accelerator::builder().group(group).build()?;
+    let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
+    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let models = [model(&stores[0])?, model(&stores[1])?];
+    let adam = drumline::Adam::new(drumline::parameters(&stores[1]), Default::default())?;
+    let (mut sgd, mut adam) =
+        (accelerator.prepare_optimizer(sgd(&stores[0])?), accelerator.prepare_optimizer(adam));
+    let done = accelerator.load_state(folder()?)?.map_or(0, |from| from.step);
+    assert_eq!((sgd.steps(), adam.steps()), (done, done));
+    for index in done as usize..done as usize + steps {
+        let (x, y) = collate(vec![sample(index * 2 + group.rank())]).unwrap();
+        for model in &models {
+            model.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?;
+        }
+        sgd.step()?;
+        adam.step()?;
+        sgd.zero_grad()?;
+        adam.zero_grad()?;
+    }
+    accelerator.save_state(folder()?)?;
+    Ok(stores.iter().flat_map(weights).collect())
+}
+
+ranks_test!(
+    several_models_and_optimizers_go_on_with_the_same_bits,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let straight = two_models(&group, 6)?;
+        group.barrier()?;
+        if group.rank() == 0 {
+            std::fs::remove_dir_all(folder()?)?;
+        }
+        group.barrier()?;
+        let half = two_models(&group, 3)?;
+        assert!(difference(&half, &straight) > 0.0, "the control");
+        assert_eq!(difference(&two_models(&group, 3)?, &straight), 0.0);
+        // One model and one optimizer are not what was saved.
+        let told = new_training(&group)?.accelerator.load_state(folder()?).unwrap_err().to_string();
+        assert!(told.contains("`0.first.bias` is not in the model"), "{told}");
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path().join("states"))]).pass()?;
+    }
+);
+
 /// The learning rate of the first step after a state was loaded, with the schedule prepared before or after that.
 fn first_rate(group: &ProcessGroup, is_early: bool) -> anyhow::Result<f64> {
     let Training { accelerator, optimizer, .. } = new_training(group)?;
