@@ -31,10 +31,15 @@ pub enum ParallelError {
 impl ParallelError {
     /// Whether a new group may do better: nobody made a mistake, a process was lost.
     pub fn is_recoverable(&self) -> bool {
+        self.comm_error().is_some_and(CommError::is_recoverable)
+    }
+
+    /// The error of a group, if it is one.
+    pub fn comm_error(&self) -> Option<&CommError> {
         match self {
-            Self::Torch(error) => error.is_recoverable(),
-            Self::Comm(error) => error.is_recoverable(),
-            _ => false,
+            Self::Comm(error) => Some(error),
+            Self::Torch(error) => error.comm_error(),
+            _ => None,
         }
     }
 }

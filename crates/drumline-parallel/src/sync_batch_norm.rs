@@ -94,8 +94,8 @@ impl SyncBatchNorm {
     /// As `forward_t` of [`ModuleT`], with an error where that panics.
     pub fn f_forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         self.check(x)?;
-        if !train {
-            return self.plain(x, train);
+        if !train || self.sync.is_alone() {
+            return self.plain(x, false);
         }
         let batch_moments = {
             let _no_grad = tch::no_grad_guard();

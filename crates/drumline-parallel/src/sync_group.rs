@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   rank 0   begin_step  forward: statistics(64) statistics(128)   backward: gradients(128) gradients(64)
-//!   rank 1   (no data)            shadow_step: the same four, with a count of 0 and with zeros
+//!   rank 1   (no data)            shadow: the same four, with a count of 0 and with zeros
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -44,6 +44,8 @@ struct Shared {
     failure: Mutex<Option<CommError>>,
     /// Somebody waits for failures in [`SyncGroup::catch`].
     is_caught: AtomicBool,
+    /// Layers keep to themselves; see [`SyncGroup::alone`].
+    is_alone: AtomicBool,
 }
 
 impl SyncGroup {
@@ -58,6 +60,7 @@ impl SyncGroup {
             calls: Mutex::new(None),
             failure: Mutex::new(None),
             is_caught: false.into(),
+            is_alone: false.into(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -77,14 +80,8 @@ impl SyncGroup {
         lock(&self.shared.calls).clone().unwrap_or_default()
     }
 
-    /// Makes the calls of the step before once more, with nothing to say: what a rank does that has run out of data, while the
-    /// others make a step. A rank that has not made a step yet does not know them: try [`shadow`](Self::shadow) with the
-    /// [`calls`](Self::calls) of another, or a step with a batch of length 0.
-    pub fn shadow_step(&self) -> Result<(), CommError> {
-        self.shadow(&self.calls())
-    }
-
-    /// Makes these calls with nothing to say.
+    /// Makes these calls with nothing to say: what a rank does that has run out of data, while the others make a step. They are the
+    /// [`calls`](Self::calls) of a step before, or of another rank.
     pub fn shadow(&self, calls: &[SyncCall]) -> Result<(), CommError> {
         for call in calls {
             match *call {
@@ -99,12 +96,19 @@ impl SyncGroup {
         Ok(())
     }
 
+    /// Runs a forward that the other ranks do not make: layers do as in an evaluation, and wait for nobody.
+    pub fn alone<R>(&self, body: impl FnOnce() -> R) -> R {
+        let _before =
+            Alone { shared: &self.shared, before: self.shared.is_alone.swap(true, Ordering::Relaxed) };
+        body()
+    }
+
     /// The error that ended the group. Backward tells of it only in words.
     pub fn failure(&self) -> Option<CommError> {
         lock(&self.shared.failure).clone()
     }
 
-    /// Whether a step has begun here, so that [`shadow_step`](Self::shadow_step) knows its calls.
+    /// Whether a step has begun here, so that its calls are known.
     pub(crate) fn has_stepped(&self) -> bool {
         lock(&self.shared.calls).is_some()
     }
@@ -118,6 +122,11 @@ impl SyncGroup {
             Some(failure) => Err(failure),
             None => resume_unwind(panic),
         })
+    }
+
+    /// Whether this is inside [`alone`](Self::alone).
+    pub(crate) fn is_alone(&self) -> bool {
+        self.shared.is_alone.load(Ordering::Relaxed)
     }
 
     /// Tells the others that this rank will not come.
@@ -168,6 +177,18 @@ impl SyncGroup {
         outcome.inspect_err(|error| {
             lock(&self.shared.failure).get_or_insert_with(|| error.clone());
         })
+    }
+}
+
+/// Ends [`SyncGroup::alone`].
+struct Alone<'a> {
+    shared: &'a Shared,
+    before: bool,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.shared.is_alone.store(self.before, Ordering::Relaxed);
     }
 }
 

@@ -25,7 +25,15 @@ pub enum TorchError {
 impl TorchError {
     /// Whether a new group may do better: nobody made a mistake, a process was lost.
     pub fn is_recoverable(&self) -> bool {
-        matches!(self, Self::Comm(error) if error.is_recoverable())
+        self.comm_error().is_some_and(CommError::is_recoverable)
+    }
+
+    /// The error of a group, if it is one.
+    pub fn comm_error(&self) -> Option<&CommError> {
+        match self {
+            Self::Comm(error) => Some(error),
+            _ => None,
+        }
     }
 }
 
@@ -37,6 +45,26 @@ impl From<CommError> for TorchError {
 
 impl From<tch::TchError> for TorchError {
     fn from(error: tch::TchError) -> Self {
-        Self::Refused { doing: "a tensor operation failed", message: error.to_string() }
+        Self::Refused { doing: "a tensor operation failed", message: without_frames(error.to_string()) }
+    }
+}
+
+/// As PyTorch shows errors: without the frames of libtorch's own stack, unless they are asked for.
+fn without_frames(mut text: String) -> String {
+    let is_wanted = std::env::var_os("TORCH_SHOW_CPP_STACKTRACES").is_some_and(|value| value == "1");
+    if let Some(end) = text.find("\nException raised from ").filter(|_| !is_wanted) {
+        text.truncate(end);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_told_without_libtorchs_stack() {
+        let told = TorchError::from(tch::Tensor::from(1f32).f_backward().unwrap_err()).to_string();
+        assert!(told.ends_with("does not require grad and does not have a grad_fn"), "{told}");
     }
 }

@@ -11,15 +11,18 @@
 //! A window is the batches of one step: so many as `gradient_accumulation_steps` says on each rank, fewer at the end of an epoch. A turn is one batch of
 //! it, on all ranks at once. A rank whose data has ended keeps taking turns, with batches that count nowhere, so that all make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `optimizer`, `collect`, `save`, `tracker`.
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `optimizer`, `collect`, `save`, `several`, `tracker`.
 
+mod alike;
 mod builder;
 mod collect;
 mod error;
 mod loader;
 mod model;
+mod norms;
 mod optimizer;
 mod save;
+mod several;
 mod share;
 mod shared;
 mod tracker;
@@ -40,11 +43,11 @@ use tch::{Device, Tensor};
 use crate::loader::{Cause, Dataset, Loader};
 use crate::main_first::main_first;
 use crate::schedule::Schedule;
+use crate::shared_failure::{SharedFailure, agree};
 use crate::trainer::Batch;
 use error::Result;
 use model::Replica;
-use optimizer::Kept;
-use save::Place;
+use optimizer::{Kept, Scheduled};
 use shared::Shared;
 use tracker::Trackers;
 
@@ -55,7 +58,7 @@ pub use loader::{Batches, PreparedLoader};
 pub use model::PreparedModel;
 pub use optimizer::{PreparedOptimizer, PreparedSchedule};
 pub use save::Resumed;
-pub use tracker::{JsonLines, Started, Tracker};
+pub use tracker::{JsonLines, Moment, Started, TensorBoard, Tracker, TrackerResult};
 pub use uneven::JoinUnevenInputs;
 
 /// Finds out what it runs on and prepares a training loop for it: one process or many, a processor or a GPU.
@@ -94,8 +97,7 @@ pub struct Accelerator {
     /// The models that were prepared, with all their tensors.
     models: RefCell<Vec<Prepared>>,
     optimizers: RefCell<Vec<Kept>>,
-    /// Where the first loader that was prepared is.
-    place: RefCell<Option<Rc<Place>>>,
+    schedules: RefCell<Vec<Rc<dyn Scheduled>>>,
     trackers: RefCell<Trackers>,
 }
 
@@ -141,9 +143,34 @@ impl Accelerator {
         store: &VarStore,
         options: DdpOptions,
     ) -> Result<PreparedModel<M>> {
+        self.check_model(store)?;
         let (model, prepared) = PreparedModel::new(model, store, options, &self.shared)?;
         self.models.borrow_mut().push(prepared);
         Ok(model)
+    }
+
+    /// An error on all ranks if a model cannot be prepared on one.
+    fn check_model(&self, store: &VarStore) -> Result {
+        let new = crate::checkpoint::named(store);
+        let models = self.models.borrow();
+        let is_known = |named: &&Named| {
+            let mut known = models.iter().flat_map(|model| &model.tensors);
+            let place = named.tensor.data_ptr();
+            named.tensor.numel() > 0 && known.any(|known| known.tensor.data_ptr() == place)
+        };
+        let trouble = match (store.device() == self.device(), new.iter().find(is_known)) {
+            (false, _) => Some(format!(
+                "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
+                store.device(),
+                self.device()
+            )),
+            (true, Some(named)) => Some(format!(
+                "`{}` is part of a model that is prepared already; try one prepare for each model",
+                named.name
+            )),
+            (true, None) => None,
+        };
+        agree(self.group(), trouble.map_or(Ok(()), |trouble| Err(trouble.into())))
     }
 
     /// One more optimizer.
@@ -153,23 +180,25 @@ impl Accelerator {
         optimizer
     }
 
-    /// One more loader, such as that of an evaluation.
+    /// One more loader, such as that of an evaluation. The first that is prepared is the one by which epochs are counted, for schedules and saved states.
     pub fn prepare_loader<D: Dataset + 'static>(&self, loader: Loader<D>) -> Result<PreparedLoader<D>>
     where
         D::Batch: Batch,
     {
         let loader = PreparedLoader::new(loader, &self.shared)?;
-        self.place.borrow_mut().get_or_insert_with(|| loader.place());
+        self.shared.place.get_or_init(|| loader.place());
         Ok(loader)
     }
 
     /// A schedule for an optimizer's learning rate, which it sets at once.
-    pub fn prepare_schedule<O: Optimizer, S: Schedule>(
+    pub fn prepare_schedule<O: Optimizer + 'static, S: Schedule + 'static>(
         &self,
         optimizer: &PreparedOptimizer<O>,
         schedule: S,
     ) -> PreparedSchedule<O, S> {
-        PreparedSchedule::new(optimizer, schedule)
+        let schedule = PreparedSchedule::new(optimizer, schedule);
+        self.schedules.borrow_mut().push(schedule.kept());
+        schedule
     }
 
     /// Backward from the mean loss over this turn's batch. The last one of a window reduces: every rank then has the gradient of the mean over all samples
@@ -186,10 +215,12 @@ impl Accelerator {
     fn replica(&self) -> Result<Rc<dyn Replica>> {
         match &self.models.borrow()[..] {
             [model] => Ok(model.replica.clone()),
-            models => Err(AcceleratorError::Unfit(format!(
+            // As many on every rank, as they prepare models together.
+            models => Err(SharedFailure::alike(format!(
                 "backward is that of one model, and {} are prepared; try `model.backward(&loss)`",
                 models.len()
-            ))),
+            ))
+            .into()),
         }
     }
 
@@ -297,7 +328,7 @@ impl Accelerator {
         what: &str,
         work: impl FnOnce() -> std::result::Result<T, Cause>,
     ) -> Result<T> {
-        Ok(main_first(self.group(), what, work)?)
+        main_first(self.group(), what, work)
     }
 
     /// A line on stdout, of rank 0.
@@ -324,6 +355,13 @@ impl Accelerator {
         let (rank, ranks) = (self.process_index(), self.num_processes());
         let begin_of = |rank: usize| items.len() / ranks * rank + rank.min(items.len() % ranks);
         &items[begin_of(rank)..begin_of(rank + 1)]
+    }
+
+    /// The same with as many on each rank, as `apply_padding` has it: where there is one less, the last item of all is there once more.
+    pub fn split_between_processes_padded<'a, T>(&self, items: &'a [T]) -> Vec<&'a T> {
+        let longest = items.len().div_ceil(self.num_processes());
+        let own = self.split_between_processes(items).iter();
+        own.chain(items.last().into_iter().cycle()).take(longest).collect()
     }
 }
 

@@ -57,6 +57,7 @@ use std::sync::{Arc, Mutex};
 pub use drumline_torch::{OptimizerState, RngState};
 pub use error::CheckpointError;
 pub use load::{Loaded, Refused};
+pub(crate) use restore::check_model;
 pub use restore::{check_optimizer, named, restore};
 pub use save::Saved;
 pub use state::{Mark, TrainState};

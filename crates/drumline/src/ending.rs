@@ -10,12 +10,10 @@ use drumline_parallel::ParallelError;
 use drumline_rendezvous::worker_env;
 use drumline_torch::TorchError;
 
-use crate::accelerator::AcceleratorError;
 use crate::checkpoint::CheckpointError;
-use crate::main_first::MainFirstError;
 use crate::predictions::PredictionError;
+use crate::run_error::RunError;
 use crate::shared_failure::{SharedFailure, in_words};
-use crate::trainer::TrainerError;
 
 /// A rank that ends makes launchers stop the others: who has something to tell gets this long before.
 const HEAD_START: Duration = Duration::from_millis(300);
@@ -60,54 +58,42 @@ enum Teller {
 }
 
 fn teller(error: &(dyn Error + 'static)) -> Teller {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(teller) = known_teller(error) {
-            return teller;
-        }
-        cause = error.source();
-    }
-    Teller::Here
+    let mut causes = std::iter::successors(Some(error), |error| (*error).source());
+    causes.find_map(known_teller).unwrap_or(Teller::Here)
 }
 
-/// Errors that pass on what they hold do not show it among their causes, so they are looked into one by one.
 fn known_teller(error: &(dyn Error + 'static)) -> Option<Teller> {
-    if let Some(error) = error.downcast_ref::<TrainerError>() {
-        return match error {
-            TrainerError::Failed(failure) => Some(teller_of(failure)),
-            TrainerError::Comm(error) => sees_another(error),
-            TrainerError::Parallel(error) => known_teller(&**error),
-            TrainerError::Checkpoint(error) => known_teller(&**error),
-            TrainerError::Torch(error) => known_teller(&**error),
-        };
+    if let Some(failure) = shared_failure(error) {
+        return Some(teller_of(failure));
     }
-    if let Some(error) = error.downcast_ref::<AcceleratorError>() {
-        return match error {
-            AcceleratorError::Failed(failure) => Some(teller_of(failure)),
-            AcceleratorError::Comm(error) => sees_another(error),
-            AcceleratorError::Parallel(error) => known_teller(&**error),
-            AcceleratorError::Torch(error) => known_teller(&**error),
-            AcceleratorError::Unfit(_) => None,
-        };
+    if let Some(CheckpointError::OnRankZero { .. }) = error.downcast_ref() {
+        return Some(Teller::Rank(0));
     }
-    match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
-        (Some(ParallelError::Torch(error)), ..) => return known_teller(error),
-        (Some(ParallelError::Comm(error)), ..) => return sees_another(error),
-        (_, Some(CheckpointError::Torch(error)), _) => return known_teller(&**error),
-        (_, Some(CheckpointError::Comm(error)), _) => return sees_another(error),
-        // What rank 0 runs into, all ranks are told.
-        (_, Some(_), _) => return Some(Teller::Rank(0)),
-        (_, _, Some(MainFirstError::Failed(failure))) => return Some(teller_of(failure)),
-        (_, _, Some(MainFirstError::Comm(error))) => return sees_another(error),
-        _ => {}
-    }
-    if let Some(TorchError::Comm(error)) = error.downcast_ref() {
-        return sees_another(error);
-    }
+    // All ranks have agreed on it.
     if let Some(PredictionError::Fault(_)) = error.downcast_ref() {
         return Some(Teller::Rank(0));
     }
-    error.downcast_ref().map(teller_of).or_else(|| error.downcast_ref().and_then(sees_another))
+    comm_error(error).and_then(sees_another)
+}
+
+fn shared_failure<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a SharedFailure> {
+    match error.downcast_ref() {
+        Some(RunError::Failed(failure)) => Some(failure),
+        _ => error.downcast_ref(),
+    }
+}
+
+/// Errors that pass on a group's in its own words do not name it among their causes.
+fn comm_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a CommError> {
+    let own = error.downcast_ref();
+    own.or_else(|| error.downcast_ref().and_then(RunError::comm_error))
+        .or_else(|| error.downcast_ref().and_then(CheckpointError::comm_error))
+        .or_else(|| error.downcast_ref().and_then(ParallelError::comm_error))
+        .or_else(|| error.downcast_ref().and_then(TorchError::comm_error))
+        .or_else(|| match error.downcast_ref()? {
+            PredictionError::Comm(error) => Some(error),
+            PredictionError::Fault(_) => None,
+        })
 }
 
 fn teller_of(failure: &SharedFailure) -> Teller {
@@ -127,9 +113,14 @@ fn sees_another(error: &CommError) -> Option<Teller> {
 
 /// As far as variables tell; a process without a launcher is the first.
 pub(crate) fn own_rank() -> Option<usize> {
+    rank_in(|name| std::env::var(name).ok())
+}
+
+/// The first family of variables that has a rank speaks, as where ranks meet.
+fn rank_in(env: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let names =
         [worker_env::RANK, worker_env::OMPI_COMM_WORLD_RANK, worker_env::PMI_RANK, worker_env::SLURM_PROCID];
-    let rank = names.iter().find_map(|name| std::env::var(name).ok());
+    let rank = names.iter().find_map(|name| env(name).filter(|rank| !rank.trim().is_empty()));
     rank.map_or(Some(0), |rank| rank.trim().parse().ok())
 }
 
@@ -146,18 +137,49 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_is_found_in_each_launchers_variables() {
+        let rank = |pairs: &[(&str, &str)]| {
+            rank_in(|name| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned()))
+        };
+        assert_eq!(rank(&[]), Some(0), "without a launcher");
+        assert_eq!(rank(&[("SLURM_PROCID", "3")]), Some(3));
+        assert_eq!(rank(&[("PMI_RANK", "2"), ("SLURM_PROCID", "0")]), Some(2));
+        assert_eq!(rank(&[("OMPI_COMM_WORLD_RANK", "1"), ("SLURM_PROCID", "0")]), Some(1));
+        assert_eq!(rank(&[("RANK", "4"), ("SLURM_PROCID", "0")]), Some(4));
+        assert_eq!(rank(&[("RANK", ""), ("SLURM_PROCID", "5")]), Some(5));
+        assert_eq!(rank(&[("RANK", "first")]), None);
+    }
+
+    #[test]
     fn each_error_has_one_teller() {
         let failed = SharedFailure::alike("no disk".into());
-        assert_eq!(teller(&TrainerError::from(failed)), Teller::Rank(0));
+        assert_eq!(teller(&failed), Teller::Rank(0));
+        assert_eq!(teller(&RunError::from(failed)), Teller::Rank(0));
         assert_eq!(teller(&called_off(2)), Teller::Rank(2));
-        assert_eq!(teller(&TrainerError::from(called_off(2))), Teller::Rank(2));
-        let parallel: ParallelError = called_off(2).into();
-        assert_eq!(teller(&TrainerError::from(parallel)), Teller::Rank(2));
-        let torch: TorchError = lost(2).into();
-        assert_eq!(teller(&TrainerError::from(torch)), Teller::Rank(0));
-        assert_eq!(teller(&CheckpointError::from(lost(0))), Teller::Rank(1));
-        assert_eq!(teller(&MainFirstError::from(called_off(1))), Teller::Rank(1));
         assert_eq!(teller(&lost(0)), Teller::Rank(1));
         assert_eq!(teller(&std::io::Error::other("no disk")), Teller::Here);
+        assert_eq!(teller(&RunError::Unfit("no such step".into())), Teller::Here);
+        assert_eq!(teller(&CheckpointError::OnRankZero { cause: "no disk".into() }), Teller::Rank(0));
+    }
+
+    #[test]
+    fn a_groups_error_is_known_whoever_passes_it_on() {
+        let torch = || TorchError::from(called_off(2));
+        let parallel = || [ParallelError::from(called_off(2)), torch().into()];
+        let checkpoint = || [CheckpointError::from(called_off(2)), torch().into()];
+        let mut passed_on: Vec<Box<dyn Error>> = vec![
+            Box::new(torch()),
+            Box::new(PredictionError::from(called_off(2))),
+            Box::new(RunError::from(called_off(2))),
+            Box::new(RunError::from(torch())),
+        ];
+        passed_on.extend(parallel().map(|error| Box::new(error) as Box<dyn Error>));
+        passed_on.extend(checkpoint().map(|error| Box::new(error) as Box<dyn Error>));
+        passed_on.extend(parallel().map(|error| Box::new(RunError::from(error)) as Box<dyn Error>));
+        passed_on.extend(checkpoint().map(|error| Box::new(RunError::from(error)) as Box<dyn Error>));
+        for error in passed_on {
+            assert_eq!(teller(&*error), Teller::Rank(2), "{error:?}");
+            assert_eq!(error.to_string(), called_off(2).to_string(), "in its own words");
+        }
     }
 }

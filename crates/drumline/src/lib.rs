@@ -38,6 +38,7 @@ mod logging;
 mod main_first;
 mod metrics;
 mod predictions;
+mod run_error;
 mod sampler;
 mod schedule;
 mod shared_failure;
@@ -99,12 +100,13 @@ pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
 pub use predictions::{
     Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
 };
+pub use run_error::RunError;
 pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
 pub use schedule::{
     At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
     OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
 };
-pub use shared_failure::{AgreeError, SharedFailure, agree_on};
+pub use shared_failure::{SharedFailure, agree_on};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};
 pub use step_trace::{Noting, StepTrace};
 pub use stop_request::StopRequest;

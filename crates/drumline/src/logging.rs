@@ -10,14 +10,18 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::ending::own_rank;
 
+/// Where a filter is looked for; the first that has one counts.
+const VARIABLES: [&str; 2] = ["DRUMLINE_LOG", EnvFilter::DEFAULT_ENV];
+
 /// What is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogOptions {
-    /// This rank; from the launcher's variables, if it is not said. A process without a launcher is the master.
+    /// This rank; from the launcher's variables (torchrun's, MPI's, Slurm's), if it is not said. A process without a launcher is the master: a program that tells
+    /// `init` its rank tells it here, too.
     pub rank: Option<usize>,
     /// Whether each line begins with its rank.
     pub show_rank: bool,
-    /// What is shown, in `RUST_LOG`'s words; by the rank, if it is not said. The variable itself wins over both.
+    /// What is shown, in `RUST_LOG`'s words; by the rank, if it is not said. The variables `DRUMLINE_LOG` and then `RUST_LOG` win over both, on all ranks.
     pub filter: Option<String>,
 }
 
@@ -38,8 +42,8 @@ pub enum LoggingError {
     Already,
 }
 
-/// Shows what the program and its libraries log, from now on; call it first in `main`, before there is a group, so that what is said about its making is right,
-/// too.
+/// Shows what the program and its libraries log, from now on; call it first in `main`, before there is a group, so that what is said about its making is shown,
+/// and once. Before, and without it, nothing is shown.
 ///
 /// ```
 /// drumline::init_logging(drumline::LogOptions { show_rank: true, ..Default::default() })?;
@@ -58,7 +62,8 @@ pub fn init_logging(options: LogOptions) -> Result<(), LoggingError> {
 
 fn filter(wanted: Option<String>, rank: usize) -> Result<EnvFilter, LoggingError> {
     let by_rank = || if rank == 0 { "info" } else { "warn" }.to_owned();
-    let from_env = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|filter| !filter.is_empty());
+    let from_env =
+        VARIABLES.iter().find_map(|name| std::env::var(name).ok().filter(|filter| !filter.is_empty()));
     let filter = from_env.or(wanted).unwrap_or_else(by_rank);
     filter.parse().map_err(|cause: tracing_subscriber::filter::ParseError| LoggingError::Filter {
         filter: filter.clone(),

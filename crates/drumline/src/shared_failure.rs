@@ -13,6 +13,7 @@ use drumline_comm::{CommError, ProcessGroup};
 use serde::{Deserialize, Serialize};
 
 use crate::loader::Cause;
+use crate::run_error::RunError;
 
 /// What went wrong on one rank or several; the same on all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -131,17 +132,6 @@ where
     }
 }
 
-/// Why ranks have not agreed on a good outcome.
-#[derive(Debug, thiserror::Error)]
-pub enum AgreeError {
-    /// It was not good on one of them at least.
-    #[error("{0}")]
-    Failed(#[from] SharedFailure),
-    /// They could not talk to each other.
-    #[error("{0}")]
-    Comm(#[from] CommError),
-}
-
 /// The outcome if all ranks had a good one; otherwise what went wrong, the same on all of them, and [`exit_code`](crate::exit_code) shows it once. Every
 /// rank calls it: where one may fail alone, and the others would wait for it.
 ///
@@ -154,7 +144,7 @@ pub enum AgreeError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[track_caller]
-pub fn agree_on<T, E: Into<Cause>>(group: &ProcessGroup, outcome: Result<T, E>) -> Result<T, AgreeError> {
+pub fn agree_on<T, E: Into<Cause>>(group: &ProcessGroup, outcome: Result<T, E>) -> Result<T, RunError> {
     agree(group, outcome.map_err(Trouble::from))
 }
 

@@ -1,10 +1,12 @@
-//! The loop of `plain_loop` for any number of processes: four lines of `main` differ.
+//! The loop of `plain_loop` for any number of processes: four lines of `train` differ.
 //!
 //! ```text
 //!   target/release/accelerated --batch-size 32
 //!   drumline run --nproc-per-node 2 target/release/accelerated --batch-size 16    the same result
 //! ```
 #![forbid(unsafe_code)]
+
+use std::process::ExitCode;
 
 use clap::Parser;
 use drumline::Accelerator;
@@ -23,8 +25,11 @@ struct Cli {
     args: Args,
 }
 
-fn main() -> anyhow::Result<()> {
-    let Cli { args } = Cli::parse();
+fn main() -> ExitCode {
+    drumline::exit_code(train(&Cli::parse().args))
+}
+
+fn train(args: &Args) -> anyhow::Result<()> {
     drumline::init_logging(LogOptions::default())?;
     drumline::tch::manual_seed(1);
     let accelerator = Accelerator::new()?;

@@ -1,9 +1,11 @@
-//! A training loop for one device, as everybody writes it. Compare with `accelerated`: four lines of `main` differ.
+//! A training loop for one device, as everybody writes it. Compare with `accelerated`: four lines of `train` differ.
 //!
 //! ```text
 //!   target/release/plain_loop --batch-size 32
 //! ```
 #![forbid(unsafe_code)]
+
+use std::process::ExitCode;
 
 use clap::Parser;
 use drumline::tch::nn::{ModuleT, VarStore};
@@ -21,8 +23,11 @@ struct Cli {
     args: Args,
 }
 
-fn main() -> anyhow::Result<()> {
-    let Cli { args } = Cli::parse();
+fn main() -> ExitCode {
+    drumline::exit_code(train(&Cli::parse().args))
+}
+
+fn train(args: &Args) -> anyhow::Result<()> {
     drumline::init_logging(LogOptions::default())?;
     drumline::tch::manual_seed(1);
     let device = drumline::tch::Device::cuda_if_available();

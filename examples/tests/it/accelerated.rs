@@ -9,7 +9,7 @@ use super::started::{Data, LONGEST, numbers_after};
 const PLAIN: &str = include_str!("../../src/bin/plain_loop.rs");
 const ACCELERATED: &str = include_str!("../../src/bin/accelerated.rs");
 
-/// The lines of `main`.
+/// The lines of `main` and `train`.
 fn main_of(program: &str) -> Vec<&str> {
     program.lines().skip_while(|line| !line.starts_with("fn main")).collect()
 }

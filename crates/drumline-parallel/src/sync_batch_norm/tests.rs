@@ -352,12 +352,30 @@ fn uneven_inputs_with_sync_bn() {
             model.loss(&batch()).backward();
             assert_eq!(sync.calls(), step);
         } else {
-            sync.shadow_step()?;
+            sync.shadow(&sync.calls())?;
         }
         let (gradients, _) = alone();
         for (name, got) in model.gradients(&group) {
             assert_near(&got, &gradients[&name], 1e-10, &name);
         }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_forward_alone_waits_for_nobody_and_teaches_nothing() {
+    LocalGroup::run(2, |group| {
+        let sync = SyncGroup::new(&group)?;
+        let model = Model::new(&sync);
+        if group.rank() == 1 {
+            let _ = sync.alone(|| model.loss(&batch()));
+            let mean = &model.vs.variables()["norm.running_mean"];
+            assert_eq!(mean.abs().max().double_value(&[]), 0.0, "as it was");
+        }
+        sync.begin_step();
+        model.loss(&batch()).backward();
+        assert_eq!(sync.calls().len(), 4, "the control: together again");
         Ok(())
     })
     .unwrap();

@@ -7,10 +7,12 @@ use drumline_comm::{CommError, GroupOptions, ProcessGroup};
 use drumline_rendezvous::{InitError, InitOptions, from_env, init, worker_env};
 use tch::Device;
 
+use super::Accelerator;
+use super::alike::{Given, check_alike};
 use super::error::Result;
 use super::shared::Shared;
 use super::tracker::{JsonLines, Tracker, Trackers};
-use super::{Accelerator, AcceleratorError};
+use crate::shared_failure::Trouble;
 use crate::trainer::Precision;
 
 /// Options of an [`Accelerator`]; each may be left out.
@@ -51,13 +53,13 @@ impl AcceleratorBuilder {
         Self { seed: Some(seed), ..self }
     }
 
-    /// The folder of what is logged: `metrics.jsonl`.
+    /// The folder of what is logged: `metrics.jsonl`, as by [`JsonLines`].
     #[must_use]
     pub fn project_dir(self, folder: impl Into<PathBuf>) -> Self {
-        self.tracker(JsonLines::new(folder.into()))
+        self.tracker(JsonLines::in_folder(folder))
     }
 
-    /// One more place to which figures are logged, on rank 0.
+    /// One more place to which figures are logged, on rank 0, such as [`TensorBoard`](super::TensorBoard).
     #[must_use]
     pub fn tracker(mut self, tracker: impl Tracker + 'static) -> Self {
         self.trackers.push(Box::new(tracker));
@@ -76,21 +78,28 @@ impl AcceleratorBuilder {
         Self { group: Some(group.clone()), ..self }
     }
 
-    /// Joins the job, unless a group was given.
-    pub fn build(self) -> Result<Accelerator> {
-        let window = self.gradient_accumulation_steps.unwrap_or(1);
+    /// What must be the same on all ranks.
+    fn given(&self, window: usize) -> std::result::Result<Given, Trouble> {
         if window == 0 {
-            return Err(AcceleratorError::Unfit(
-                "gradient_accumulation_steps is 0, expected at least 1; try 1".into(),
-            ));
+            return Err("gradient_accumulation_steps is 0, expected at least 1; try 1".into());
         }
         if self.precision == Precision::Fp16 {
-            return Err(AcceleratorError::Unfit(
+            return Err(
                 "precision fp16 needs a scaled loss, which backward cannot do yet; try Precision::Bf16"
                     .into(),
-            ));
+            );
         }
-        let group = self.group.map_or_else(join, Ok)?;
+        Ok(vec![
+            ("gradient_accumulation_steps".into(), window.to_string()),
+            ("precision".into(), format!("{:?}", self.precision)),
+        ])
+    }
+
+    /// Joins the job, unless a group was given. All ranks call it.
+    pub fn build(self) -> Result<Accelerator> {
+        let group = self.group.clone().map_or_else(join, Ok)?;
+        let window = self.gradient_accumulation_steps.unwrap_or(1);
+        check_alike(&group, "accelerator", self.given(window))?;
         if let Some(seed) = self.seed {
             tch::manual_seed(seed.wrapping_add(group.rank() as u64) as i64);
         }
@@ -100,7 +109,7 @@ impl AcceleratorBuilder {
             shared: Rc::new(Shared::new(group, device, self.precision, window)),
             models: Default::default(),
             optimizers: Default::default(),
-            place: Default::default(),
+            schedules: Default::default(),
             trackers: Trackers::new(trackers, self.seed).into(),
         })
     }

@@ -5,7 +5,8 @@ use drumline_torch::TensorCollectives;
 use tch::Tensor;
 
 use super::Accelerator;
-use super::error::{AcceleratorError, Result};
+use super::error::Result;
+use crate::shared_failure::SharedFailure;
 
 /// How [`Accelerator::pad_across_processes`] makes tensors as long as the longest.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,25 +75,30 @@ impl Accelerator {
     /// This rank's tensor, made as long as the longest of all ranks' along one dimension.
     #[track_caller]
     pub fn pad_across_processes(&self, tensor: &Tensor, padding: Padding) -> Result<Tensor> {
-        let (size, num_dims) = (tensor.size(), tensor.dim() as i64);
-        let dim = if padding.dim < 0 { padding.dim + num_dims } else { padding.dim };
-        let own = (0..num_dims).contains(&dim).then(|| size[dim as usize]);
-        // Those that have no such dimension tell the others so.
-        let all = self.group().all_gather_object(&own)?;
-        if let Some(rank) = all.iter().position(Option::is_none) {
-            return Err(AcceleratorError::Unfit(format!(
-                "cannot pad along dimension {}: that of rank {rank} has none; its size here is {size:?}",
+        let size = tensor.size();
+        // Those that have no such dimension are told of on all ranks.
+        let all = self.group().all_gather_object(&size)?;
+        let dim_in = |size: &[i64]| {
+            let num_dims = size.len() as i64;
+            let dim = if padding.dim < 0 { padding.dim + num_dims } else { padding.dim };
+            (0..num_dims).contains(&dim).then_some(dim as usize)
+        };
+        if let Some((rank, size)) = all.iter().enumerate().find(|(_, size)| dim_in(size).is_none()) {
+            return Err(SharedFailure::alike(format!(
+                "cannot pad along dimension {}: the tensor of rank {rank} has none, its size is {size:?}; try another dimension",
                 padding.dim
-            )));
+            ))
+            .into());
         }
-        let longest = all.into_iter().flatten().max().unwrap_or(0);
+        let Some(dim) = dim_in(&size) else { return Ok(tensor.shallow_clone()) };
+        let longest = all.iter().filter_map(|size| Some(size[dim_in(size)?])).max().unwrap_or(0);
         let mut padded_size = size.clone();
-        padded_size[dim as usize] = longest;
+        padded_size[dim] = longest;
         let padded =
             tensor.detach().f_new_full(padded_size, padding.value, (tensor.kind(), tensor.device()))?;
-        let len = size[dim as usize];
+        let len = size[dim];
         let begin = if padding.at == PadAt::End { 0 } else { longest - len };
-        padded.f_narrow(dim, begin, len)?.f_copy_(&tensor.detach())?;
+        padded.f_narrow(dim as i64, begin, len)?.f_copy_(&tensor.detach())?;
         Ok(padded)
     }
 }

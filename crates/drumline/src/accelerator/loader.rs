@@ -3,15 +3,34 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::error::{AcceleratorError, Result};
+use super::alike::{Given, check_alike};
+use super::error::Result;
 use super::save::Place;
 use super::share::Share;
 use super::shared::Shared;
 use super::window::{Count, Piece, Turns};
 use crate::loader::{Dataset, Epoch, Loader, LoaderOptions};
 use crate::sampler::{Sampler, SamplerPosition};
-use crate::shared_failure::{Trouble, guarded};
+use crate::shared_failure::{SharedFailure, Trouble, guarded};
 use crate::trainer::Batch;
+
+/// What must be the same on all ranks.
+fn given(whole: &dyn Sampler, options: &LoaderOptions) -> std::result::Result<Given, Trouble> {
+    if whole.num_replicas() != 1 {
+        return Err(format!(
+            "the loader's samples are already shared out over {} ranks; try a sampler for one, as prepare shares them out",
+            whole.num_replicas()
+        )
+        .into());
+    }
+    let given = [
+        ("number of samples", whole.num_samples().to_string()),
+        ("seed", whole.seed().to_string()),
+        ("batch_size", options.batch_size.to_string()),
+        ("drop_last", options.drop_last.to_string()),
+    ];
+    Ok(given.map(|(name, value)| (name.to_owned(), value)).to_vec())
+}
 
 /// What is counted in a batch.
 type Weigh<B> = Rc<dyn Fn(&B) -> f64>;
@@ -33,23 +52,25 @@ where
 {
     pub(super) fn new(loader: Loader<D>, shared: &Rc<Shared>) -> Result<Self> {
         let (dataset, whole, options) = loader.into_parts();
-        if whole.num_replicas() != 1 {
-            return Err(AcceleratorError::Unfit(format!(
-                "the loader's samples are already shared out over {} ranks; try a sampler for one, as prepare shares them out",
-                whole.num_replicas()
-            )));
-        }
+        check_alike(&shared.group, "loader", given(&*whole, &options))?;
         let LoaderOptions { batch_size, drop_last, .. } = options;
         let (rank, num_replicas) = (shared.group.rank(), shared.group.size());
         let share = Arc::new(Share { whole, rank, num_replicas, batch_size, drop_last });
+        if rank == 0 && share.samples_of(0) == 0 {
+            tracing::warn!(
+                "a loader has no batch of {batch_size} for each of {num_replicas} ranks, as its data set has {} samples: its epochs are empty",
+                share.whole.num_samples()
+            );
+        }
         let options = LoaderOptions {
             drop_last: false,
             pin_memory: shared.device.is_cuda() || options.pin_memory,
             ..options
         };
+        // They were good before.
         let loader = Loader::shared(dataset, share.clone(), options)
-            .map_err(|error| AcceleratorError::Unfit(error.to_string()))?;
-        let place = Rc::new(Place::new(share.start(0)));
+            .map_err(|error| SharedFailure::alike(error.to_string()))?;
+        let place = Rc::new(Place::new(share.start(0), share.samples_of(0)));
         let weigh = Rc::new(|batch: &D::Batch| batch.num_samples() as f64);
         Ok(Self { loader, share, shared: shared.clone(), weigh, place })
     }
@@ -73,13 +94,14 @@ where
     /// The batches that are left after some.
     pub(super) fn after(&self, epoch: u64, num_batches: usize) -> Batches<D> {
         let start = self.share.start(epoch);
-        let samples_seen = (num_batches * self.share.turn()).min(self.share.whole.count_from(&start));
+        let samples_seen =
+            num_batches.saturating_mul(self.share.turn()).min(self.share.whole.count_from(&start));
         self.from(SamplerPosition { samples_seen, ..start })
     }
 
     fn from(&self, position: SamplerPosition) -> Batches<D> {
         let real = self.share.taken(&position).real.div_ceil(self.share.batch_size);
-        let num_samples = self.share.whole.count_from(&self.share.start(position.epoch));
+        let num_samples = self.share.samples_of(position.epoch);
         let source = Source {
             batches: self.loader.resume(position).map_err(|error| Some(Trouble::from(error))),
             real,
@@ -173,13 +195,11 @@ where
     type Item = Result<D::Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let seen = (self.at.samples_seen + self.turn).min(self.num_samples);
-        let done = self.at.epoch as f64 + seen as f64 / self.num_samples.max(1) as f64;
-        let batch = match self.turns.next(|| done)? {
+        let batch = match self.turns.next()? {
             Ok(batch) => batch?,
             Err(error) => return Some(Err(error)),
         };
-        self.at.samples_seen = seen;
+        self.at.samples_seen = (self.at.samples_seen + self.turn).min(self.num_samples);
         self.place.set(self.at);
         Some(batch.to_device(self.shared.device).map_err(Into::into))
     }

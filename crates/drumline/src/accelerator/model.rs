@@ -9,9 +9,10 @@ use tch::nn::{ModuleT, VarStore};
 use tch::{Kind, Tensor};
 
 use super::Prepared;
-use super::error::{AcceleratorError, Result};
+use super::error::Result;
+use super::norms::Norms;
 use super::shared::Shared;
-use super::window::{Turn, Window};
+use super::window::Turn;
 use crate::checkpoint::named;
 
 type Parallel = std::result::Result<(), ParallelError>;
@@ -19,27 +20,38 @@ type Parallel = std::result::Result<(), ParallelError>;
 /// What backward needs of a model, whatever its type is.
 pub(super) trait Replica {
     /// All ranks begin a window with the buffers of one. Each calls it in every turn; the first call does it.
-    fn begin(&self, turn: &Turn) -> Parallel;
+    fn begin(&self, turn: &Rc<Turn>) -> Result;
     fn backward(&self, loss: &Tensor) -> Parallel;
     fn backward_unreduced(&self, loss: &Tensor) -> Parallel;
-    fn backward_nothing(&self) -> Parallel;
+    /// Takes part in a turn of the others that reduces.
+    fn backward_nothing(&self, turn: &Turn) -> Parallel;
+    /// Takes part in one that does not.
+    fn backward_nothing_unreduced(&self, turn: &Turn) -> Parallel;
     fn sync_buffers(&self) -> Parallel;
 }
 
 struct OneReplica<M> {
     ddp: Ddp<M>,
-    /// The window that it has begun.
-    begun: RefCell<Option<Rc<Window>>>,
+    norms: Norms,
+    /// The turn that it has begun.
+    begun: RefCell<Option<Rc<Turn>>>,
 }
 
 impl<M> Replica for OneReplica<M> {
-    fn begin(&self, turn: &Turn) -> Parallel {
+    fn begin(&self, turn: &Rc<Turn>) -> Result {
         let Some(buffers_of) = turn.window.buffers_of else { return Ok(()) };
-        let before = self.begun.replace(Some(turn.window.clone()));
-        match before.is_some_and(|before| Rc::ptr_eq(&before, &turn.window)) {
-            true => Ok(()),
-            false => self.ddp.begin_step(buffers_of),
+        let before = self.begun.replace(Some(turn.clone()));
+        if before.as_ref().is_some_and(|before| Rc::ptr_eq(before, turn)) {
+            return Ok(());
         }
+        if before.as_ref().is_some_and(|before| before.factor.is_some()) {
+            self.norms.learn();
+        }
+        if before.is_some_and(|before| Rc::ptr_eq(&before.window, &turn.window)) {
+            return Ok(());
+        }
+        self.ddp.begin_step(buffers_of)?;
+        self.norms.begin_window(self.ddp.group(), turn)
     }
 
     fn backward(&self, loss: &Tensor) -> Parallel {
@@ -50,8 +62,15 @@ impl<M> Replica for OneReplica<M> {
         self.ddp.no_sync(|| self.ddp.backward(loss))
     }
 
-    fn backward_nothing(&self) -> Parallel {
-        self.ddp.backward_nothing()
+    fn backward_nothing(&self, turn: &Turn) -> Parallel {
+        match self.norms.calls_of(turn) {
+            Some(calls) => self.ddp.backward_nothing_beside(&calls),
+            None => self.ddp.backward_nothing(),
+        }
+    }
+
+    fn backward_nothing_unreduced(&self, turn: &Turn) -> Parallel {
+        Ok(self.norms.shadow(&self.norms.calls_of(turn).unwrap_or_default())?)
     }
 
     fn sync_buffers(&self) -> Parallel {
@@ -72,32 +91,22 @@ impl<M: 'static> PreparedModel<M> {
         options: DdpOptions,
         shared: &Rc<Shared>,
     ) -> Result<(Self, Prepared)> {
-        if store.device() != shared.device {
-            return Err(AcceleratorError::Unfit(format!(
-                "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
-                store.device(),
-                shared.device
-            )));
-        }
-        let has_sync_norms = options.sync_group.is_some();
-        if has_sync_norms && shared.window > 1 {
-            return Err(AcceleratorError::Unfit(format!(
-                "synchronised norms with gradient_accumulation_steps of {}: a rank that runs out of data in a window cannot know which \
-                 norms the others wait for; try 1",
-                shared.window
-            )));
-        }
+        let norms = Norms::new(options.sync_group.clone());
         let ddp = Ddp::new(model, store, &shared.group, options)?;
-        let replica = Rc::new(OneReplica { ddp, begun: RefCell::default() });
+        let replica = Rc::new(OneReplica { ddp, norms, begun: RefCell::default() });
         let prepared = Prepared { replica: replica.clone(), tensors: named(store) };
         Ok((Self { replica, shared: shared.clone() }, prepared))
     }
 
-    /// Forward in training, whatever it is made of: `body` gets the model. In a turn whose batch only fills up its output counts nowhere.
+    /// Forward in training, whatever it is made of: `body` gets the model. In a turn whose batch only fills up its output counts nowhere, and norms over all
+    /// ranks do as in an evaluation.
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
         let turn = self.begin()?;
         let _autocast = self.shared.autocast()?;
         let ddp = &self.replica.ddp;
+        if turn.factor.is_none() {
+            return Ok(self.replica.norms.alone(|| body(ddp.module())));
+        }
         Ok(match self.shared.reduces(&turn) {
             true => ddp.forward_with(body)?,
             false => ddp.no_sync(|| ddp.forward_with(body))?,

@@ -82,40 +82,62 @@ impl<O> std::fmt::Debug for PreparedOptimizer<O> {
 
 /// A schedule that goes on when its optimizer has stepped; see [`Accelerator::prepare_schedule`](super::Accelerator::prepare_schedule).
 pub struct PreparedSchedule<O, S> {
+    inner: Rc<OneSchedule<O, S>>,
+}
+
+struct OneSchedule<O, S> {
     schedule: S,
     optimizer: Rc<RefCell<O>>,
     steps: Rc<Cell<u64>>,
     /// The steps that it was last asked after.
-    seen: u64,
+    seen: Cell<u64>,
     shared: Rc<Shared>,
+}
+
+/// A schedule, whatever its type is.
+pub(super) trait Scheduled {
+    /// Sets the learning rate of the next step.
+    fn set(&self);
+}
+
+impl<O: Optimizer, S: Schedule> Scheduled for OneSchedule<O, S> {
+    fn set(&self) {
+        let epoch = self.shared.place.get().map_or(0.0, |place| place.epochs_done());
+        let step = self.steps.get();
+        self.seen.set(step);
+        self.optimizer.borrow_mut().set_lr(self.schedule.lr(At { epoch, step }));
+    }
+}
+
+impl<O: Optimizer + 'static, S: Schedule + 'static> PreparedSchedule<O, S> {
+    pub(super) fn kept(&self) -> Rc<dyn Scheduled> {
+        self.inner.clone()
+    }
 }
 
 impl<O: Optimizer, S: Schedule> PreparedSchedule<O, S> {
     pub(super) fn new(of: &PreparedOptimizer<O>, schedule: S) -> Self {
-        let (optimizer, steps) = (of.optimizer.clone(), of.steps.clone());
-        let start = At { epoch: 0.0, step: steps.get() };
-        optimizer.borrow_mut().set_lr(schedule.lr(start));
-        Self { schedule, optimizer, seen: steps.get(), steps, shared: of.shared.clone() }
+        let (optimizer, steps, shared) = (of.optimizer.clone(), of.steps.clone(), of.shared.clone());
+        let inner = Rc::new(OneSchedule { schedule, optimizer, steps, seen: Cell::new(0), shared });
+        inner.set();
+        Self { inner }
     }
 
-    /// Sets the learning rate of the next step, if there was a step since it was last called.
+    /// Sets the learning rate of the next step, if there was a step since it was last called: after each batch, or after each epoch.
     pub fn step(&mut self) {
-        let step = self.steps.get();
-        if std::mem::replace(&mut self.seen, step) == step {
-            return;
+        if self.inner.seen.get() != self.inner.steps.get() {
+            self.inner.set();
         }
-        let at = At { epoch: self.shared.turn().epoch, step };
-        self.optimizer.borrow_mut().set_lr(self.schedule.lr(at));
     }
 
     /// The learning rate.
     pub fn lr(&self) -> f64 {
-        self.optimizer.borrow().lr()
+        self.inner.optimizer.borrow().lr()
     }
 }
 
 impl<O, S: std::fmt::Debug> std::fmt::Debug for PreparedSchedule<O, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PreparedSchedule").field("schedule", &self.schedule).finish_non_exhaustive()
+        f.debug_struct("PreparedSchedule").field("schedule", &self.inner.schedule).finish_non_exhaustive()
     }
 }

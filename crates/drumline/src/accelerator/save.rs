@@ -3,15 +3,22 @@
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use drumline_torch::RngState;
+use drumline_torch::{Named, RngState};
+use serde_json::json;
 
+use super::Accelerator;
 use super::error::{AcceleratorError, Result};
-use super::optimizer::Kept;
-use super::{Accelerator, Prepared};
-use crate::checkpoint::{Checkpoints, Mark, TrainState, restore};
+use super::several::{all_states, all_tensors, states_of};
+use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree};
+
+/// Names the last step that was logged, as the program counts steps, which need not be those of the optimizer.
+const LOGGED: &str = "logged_step";
+
+/// The steps of each optimizer.
+const STEPS: &str = "steps";
 
 /// Where a loader is.
 #[derive(Debug)]
@@ -20,11 +27,23 @@ pub(super) struct Place {
     /// Where the next loop over its epoch begins.
     resumed: Cell<Option<SamplerPosition>>,
     seed: u64,
+    /// Samples of an epoch.
+    num_samples: usize,
 }
 
 impl Place {
-    pub(super) fn new(start: SamplerPosition) -> Self {
-        Self { now: Cell::new(start), resumed: Cell::new(None), seed: start.seed }
+    pub(super) fn new(start: SamplerPosition, num_samples: usize) -> Self {
+        Self { now: Cell::new(start), resumed: Cell::new(None), seed: start.seed, num_samples }
+    }
+
+    /// Epochs done, with the fraction of the one that is on.
+    pub(super) fn epochs_done(&self) -> f64 {
+        let SamplerPosition { epoch, samples_seen, .. } = self.now();
+        epoch as f64 + samples_seen.min(self.num_samples) as f64 / self.num_samples.max(1) as f64
+    }
+
+    pub(super) fn now(&self) -> SamplerPosition {
+        self.now.get()
     }
 
     pub(super) fn set(&self, position: SamplerPosition) {
@@ -45,81 +64,115 @@ pub struct Resumed {
     pub path: PathBuf,
     /// The epoch to go on with. The loader knows where in it.
     pub epoch: u64,
-    /// Steps done.
+    /// Steps done; of several optimizers, by the one that has done most.
     pub step: u64,
 }
 
 impl Accelerator {
-    /// Saves model, optimizer, generators, and where the first prepared loader is, as a checkpoint in `folder`; all ranks together. The last two are kept.
+    /// Saves all models and optimizers, generators, and where the first prepared loader is, as a checkpoint in `folder`; all ranks together. The last two are kept.
     ///
     /// Between two steps: gradients of a window that is not complete are not saved, and would be missing.
     #[track_caller]
     pub fn save_state(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
-        if self.shared.turn().is_open() {
-            return Err(AcceleratorError::Unfit(
-                "save_state within a window would lose its gradients; try it after the optimizer's step, where sync_gradients() is true"
-                    .into(),
-            ));
-        }
+        let open = self.shared.turn().is_open().then_some(
+            "save_state within a window would lose its gradients; try it after the optimizer's step, where sync_gradients() is true",
+        );
+        agree::<_, AcceleratorError>(
+            self.group(),
+            open.map_or_else(|| self.check_prepared(), |open| Err(open.into())),
+        )?;
         self.shared.settle()?;
-        let state = self.with_one(|model, kept| self.state(model, kept).map_err(Trouble::from))?;
-        let state = agree::<_, AcceleratorError>(self.group(), state)?;
+        let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(Trouble::from))?;
         Ok(Checkpoints::new(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
     }
 
-    fn state(&self, model: &Prepared, kept: &Kept) -> std::result::Result<TrainState, Cause> {
-        let place = self.place.borrow().as_ref().map(|place| place.now.get());
+    fn state(&self) -> std::result::Result<TrainState, Cause> {
+        let place = self.shared.place.get().map(|place| place.now());
+        let optimizers = self.optimizers.borrow();
+        let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();
+        let steps: Vec<_> = optimizers.iter().map(|kept| kept.steps.get()).collect();
         Ok(TrainState {
-            optimizer: kept.optimizer.borrow().state(),
+            optimizer: all_states(&states),
             epoch: place.map_or(0, |position| position.epoch),
-            step: kept.steps.get(),
+            step: steps.iter().copied().max().unwrap_or(0),
             sampler: serde_json::to_value(place)?,
+            config: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps }),
             rng: RngState::capture()?,
-            ..TrainState::new(model.tensors.clone())?
+            ..TrainState::new(self.tensors())?
         })
     }
 
-    /// Goes on from the latest checkpoint in `folder`, saved by any number of ranks; `None` if there is none. All ranks call it, after `prepare`. The loop then
-    /// begins with the epoch that it returns, of which the loader gives what was left.
+    /// Those of all models.
+    fn tensors(&self) -> Vec<Named> {
+        let models = self.models.borrow();
+        all_tensors(&models.iter().map(|model| &model.tensors[..]).collect::<Vec<_>>())
+    }
+
+    /// Goes on from the latest checkpoint in `folder`, saved by any number of ranks; `None` if there is none, nor a folder. All ranks call it, after `prepare`. The
+    /// loop then begins with the epoch that it returns, of which the loader gives what was left. Where the checkpoint does not fit, nothing is changed.
     #[track_caller]
     pub fn load_state(&self, folder: impl AsRef<Path>) -> Result<Option<Resumed>> {
-        let Some(found) = Checkpoints::new(folder.as_ref()).load_latest(self.group())? else {
+        agree::<_, AcceleratorError>(self.group(), self.check_prepared())?;
+        let folder = folder.as_ref();
+        let Some(found) = Checkpoints::new(folder).load_latest(self.group())? else {
+            self.on_main_process(|| {
+                tracing::info!("no checkpoint in {}: this is a new run", folder.display())
+            });
             return Ok(None);
         };
         let place = format!("cannot go on from {}", found.path.display());
-        let epoch = self.with_one(|model, kept| {
-            self.go_on(model, kept, &found.state).map_err(|cause| Trouble::from(cause).within(&place))
-        })?;
-        let epoch = agree::<_, AcceleratorError>(self.group(), epoch)?;
-        Ok(Some(Resumed { path: found.path, epoch, step: found.state.step }))
+        let gone_on = self.go_on(&found.state).map_err(|cause| Trouble::from(cause).within(&place));
+        agree::<_, AcceleratorError>(self.group(), gone_on)?;
+        self.schedules.borrow().iter().for_each(|schedule| schedule.set());
+        Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
     }
 
-    fn go_on(&self, model: &Prepared, kept: &Kept, saved: &TrainState) -> std::result::Result<u64, Cause> {
+    fn go_on(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
-        let place = self.place.borrow();
-        if let (Some(position), Some(place)) = (position, &*place) {
+        let resumed = self.shared.place.get().zip(position);
+        if let Some((place, position)) = resumed {
             position.check_seed(place.seed)?;
         }
-        restore(&model.tensors, &saved.model)?;
-        kept.optimizer.borrow_mut().load_state(&saved.optimizer)?;
+        // All is checked before anything is changed.
+        let tensors = self.tensors();
+        check_model(&tensors, &saved.model)?;
+        self.load_optimizers(saved)?;
+        restore(&tensors, &saved.model)?;
         saved.rng.restore()?;
-        kept.steps.set(saved.step);
-        if let (Some(position), Some(place)) = (position, &*place) {
+        if let Some((place, position)) = resumed {
             place.now.set(position);
             place.resumed.set(Some(position));
         }
-        Ok(saved.epoch)
+        self.trackers.borrow_mut().resume_at(saved.config[LOGGED].as_u64().unwrap_or(saved.step));
+        Ok(())
     }
 
-    /// A checkpoint holds one model and one optimizer.
-    fn with_one<R>(&self, body: impl FnOnce(&Prepared, &Kept) -> R) -> Result<R> {
-        match (&self.models.borrow()[..], &self.optimizers.borrow()[..]) {
-            ([model], [optimizer]) => Ok(body(model, optimizer)),
-            (models, optimizers) => Err(AcceleratorError::Unfit(format!(
-                "a state is that of one model and one optimizer, and {} and {} are prepared; try drumline::checkpoint for more",
-                models.len(),
-                optimizers.len()
-            ))),
+    /// All optimizers, or none of them.
+    fn load_optimizers(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
+        let optimizers = self.optimizers.borrow();
+        let mut before = Vec::new();
+        for (kept, state) in optimizers.iter().zip(states_of(&saved.optimizer, optimizers.len())?) {
+            let mut optimizer = kept.optimizer.borrow_mut();
+            before.push((kept, optimizer.state()));
+            if let Err(error) = optimizer.load_state(&state) {
+                drop(optimizer);
+                before.pop();
+                before.iter().try_for_each(|(kept, state)| kept.optimizer.borrow_mut().load_state(state))?;
+                return Err(error.into());
+            }
+        }
+        for (place, kept) in optimizers.iter().enumerate() {
+            kept.steps.set(saved.config[STEPS][place].as_u64().unwrap_or(saved.step));
+        }
+        Ok(())
+    }
+
+    fn check_prepared(&self) -> std::result::Result<(), Trouble> {
+        match self.models.borrow().is_empty() {
+            false => Ok(()),
+            true => {
+                Err("no model is prepared whose state could be saved or loaded; try prepare first".into())
+            }
         }
     }
 }

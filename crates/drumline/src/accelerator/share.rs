@@ -35,6 +35,12 @@ impl Share {
         self.batch_size * self.num_replicas
     }
 
+    /// Samples of all ranks in an epoch.
+    pub(super) fn samples_of(&self, epoch: u64) -> usize {
+        let all = self.whole.count_from(&self.whole.start(epoch));
+        if self.drop_last { all / self.turn() * self.turn() } else { all }
+    }
+
     /// What this rank takes of what is left.
     pub(super) fn taken(&self, position: &SamplerPosition) -> Taken {
         let left = self.whole.count_from(position);

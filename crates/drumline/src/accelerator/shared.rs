@@ -1,14 +1,16 @@
 //! What all prepared things know of each other: the turn that is on, and whether gradients are reduced in it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::Autocast;
 use tch::{Device, Tensor};
 
+use super::alike::mistake;
 use super::error::{AcceleratorError, Result};
 use super::model::Replica;
+use super::save::Place;
 use super::window::{Turn, Window};
 use crate::trainer::Precision;
 
@@ -18,6 +20,8 @@ pub(super) struct Shared {
     precision: Precision,
     /// Turns of a window.
     pub(super) window: usize,
+    /// Where the first loader that was prepared is.
+    pub(super) place: OnceCell<Rc<Place>>,
     /// The loops that are going on, the innermost last: an evaluation may come between two turns of a training.
     turns: RefCell<Vec<(u64, Rc<Turn>)>>,
     loops: Cell<u64>,
@@ -39,6 +43,7 @@ impl Shared {
             device,
             precision,
             window,
+            place: OnceCell::new(),
             turns: RefCell::default(),
             loops: Cell::new(0),
             scopes: RefCell::default(),
@@ -85,7 +90,7 @@ impl Shared {
     }
 
     /// A model begins a turn of training; every rank does so in every turn.
-    pub(super) fn begin(&self, replica: &Rc<dyn Replica>, turn: &Turn) -> Result {
+    pub(super) fn begin(&self, replica: &Rc<dyn Replica>, turn: &Rc<Turn>) -> Result {
         replica.begin(turn)?;
         let mut stale = self.stale.borrow_mut();
         if turn.window.buffers_of.is_some() && !stale.iter().any(|known| Rc::ptr_eq(known, replica)) {
@@ -106,6 +111,13 @@ impl Shared {
         let turn = self.turn();
         let Some(factor) = turn.factor else { return self.backward_nothing(replica) };
         self.check()?;
+        if !loss.requires_grad() {
+            return Err(mistake(
+                &self.group,
+                "the loss does not depend on anything that is trained; try model.forward_t(&x, true), and no no_grad around it",
+            ));
+        }
+        self.begin(replica, &turn)?;
         let loss = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
         let reduces = self.reduces(&turn);
         match reduces {
@@ -121,9 +133,12 @@ impl Shared {
         let turn = self.turn();
         self.check()?;
         self.begin(replica, &turn)?;
-        if self.reduces(&turn) {
-            replica.backward_nothing()?;
-            self.is_unreduced.set(false);
+        match self.reduces(&turn) {
+            true => {
+                replica.backward_nothing(&turn)?;
+                self.is_unreduced.set(false);
+            }
+            false => replica.backward_nothing_unreduced(&turn)?,
         }
         turn.note_backward();
         Ok(())
@@ -134,10 +149,10 @@ impl Shared {
         self.check()?;
         match self.is_unreduced.get() {
             false => Ok(()),
-            true => Err(AcceleratorError::Unfit(
+            true => Err(mistake(
+                &self.group,
                 "the optimizer would step with gradients that were not reduced over ranks, as the last backward was inside no_sync; \
-                 try a backward outside before the step"
-                    .into(),
+                 try a backward outside before the step",
             )),
         }
     }

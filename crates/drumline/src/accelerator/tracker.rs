@@ -1,14 +1,19 @@
 //! Trackers: where figures are logged to, on rank 0.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+mod json_lines;
+mod tensorboard;
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+use tch::Device;
 
 use super::Accelerator;
+use crate::loader::Cause;
+use crate::shared_failure::in_words;
+
+pub use json_lines::JsonLines;
+pub use tensorboard::TensorBoard;
 
 /// What a tracker is told when a run begins.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,96 +29,70 @@ pub struct Started {
     pub num_nodes: usize,
     /// The accelerator's seed; 0 if it has none.
     pub seed: u64,
-    /// Where it computes.
+    /// Where it computes, such as `cpu` or `cuda:0`.
     pub device: String,
+    /// The epoch that it begins in.
+    pub epoch: u64,
+    /// Where it goes on from a checkpoint: the last step that was logged before that was saved.
+    pub resumed_at: Option<u64>,
 }
+
+/// When something is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Moment {
+    /// The step, as the program counts them.
+    pub step: u64,
+    /// The epoch that the first prepared loader is in.
+    pub epoch: u64,
+}
+
+/// What a tracker answers.
+pub type TrackerResult = Result<(), Cause>;
 
 /// A place to which figures are logged. It exists on rank 0 alone. One that fails is told of once and then left out: training goes on.
 pub trait Tracker {
-    /// A run begins.
-    fn begin(&mut self, run: &Started) -> io::Result<()>;
+    /// A run begins; told with its first figures, when it is known whether it goes on from a checkpoint.
+    fn begin(&mut self, run: &Started) -> TrackerResult;
 
     /// Figures of a step, by name.
-    fn log(&mut self, step: u64, values: &BTreeMap<String, f64>) -> io::Result<()>;
+    fn log(&mut self, at: Moment, values: &BTreeMap<String, f64>) -> TrackerResult;
 
     /// The run has ended well.
-    fn end(&mut self, step: u64) -> io::Result<()>;
-}
-
-/// `metrics.jsonl` in a folder: an object a line, of the kinds `run`, `step` and `end`. A run that goes on adds to what is there.
-#[derive(Debug)]
-pub struct JsonLines {
-    folder: PathBuf,
-    file: Option<File>,
-}
-
-impl JsonLines {
-    /// Lines in `folder`, which is made if need be.
-    pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), file: None }
-    }
-
-    fn write(&mut self, line: &Value) -> io::Result<()> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            None => {
-                std::fs::create_dir_all(&self.folder)?;
-                let file =
-                    OpenOptions::new().create(true).append(true).open(self.folder.join("metrics.jsonl"))?;
-                self.file.insert(file)
-            }
-        };
-        // At once, so that a reader never sees half a line.
-        file.write_all(format!("{line}\n").as_bytes())
-    }
-}
-
-impl Tracker for JsonLines {
-    fn begin(&mut self, run: &Started) -> io::Result<()> {
-        self.write(&json!({
-            "kind": "run", "step": 0, "epoch": 0, "name": run.name, "world_size": run.world_size, "num_nodes": run.num_nodes,
-            "seed": run.seed, "device": run.device, "num_threads": tch::get_num_threads(),
-            "drumline": env!("CARGO_PKG_VERSION"), "time": now(), "config": run.config,
-        }))
-    }
-
-    fn log(&mut self, step: u64, values: &BTreeMap<String, f64>) -> io::Result<()> {
-        let mut line: Map<String, Value> =
-            values.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
-        line.insert("kind".into(), "step".into());
-        line.insert("step".into(), step.into());
-        self.write(&line.into())
-    }
-
-    fn end(&mut self, step: u64) -> io::Result<()> {
-        self.write(
-            &json!({ "kind": "end", "step": step, "reason": "finished", "error": null, "time": now() }),
-        )
-    }
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    fn end(&mut self, at: Moment) -> TrackerResult;
 }
 
 /// The trackers that work.
 pub(super) struct Trackers {
     trackers: Vec<Box<dyn Tracker>>,
     seed: Option<u64>,
+    /// Name and configuration of a run whose beginning they have not been told.
+    coming: Option<(String, Map<String, Value>)>,
     last_step: u64,
+    resumed_at: Option<u64>,
 }
 
 impl Trackers {
     pub(super) fn new(trackers: Vec<Box<dyn Tracker>>, seed: Option<u64>) -> Self {
-        Self { trackers, seed, last_step: 0 }
+        Self { trackers, seed, coming: Some(Default::default()), last_step: 0, resumed_at: None }
     }
 
-    fn each(&mut self, mut tell: impl FnMut(&mut dyn Tracker) -> io::Result<()>) {
+    /// The last step that was logged.
+    pub(super) fn last_step(&self) -> u64 {
+        self.last_step
+    }
+
+    /// The run goes on from a checkpoint that was saved after this step was logged.
+    pub(super) fn resume_at(&mut self, step: u64) {
+        (self.last_step, self.resumed_at) = (step, Some(step));
+    }
+
+    fn each(&mut self, mut tell: impl FnMut(&mut dyn Tracker) -> TrackerResult) {
         self.trackers.retain_mut(|tracker| match tell(&mut **tracker) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!("a tracker cannot go on, and is left out from now on: {error}");
+                let words = in_words(error.as_ref());
+                tracing::warn!("a tracker cannot go on, and is left out from now on: {words}");
                 false
             }
         });
@@ -121,22 +100,14 @@ impl Trackers {
 }
 
 impl Accelerator {
-    /// Tells the trackers that a run begins. Every rank may call it; rank 0's counts.
+    /// Names the run that begins, for the trackers, and its configuration. Every rank may call it; rank 0's counts.
     pub fn init_trackers(&self, name: impl Into<String>, config: Value) {
-        let trackers = &mut *self.trackers.borrow_mut();
-        let run = Started {
-            name: name.into(),
-            config: match config {
-                Value::Object(config) => config,
-                Value::Null => Map::new(),
-                other => Map::from_iter([("config".to_owned(), other)]),
-            },
-            world_size: self.num_processes(),
-            num_nodes: self.group().num_nodes(),
-            seed: trackers.seed.unwrap_or(0),
-            device: format!("{:?}", self.device()).to_lowercase(),
+        let config = match config {
+            Value::Object(config) => config,
+            Value::Null => Map::new(),
+            other => Map::from_iter([("config".to_owned(), other)]),
         };
-        trackers.each(|tracker| tracker.begin(&run));
+        self.trackers.borrow_mut().coming = Some((name.into(), config));
     }
 
     /// Logs figures of a step. Every rank may call it; rank 0's count.
@@ -146,23 +117,54 @@ impl Accelerator {
     /// let folder = tempfile::tempdir()?;
     /// let accelerator = Accelerator::builder().project_dir(folder.path()).build()?;
     /// accelerator.init_trackers("squares", serde_json::json!({ "lr": 0.1 }));
-    /// accelerator.log(1, [("loss", 2.5)]);
+    /// accelerator.log(1, [("loss", 2.5), ("acc1", 50.0)]);
     /// accelerator.end_training();
     /// let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl"))?;
-    /// assert_eq!(lines.lines().nth(1), Some(r#"{"kind":"step","loss":2.5,"step":1}"#));
+    /// assert!(lines.lines().nth(1).is_some_and(|line| line.contains(r#""loss":2.5"#)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn log<N: Into<String>>(&self, step: u64, values: impl IntoIterator<Item = (N, f64)>) {
         let values = values.into_iter().map(|(name, value)| (name.into(), value)).collect();
-        let trackers = &mut *self.trackers.borrow_mut();
-        trackers.last_step = step;
-        trackers.each(|tracker| tracker.log(step, &values));
+        self.tell_of_beginning();
+        self.trackers.borrow_mut().last_step = step;
+        let at = self.moment();
+        self.trackers.borrow_mut().each(|tracker| tracker.log(at, &values));
     }
 
     /// Tells the trackers that the run has ended well.
     pub fn end_training(&self) {
+        self.tell_of_beginning();
+        let at = self.moment();
+        self.trackers.borrow_mut().each(|tracker| tracker.end(at));
+    }
+
+    fn moment(&self) -> Moment {
+        let epoch = self.shared.place.get().map_or(0, |place| place.now().epoch);
+        Moment { step: self.trackers.borrow().last_step, epoch }
+    }
+
+    /// A run begins for its trackers when there is something to log.
+    fn tell_of_beginning(&self) {
+        let epoch = self.moment().epoch;
         let trackers = &mut *self.trackers.borrow_mut();
-        let step = trackers.last_step;
-        trackers.each(|tracker| tracker.end(step));
+        let Some((name, config)) = trackers.coming.take() else { return };
+        let run = Started {
+            name,
+            config,
+            world_size: self.num_processes(),
+            num_nodes: self.group().num_nodes(),
+            seed: trackers.seed.unwrap_or(0),
+            device: name_of(self.device()),
+            epoch,
+            resumed_at: trackers.resumed_at,
+        };
+        trackers.each(|tracker| tracker.begin(&run));
+    }
+}
+
+fn name_of(device: Device) -> String {
+    match device {
+        Device::Cuda(index) => format!("cuda:{index}"),
+        other => format!("{other:?}").to_lowercase(),
     }
 }

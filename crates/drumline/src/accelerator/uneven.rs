@@ -60,7 +60,7 @@ where
     type Item = Result<ParallelTurn<I::Item>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let turn = self.turns.next(|| 0.0)?;
+        let turn = self.turns.next()?;
         Some(turn.and_then(|batch| match batch {
             Some(batch) => Ok(ParallelTurn::Batch(batch.to_device(self.device)?)),
             None => Ok(ParallelTurn::Empty),

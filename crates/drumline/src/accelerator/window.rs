@@ -38,6 +38,8 @@ pub(super) struct Window {
     pub(super) backwards: Cell<usize>,
     /// The rank whose buffers all begin with, where that is known.
     pub(super) buffers_of: Option<usize>,
+    /// Whether some rank has no batch in some turn.
+    pub(super) is_uneven: bool,
 }
 
 /// One turn, as this rank sees it.
@@ -50,8 +52,6 @@ pub(super) struct Turn {
     pub(super) is_last: bool,
     /// Of each rank; none where nobody has said.
     pub(super) samples: Vec<usize>,
-    /// Epochs done when it ends.
-    pub(super) epoch: f64,
     /// Backwards in this turn.
     pub(super) backwards: Cell<usize>,
 }
@@ -64,7 +64,6 @@ impl Turn {
             factor: Some(1.0),
             is_last: true,
             samples: Vec::new(),
-            epoch: 0.0,
             backwards: Cell::new(0),
         }
     }
@@ -123,14 +122,14 @@ impl Agreed {
 
     /// The turns as `rank` sees them.
     fn turns_of(&self, rank: usize) -> impl Iterator<Item = Turn> {
-        let window = Rc::new(Window { buffers_of: self.buffers_of(), ..Window::default() });
+        let is_uneven = self.turns.iter().flatten().any(|count| count.samples == 0);
+        let window = Rc::new(Window { buffers_of: self.buffers_of(), is_uneven, ..Window::default() });
         let (num, total) = (self.turns.len(), self.total());
         self.turns.iter().enumerate().map(move |(place, counts)| Turn {
             window: window.clone(),
             factor: (counts[rank].samples > 0).then(|| counts[rank].weight * counts.len() as f64 / total),
             is_last: place + 1 == num,
             samples: counts.iter().map(|count| count.samples).collect(),
-            epoch: 0.0,
             backwards: Cell::new(0),
         })
     }
@@ -165,8 +164,8 @@ impl<B, I: Iterator<Item = std::result::Result<Piece<B>, Trouble>>> Turns<B, I> 
         }
     }
 
-    /// The batch of the next turn, `None` in it where this rank has none; `epoch` says where the epoch is then.
-    pub(super) fn next(&mut self, epoch: impl FnOnce() -> f64) -> Option<Result<Option<B>>> {
+    /// The batch of the next turn, `None` in it where this rank has none.
+    pub(super) fn next(&mut self) -> Option<Result<Option<B>>> {
         if self.coming.is_empty()
             && !self.is_done
             && let Err(error) = self.fetch()
@@ -179,7 +178,7 @@ impl<B, I: Iterator<Item = std::result::Result<Piece<B>, Trouble>>> Turns<B, I> 
             self.end();
             return ended.then(|| self.shared.settle().err().map(Err)).flatten();
         };
-        self.entry.begin(Turn { epoch: epoch(), ..turn });
+        self.entry.begin(turn);
         Some(Ok(batch))
     }
 

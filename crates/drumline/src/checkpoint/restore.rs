@@ -16,6 +16,13 @@ pub fn named(store: &VarStore) -> Vec<Named> {
 /// Copies the values of `from` into the tensors `into` of the same names, wherever these are. Unless names, shapes and types
 /// are the same in both, all differences are listed and nothing is copied.
 pub fn restore(into: &[Named], from: &[Named]) -> Result<(), CheckpointError> {
+    check_model(into, from)?;
+    let from: BTreeMap<_, _> = from.iter().map(|named| (&named.name, &named.tensor)).collect();
+    tch::no_grad(|| into.iter().try_for_each(|named| copy(&named.tensor, from[&named.name])))
+}
+
+/// An error with all differences unless names, shapes and types of `from` are those of `into`.
+pub(crate) fn check_model(into: &[Named], from: &[Named]) -> Result<(), CheckpointError> {
     let from: BTreeMap<_, _> = from.iter().map(|named| (&named.name, &named.tensor)).collect();
     let wanted: BTreeMap<_, _> = into.iter().map(|named| (&named.name, &named.tensor)).collect();
     let missing = wanted.keys().filter(|name| !from.contains_key(*name));
@@ -23,11 +30,8 @@ pub fn restore(into: &[Named], from: &[Named]) -> Result<(), CheckpointError> {
     let both = wanted.iter().filter_map(|(name, wanted)| Some((name, *wanted, *from.get(name)?)));
     let mut differences: Vec<_> = missing.map(|name| format!("`{name}` is not in the checkpoint")).collect();
     differences.extend(unexpected.map(|name| format!("`{name}` is not in the model")));
-    differences.extend(both.clone().filter_map(|(name, wanted, found)| difference(name, wanted, found)));
-    if !differences.is_empty() {
-        return Err(CheckpointError::Mismatch { differences });
-    }
-    tch::no_grad(|| both.into_iter().try_for_each(|(_, wanted, found)| copy(wanted, found)))
+    differences.extend(both.filter_map(|(name, wanted, found)| difference(name, wanted, found)));
+    if differences.is_empty() { Ok(()) } else { Err(CheckpointError::Mismatch { differences }) }
 }
 
 fn copy(into: &Tensor, from: &Tensor) -> Result<(), CheckpointError> {

@@ -3,7 +3,9 @@
 mod collecting;
 mod failing;
 mod methods;
+mod norms;
 mod saving;
+mod tracking;
 mod windows;
 
 use drumline::accelerator::{AcceleratorBuilder, PreparedLoader, PreparedModel, PreparedOptimizer};

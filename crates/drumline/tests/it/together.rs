@@ -7,11 +7,15 @@ use rank_test::{Exit, ranks_test};
 
 const PROMPT: Duration = Duration::from_secs(40);
 const FOLDER: &str = "DRUMLINE_TEST_FOLDER";
+const LATE: &str = "DRUMLINE_TEST_LATE";
+
+/// Whatever the tests' own environment asks for.
+const QUIET: [(&str, &str); 2] = [("DRUMLINE_LOG", ""), ("RUST_LOG", "")];
 
 ranks_test!(
     the_master_informs_and_all_warn,
     3,
-    env = [("RUST_LOG", "")],
+    env = QUIET,
     {
         init_logging(LogOptions { show_rank: true, ..LogOptions::default() })?;
         tracing::info!("before the group");
@@ -40,9 +44,58 @@ ranks_test!(
             "{said:?}"
         );
         assert_eq!(said[2], "");
-        // The control: the variable wins.
-        let report = ranks.env([("RUST_LOG", "debug")]).pass()?;
-        assert!(report.ranks.iter().all(|rank| rank.stderr_text().contains("chatter")));
+        // The control: a variable wins, and ours over the other.
+        let has_chatter = |set: &[(&str, &str)]| -> anyhow::Result<Vec<bool>> {
+            let report = ranks.clone().env(set.iter().copied()).pass()?;
+            Ok(report.ranks.iter().map(|rank| rank.stderr_text().contains("chatter")).collect())
+        };
+        assert_eq!(has_chatter(&[("RUST_LOG", "debug")])?, [true; 3]);
+        assert_eq!(has_chatter(&[("DRUMLINE_LOG", "debug")])?, [true; 3]);
+        assert_eq!(has_chatter(&[("DRUMLINE_LOG", "info"), ("RUST_LOG", "debug")])?, [false; 3]);
+    }
+);
+
+ranks_test!(
+    what_is_said_while_ranks_meet_is_said_once,
+    3,
+    env = QUIET,
+    {
+        if std::env::var_os(LATE).is_none() {
+            init_logging(LogOptions { show_rank: true, ..LogOptions::default() })?;
+        }
+        let file = format!("file://{}/meeting", std::env::var(FOLDER)?);
+        let member = drumline::init(&file, drumline::InitOptions::default())?;
+        let group = ProcessGroup::new(member, drumline::GroupOptions::from_env()?)?;
+        if std::env::var_os(LATE).is_some() {
+            init_logging(LogOptions { rank: Some(group.rank()), show_rank: true, ..LogOptions::default() })?;
+        }
+        group.barrier()?;
+        tracing::info!("all are here");
+    },
+    |ranks| {
+        let said = |set: &[(&str, &str)]| -> anyhow::Result<Vec<String>> {
+            let temp = tempfile::tempdir()?;
+            let report = ranks.clone().env(set.iter().copied()).env([(FOLDER, temp.path())]).pass()?;
+            Ok(report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect())
+        };
+        let of_master = |said: &[String], words: &str| {
+            let lines = said[0].lines().filter(|line| line.starts_with("[rank 0] ") && line.contains(words));
+            assert_eq!(said[1..], ["", ""], "{said:?}");
+            lines.count()
+        };
+        let early = said(&[])?;
+        assert_eq!(
+            (of_master(&early, "store listening"), of_master(&early, "all are here")),
+            (1, 1),
+            "{early:?}"
+        );
+        // The control: what comes before `init_logging` is not shown, what comes after is.
+        let late = said(&[(LATE, "1")])?;
+        assert_eq!(
+            (of_master(&late, "store listening"), of_master(&late, "all are here")),
+            (0, 1),
+            "{late:?}"
+        );
     }
 );
 

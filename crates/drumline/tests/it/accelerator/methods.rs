@@ -38,6 +38,10 @@ ranks_test!(
         let expected: [&[i32]; 3] = [&[0, 1, 2], &[3, 4], &[5, 6]];
         assert_eq!(accelerator.split_between_processes(&items), expected[rank]);
         assert_eq!(accelerator.split_between_processes(&items[..2]).len(), usize::from(rank < 2));
+        let expected: [&[i32]; 3] = [&[0, 1, 2], &[3, 4, 6], &[5, 6, 6]];
+        assert_eq!(accelerator.split_between_processes_padded(&items), Vec::from_iter(expected[rank]));
+        assert_eq!(accelerator.split_between_processes_padded(&items[..2]), [&[0, 1, 1][rank]]);
+        assert!(accelerator.split_between_processes_padded::<i32>(&[]).is_empty());
         accelerator.wait_for_everyone()?;
     },
     |ranks| {
@@ -91,6 +95,21 @@ ranks_test!(a_schedule_goes_on_with_the_optimizers_steps, 2, {
     assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-9), "{rates:?}");
 });
 
+ranks_test!(a_schedule_may_go_on_after_each_epoch, 2, {
+    let mut training = training(Accelerator::builder(), data(12), 2)?;
+    let mut schedule = training.accelerator.prepare_schedule(&training.optimizer, |at: At| 1.0 + at.epoch);
+    let mut rates = vec![schedule.lr()];
+    for epoch in 0..3 {
+        training.epoch(epoch)?;
+        // An evaluation counts no epochs.
+        let dev = training.accelerator.prepare_loader(whole(data(4), 2)?)?;
+        assert_eq!(dev.epoch(7).count(), 1);
+        schedule.step();
+        rates.push(schedule.lr());
+    }
+    assert_eq!(rates, [1.0, 2.0, 3.0, 4.0]);
+});
+
 ranks_test!(fewer_bits_are_for_the_forward_alone, 2, {
     let mut training = training(Accelerator::builder().precision(Precision::Bf16), data(8), 4)?;
     let exact = {
@@ -116,34 +135,3 @@ ranks_test!(seeds_differ_by_rank, 2, {
     tch::manual_seed(5);
     assert_eq!(first.double_value(&[0]), Tensor::rand([1], (Kind::Float, Device::Cpu)).double_value(&[0]));
 });
-
-ranks_test!(
-    figures_are_logged_once,
-    2,
-    {
-        let folder = folder()?;
-        std::fs::write(folder.join(format!("file{}", std::env::var("RANK")?)), "")?;
-        let broken = drumline::accelerator::JsonLines::new(folder.join("file0").join("below"));
-        let accelerator = Accelerator::builder().project_dir(&folder).tracker(broken).seed(3).build()?;
-        accelerator.init_trackers("a run", serde_json::json!({ "lr": 0.5 }));
-        for step in 1..=3 {
-            accelerator.log(step, [("loss", 1.0 / step as f64), ("worst", f64::NAN)]);
-        }
-        accelerator.end_training();
-    },
-    |ranks| {
-        let folder = tempfile::tempdir()?;
-        ranks.env([("DRUMLINE_TEST_FOLDER", folder.path())]).pass()?;
-        let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl"))?;
-        let lines: Vec<serde_json::Value> =
-            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let kinds: Vec<_> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
-        assert_eq!(kinds, ["run", "step", "step", "step", "end"], "once, and one that fails ends nothing");
-        assert_eq!(
-            (lines[0]["world_size"].as_u64(), lines[0]["config"]["lr"].as_f64()),
-            (Some(2), Some(0.5))
-        );
-        assert_eq!((lines[2]["step"].as_u64(), lines[2]["loss"].as_f64()), (Some(2), Some(0.5)));
-        assert!(lines[2]["worst"].is_null());
-    }
-);

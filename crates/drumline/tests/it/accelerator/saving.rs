@@ -86,6 +86,84 @@ ranks_test!(
     }
 );
 
+/// Two models with an optimizer each, trained for so many steps from what is saved, if anything is; their weights then.
+fn two_models(group: &ProcessGroup, steps: usize) -> anyhow::Result<Vec<Tensor>> {
+    let accelerator = Accelerator::builder().group(group).build()?;
+    let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
+    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let models = [model(&stores[0])?, model(&stores[1])?];
+    let adam = drumline::Adam::new(drumline::parameters(&stores[1]), Default::default())?;
+    let (mut sgd, mut adam) =
+        (accelerator.prepare_optimizer(sgd(&stores[0])?), accelerator.prepare_optimizer(adam));
+    let done = accelerator.load_state(folder()?)?.map_or(0, |from| from.step);
+    assert_eq!((sgd.steps(), adam.steps()), (done, done));
+    for index in done as usize..done as usize + steps {
+        let (x, y) = collate(vec![sample(index * 2 + group.rank())]).unwrap();
+        for model in &models {
+            model.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?;
+        }
+        sgd.step()?;
+        adam.step()?;
+        sgd.zero_grad()?;
+        adam.zero_grad()?;
+    }
+    accelerator.save_state(folder()?)?;
+    Ok(stores.iter().flat_map(weights).collect())
+}
+
+ranks_test!(
+    several_models_and_optimizers_go_on_with_the_same_bits,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let straight = two_models(&group, 6)?;
+        group.barrier()?;
+        if group.rank() == 0 {
+            std::fs::remove_dir_all(folder()?)?;
+        }
+        group.barrier()?;
+        let half = two_models(&group, 3)?;
+        assert!(difference(&half, &straight) > 0.0, "the control");
+        assert_eq!(difference(&two_models(&group, 3)?, &straight), 0.0);
+        // One model and one optimizer are not what was saved.
+        let told = new_training(&group)?.accelerator.load_state(folder()?).unwrap_err().to_string();
+        assert!(told.contains("`0.first.bias` is not in the model"), "{told}");
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path().join("states"))]).pass()?;
+    }
+);
+
+/// The learning rate of the first step after a state was loaded, with the schedule prepared before or after that.
+fn first_rate(group: &ProcessGroup, is_early: bool) -> anyhow::Result<f64> {
+    let Training { accelerator, optimizer, .. } = new_training(group)?;
+    let rate = |at: drumline::At| 1.0 + at.step as f64 + at.epoch / 10.0;
+    let early = is_early.then(|| accelerator.prepare_schedule(&optimizer, rate));
+    accelerator.load_state(folder()?)?;
+    let schedule = early.unwrap_or_else(|| accelerator.prepare_schedule(&optimizer, rate));
+    Ok(schedule.lr())
+}
+
+ranks_test!(
+    a_schedule_goes_on_where_it_was,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        train_and_save(&group)?;
+        // After 6 steps, and 16 of 29 samples of the second epoch.
+        let expected = 7.0 + (1.0 + 16.0 / 29.0) / 10.0;
+        for is_early in [true, false] {
+            let rate = first_rate(&group, is_early)?;
+            assert!((rate - expected).abs() < 1e-12, "{rate}, expected {expected}");
+        }
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path())]).pass()?;
+    }
+);
+
 ranks_test!(first_batches_are_skipped_and_not_loaded, 2, {
     let loaded = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let see = loaded.clone();
@@ -102,4 +180,5 @@ ranks_test!(first_batches_are_skipped_and_not_loaded, 2, {
     assert_eq!(rest.len(), 1);
     assert_eq!(loader.epoch(2).count(), loader.num_batches(), "the control");
     assert_eq!(accelerator.skip_first_batches(&loader, 2, 9).count(), 0);
+    assert_eq!(accelerator.skip_first_batches(&loader, 2, usize::MAX).count(), 0);
 });

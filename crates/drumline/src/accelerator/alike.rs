@@ -1,0 +1,77 @@
+//! Ranks that prepare different things would train past each other: what each was given is put to all, and so is what makes no sense.
+
+use std::time::Duration;
+
+use drumline_comm::ProcessGroup;
+
+use super::error::{AcceleratorError, Result};
+use crate::shared_failure::{SharedFailure, Trouble, agree};
+
+/// How long the others have to come to the same mistake.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Names and values of what a rank was given.
+pub(super) type Given = Vec<(String, String)>;
+
+/// An error on all ranks, with one text, if one has trouble or was given something else than rank 0. All ranks call it.
+#[track_caller]
+pub(super) fn check_alike(
+    group: &ProcessGroup,
+    what: &str,
+    own: std::result::Result<Given, Trouble>,
+) -> Result {
+    let all: Vec<std::result::Result<Given, Trouble>> = group.all_gather_object(&own)?;
+    let troubles: Vec<_> = all.iter().map(|given| given.as_ref().err().cloned()).collect();
+    if let Some(failure) = SharedFailure::of(&troubles) {
+        return Err(failure.into());
+    }
+    let all: Vec<Given> = all.into_iter().flatten().collect();
+    match difference(&all) {
+        None => Ok(()),
+        Some((rank, difference)) => Err(SharedFailure::alike(format!(
+            "rank {rank} was given another {what} than rank 0: {difference}; try the same on all ranks"
+        ))
+        .into()),
+    }
+}
+
+/// The error of a mistake that ranks make alike, as they run one program: where the others have made it, too, one for all. A rank that is alone with it,
+/// while the others wait for it elsewhere, tells of it itself.
+#[track_caller]
+pub(super) fn mistake(group: &ProcessGroup, text: &str) -> AcceleratorError {
+    let met = group.monitored_barrier(SOON).map_err(AcceleratorError::from);
+    match met.and_then(|()| agree::<(), AcceleratorError>(group, Err(text.into()))) {
+        Err(error) if error.is_agreed() => error,
+        _ => AcceleratorError::Unfit(text.to_owned()),
+    }
+}
+
+/// The first rank that differs from rank 0, and how.
+fn difference(all: &[Given]) -> Option<(usize, String)> {
+    all.iter().enumerate().find_map(|(rank, theirs)| {
+        let ((name, first), (_, other)) = all[0].iter().zip(theirs).find(|(first, other)| first != other)?;
+        Some((rank, format!("{name} is {other}, expected {first}")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drumline_comm::LocalGroup;
+
+    #[test]
+    fn all_ranks_get_the_same_words() {
+        let given = |value: usize| vec![("batch size".to_owned(), value.to_string())];
+        let said = |own: &(dyn Fn(usize) -> std::result::Result<Given, Trouble> + Sync)| {
+            let outcomes = LocalGroup::run(3, |group| Ok(check_alike(&group, "loader", own(group.rank()))));
+            let texts = outcomes.unwrap().into_iter().map(|outcome| outcome.err().map(|e| e.to_string()));
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(said(&|_| Ok(given(4))), vec![None; 3]);
+        let expected = "rank 2 was given another loader than rank 0: batch size is 8, expected 4; try the same on all ranks";
+        assert_eq!(said(&|rank| Ok(given(4 << (rank / 2)))), vec![Some(expected.to_owned()); 3]);
+        let expected = "rank 1: no such file";
+        let trouble = |rank| if rank == 1 { Err(Trouble::from("no such file")) } else { Ok(given(rank)) };
+        assert_eq!(said(&trouble), vec![Some(expected.to_owned()); 3]);
+    }
+}

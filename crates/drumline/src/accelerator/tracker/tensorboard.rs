@@ -1,0 +1,52 @@
+//! Curves for TensorBoard.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use drumline_observe::tensorboard::Writer;
+
+use super::{Moment, Started, Tracker, TrackerResult};
+
+/// TensorBoard's event files in a folder: each figure under its name, the configuration as text.
+#[derive(Debug)]
+pub struct TensorBoard {
+    folder: PathBuf,
+    writer: Option<Writer>,
+}
+
+impl TensorBoard {
+    /// In this folder, which is made if it is not there. A run that goes on begins another file, which TensorBoard shows as one with those before.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), writer: None }
+    }
+}
+
+impl Tracker for TensorBoard {
+    fn begin(&mut self, run: &Started) -> TrackerResult {
+        let mut writer = Writer::create(&self.folder)?;
+        writer.text("config", run.resumed_at.unwrap_or(0), &as_table(run))?;
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    fn log(&mut self, at: Moment, values: &BTreeMap<String, f64>) -> TrackerResult {
+        let values: Vec<_> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        Ok(self.writer.as_mut().map_or(Ok(()), |writer| writer.scalars(at.step, &values))?)
+    }
+
+    fn end(&mut self, _: Moment) -> TrackerResult {
+        Ok(self.writer.as_mut().map_or(Ok(()), Writer::flush)?)
+    }
+}
+
+/// In Markdown.
+fn as_table(run: &Started) -> String {
+    let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+    let mut table = format!("{}\n\n| key | value |\n|---|---|\n", cell(&run.name));
+    for (key, value) in &run.config {
+        let _ = writeln!(table, "| {} | {} |", cell(key), cell(&value.to_string()));
+    }
+    let _ = writeln!(table, "| ranks | {} |", run.world_size);
+    table
+}
