@@ -29,7 +29,7 @@ mod train;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use drumline::LogOptions;
 
 use crate::config::Config;
 use args::{Cli, Command, DataCommand};
@@ -37,8 +37,7 @@ use args::{Cli, Command, DataCommand};
 /// Carries out the command line of this process.
 pub fn main() -> ExitCode {
     drumline::install_panic_file();
-    show_warnings();
-    let outcome = match Cli::parse().command {
+    let outcome = start_logging().and_then(|()| match Cli::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Data { command: DataCommand::SynthCifar(args) } => args.write(),
@@ -46,15 +45,13 @@ pub fn main() -> ExitCode {
         Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),
         Command::BenchLoader(args) => bench_loader::run(&args),
-    };
+    });
     ending::end(outcome)
 }
 
-/// Warnings go to stderr; `DRUMLINE_LOG=debug` shows more, as in `RUST_LOG`.
-fn show_warnings() {
-    let filter = EnvFilter::try_from_env("DRUMLINE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    lines.without_time().with_target(false).with_ansi(false).init();
+/// `DRUMLINE_LOG=debug` shows more than warnings, in `RUST_LOG`'s words.
+fn start_logging() -> anyhow::Result<()> {
+    Ok(drumline::init_logging(LogOptions { filter: Some("warn".into()), ..LogOptions::default() })?)
 }
 
 fn show_keys() -> anyhow::Result<()> {
