@@ -43,7 +43,7 @@ use tch::{Device, Tensor};
 use crate::loader::{Cause, Dataset, Loader};
 use crate::main_first::main_first;
 use crate::schedule::Schedule;
-use crate::shared_failure::{SharedFailure, agree};
+use crate::shared_failure::SharedFailure;
 use crate::trainer::Batch;
 use error::Result;
 use model::Replica;
@@ -143,34 +143,10 @@ impl Accelerator {
         store: &VarStore,
         options: DdpOptions,
     ) -> Result<PreparedModel<M>> {
-        self.check_model(store)?;
+        model::check(store, &self.models.borrow(), &self.shared)?;
         let (model, prepared) = PreparedModel::new(model, store, options, &self.shared)?;
         self.models.borrow_mut().push(prepared);
         Ok(model)
-    }
-
-    /// An error on all ranks if a model cannot be prepared on one.
-    fn check_model(&self, store: &VarStore) -> Result {
-        let new = crate::checkpoint::named(store);
-        let models = self.models.borrow();
-        let is_known = |named: &&Named| {
-            let mut known = models.iter().flat_map(|model| &model.tensors);
-            let place = named.tensor.data_ptr();
-            named.tensor.numel() > 0 && known.any(|known| known.tensor.data_ptr() == place)
-        };
-        let trouble = match (store.device() == self.device(), new.iter().find(is_known)) {
-            (false, _) => Some(format!(
-                "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
-                store.device(),
-                self.device()
-            )),
-            (true, Some(named)) => Some(format!(
-                "`{}` is part of a model that is prepared already; try one prepare for each model",
-                named.name
-            )),
-            (true, None) => None,
-        };
-        agree(self.group(), trouble.map_or(Ok(()), |trouble| Err(trouble.into())))
     }
 
     /// One more optimizer.

@@ -14,6 +14,7 @@ use super::norms::Norms;
 use super::shared::Shared;
 use super::window::Turn;
 use crate::checkpoint::named;
+use crate::shared_failure::agree;
 
 type Parallel = std::result::Result<(), ParallelError>;
 
@@ -76,6 +77,27 @@ impl<M> Replica for OneReplica<M> {
     fn sync_buffers(&self) -> Parallel {
         self.ddp.sync_buffers()
     }
+}
+
+/// An error on all ranks if a model cannot be prepared on one, beside those that are.
+pub(super) fn check(store: &VarStore, models: &[Prepared], shared: &Shared) -> Result {
+    let is_prepared = |named: &&Named| {
+        let mut known = models.iter().flat_map(|model| &model.tensors);
+        named.tensor.numel() > 0 && known.any(|known| known.tensor.data_ptr() == named.tensor.data_ptr())
+    };
+    let trouble = match named(store).iter().find(is_prepared) {
+        _ if store.device() != shared.device => Some(format!(
+            "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
+            store.device(),
+            shared.device
+        )),
+        Some(named) => Some(format!(
+            "`{}` is part of a model that is prepared already; try one prepare for each model",
+            named.name
+        )),
+        None => None,
+    };
+    agree(&shared.group, trouble.map_or(Ok(()), |trouble| Err(trouble.into())))
 }
 
 /// A model that all ranks train together; see [`Accelerator::prepare`](super::Accelerator::prepare). It has `forward_t` as a `tch` module has.

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use drumline::accelerator::{JsonLines, TensorBoard};
 use drumline_observe::events::{self, Event, Reason};
+use drumline_observe::plot;
 use rank_test::{python_with_tensorboard, ranks_test};
 
 use super::super::trainer::FOLDER;
@@ -59,6 +60,11 @@ ranks_test!(
         assert_eq!(run.config["lr"].as_f64(), Some(0.5));
         assert_eq!((step.loss, step.metrics["acc1"], step.metrics["worst"]), (0.5, Some(50.0), None));
         assert_eq!(end.reason, Reason::Finished);
+        let runs = plot::load(&[folder.path().to_owned()])?;
+        assert!(plot::metrics(&runs).is_superset(&["loss".to_owned(), "acc1".to_owned()].into()), "{runs:?}");
+        let picture = folder.path().join("curves.svg");
+        plot::save(&picture, &runs, &["loss".to_owned(), "acc1".to_owned()], Default::default())?;
+        assert!(std::fs::read_to_string(picture)?.contains("<svg"));
         assert_eq!(std::fs::read_dir(folder.path().join("tensorboard"))?.count(), 1);
         if let Some(python) = python_with_tensorboard() {
             assert_eq!(read_by_tensorboard(&python, folder.path()), "loss [1, 2, 3] 0.5; config True\n");
