@@ -13,7 +13,6 @@
 //!
 //! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `optimizer`, `collect`, `save`, `several`, `tracker`.
 
-mod alike;
 mod builder;
 mod collect;
 mod error;

@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accelerator;
+mod alike;
 pub mod checkpoint;
 mod device;
 mod ending;

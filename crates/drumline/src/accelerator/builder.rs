@@ -8,10 +8,10 @@ use drumline_rendezvous::{InitError, InitOptions, from_env, init, worker_env};
 use tch::Device;
 
 use super::Accelerator;
-use super::alike::{Given, check_alike};
 use super::error::Result;
 use super::shared::Shared;
 use super::tracker::{JsonLines, Tracker, Trackers};
+use crate::alike::{Given, check_alike};
 use crate::shared_failure::Trouble;
 use crate::trainer::Precision;
 

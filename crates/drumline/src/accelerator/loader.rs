@@ -3,12 +3,12 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::alike::{Given, check_alike};
 use super::error::Result;
 use super::save::Place;
 use super::share::Share;
 use super::shared::Shared;
 use super::window::{Count, Piece, Turns};
+use crate::alike::{Given, check_alike};
 use crate::loader::{Dataset, Epoch, Loader, LoaderOptions};
 use crate::sampler::{Sampler, SamplerPosition};
 use crate::shared_failure::{SharedFailure, Trouble, guarded};

@@ -7,11 +7,11 @@ use drumline_comm::ProcessGroup;
 use drumline_torch::Autocast;
 use tch::{Device, Tensor};
 
-use super::alike::mistake;
 use super::error::{AcceleratorError, Result};
 use super::model::Replica;
 use super::save::Place;
 use super::window::{Turn, Window};
+use crate::alike::mistake;
 use crate::trainer::Precision;
 
 pub(super) struct Shared {

@@ -42,6 +42,8 @@ pub(super) struct Agreed {
     pub(super) most_batches: usize,
     /// Whether ranks have different numbers.
     pub(super) is_uneven: bool,
+    /// A rank that has none.
+    pub(super) without_data: Option<usize>,
     /// The rank whose buffers count in the next step; `None` if nobody has data.
     pub(super) buffers_of: Option<usize>,
 }
@@ -77,6 +79,7 @@ impl Agreed {
             count: sum(2),
             most_batches,
             is_uneven: batches.iter().any(|batches| *batches != most_batches),
+            without_data: batches.iter().position(|batches| *batches == 0),
             buffers_of,
         }
     }

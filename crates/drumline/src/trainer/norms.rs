@@ -4,7 +4,8 @@ use drumline_comm::{CommError, ProcessGroup};
 use drumline_parallel::{ParallelError, SyncCall, SyncGroup};
 
 use super::error::TrainerError;
-use crate::shared_failure::Trouble;
+use super::meeting::Agreed;
+use crate::shared_failure::{SharedFailure, Trouble};
 
 /// What is known of the calls that the model's synchronised norms make.
 #[derive(Debug)]
@@ -33,12 +34,20 @@ impl Norms {
     }
 
     /// A rank that has had no batch yet hears from the others what calls there are. All ranks call it.
-    pub(super) fn share(&mut self, group: &ProcessGroup) -> Result<(), CommError> {
-        if self.group.is_some() {
-            let all = group.all_gather_object(&self.calls)?;
-            self.calls = all.into_iter().find(|calls| !calls.is_empty()).unwrap_or_default();
+    pub(super) fn share(&mut self, group: &ProcessGroup, agreed: &Agreed) -> Result<(), TrainerError> {
+        if self.group.is_none() || !agreed.is_uneven {
+            return Ok(());
         }
-        Ok(())
+        let all = group.all_gather_object(&self.calls)?;
+        self.calls = all.into_iter().find(|calls| !calls.is_empty()).unwrap_or_default();
+        match agreed.without_data {
+            Some(rank) if self.calls.is_empty() => Err(SharedFailure::alike(format!(
+                "rank {rank} has no batch in the first step, and cannot know which synchronised norms the others wait for; \
+                 try more data, or smaller batches"
+            ))
+            .into()),
+            _ => Ok(()),
+        }
     }
 
     /// Takes part in so many of the others' batches.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_observe::bar::Progress;
-use drumline_parallel::{Ddp, ParallelError};
+use drumline_parallel::Ddp;
 use drumline_torch::{Adam, AdamOptions, Optimizer, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
@@ -23,6 +23,7 @@ use super::run::{Clock, Place, Run};
 use super::settings::{LoadBestModel, Settings};
 use super::share::WholeShare;
 use super::state::{Start, TrainState};
+use crate::alike::{Given, check_alike};
 use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
 use crate::sampler::{EvalSampler, Sampler, SamplerOptions};
@@ -120,14 +121,14 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let parts = asked.parts();
         let parts = agree::<_, TrainerError>(&group, parts.map_err(Trouble::from))?;
         let mut config = asked.settings.to_config();
-        check_alike(&group, &config, &asked.hooks.names())?;
+        check_alike(&group, "trainer", Ok(given(&config, &asked.hooks.names())))?;
         config.append(&mut asked.settings.config);
         let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
         if let Some(observer) = asked.tracer.observer() {
             asked.ddp_options.observer = Some(observer);
         }
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
-        let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options).map_err(known_to_all)?;
+        let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
         if group.rank() == 0 && asked.settings.print_every > 0 {
             let every = asked.settings.print_every;
             let progress = match asked.settings.use_tqdm {
@@ -171,14 +172,6 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
     }
 }
 
-/// That ranks have different models, all of them have found out.
-fn known_to_all(error: ParallelError) -> TrainerError {
-    match error {
-        ParallelError::OtherModel { .. } => SharedFailure::alike(error.to_string()).into(),
-        error => error.into(),
-    }
-}
-
 /// The most steps that any rank has batches for.
 fn steps_per_epoch<B: Batch>(
     group: &ProcessGroup,
@@ -198,28 +191,11 @@ fn steps_per_epoch<B: Batch>(
     .into())
 }
 
-/// Ranks that were asked for different things would train past each other.
-fn check_alike(
-    group: &ProcessGroup,
-    config: &BTreeMap<String, Value>,
-    callbacks: &[String],
-) -> Result<(), TrainerError> {
-    let mut own = config.clone();
+/// What must be the same on all ranks.
+fn given(config: &BTreeMap<String, Value>, callbacks: &[String]) -> Given {
     // Only rank 0 touches them; folders may have other names on other machines.
-    own.retain(|name, _| name != "save_path" && name != "resume_from");
-    own.insert("callbacks".into(), callbacks.join(", ").into());
-    // As text: a group's objects are not JSON.
-    let own: Vec<(String, String)> = own.into_iter().map(|(name, value)| (name, value.to_string())).collect();
-    let all = group.all_gather_object(&own)?;
-    for (rank, theirs) in all.iter().enumerate() {
-        let differs = all[0].iter().zip(theirs).find(|(first, other)| first != other);
-        if let Some(((name, first), (_, other))) = differs {
-            return Err(SharedFailure::alike(format!(
-                "rank {rank} was given another trainer than rank 0: {name} is {other}, expected {first}; \
-                 try the same on all ranks"
-            ))
-            .into());
-        }
-    }
-    Ok(())
+    let folders = ["save_path", "resume_from"];
+    let settings = config.iter().filter(|(name, _)| !folders.contains(&name.as_str()));
+    let settings = settings.map(|(name, value)| (name.clone(), value.to_string()));
+    settings.chain([("callbacks".to_owned(), callbacks.join(", "))]).collect()
 }

@@ -12,10 +12,10 @@ use super::error::TrainerError;
 use super::model::Model;
 use super::run::{Place, Run};
 use super::state::Best;
-use crate::checkpoint::{CheckpointError, Checkpoints, Mark, TrainState, named, restore};
+use crate::checkpoint::{Checkpoints, Mark, TrainState, named, restore};
 use crate::loader::{Cause, Dataset};
 use crate::sampler::SamplerPosition;
-use crate::shared_failure::{SharedFailure, Trouble, agree, in_words};
+use crate::shared_failure::{Trouble, agree, in_words};
 
 /// What a checkpoint keeps beside weights, optimizer and position.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -40,10 +40,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.ddp.sync_buffers()?;
         let state = self.to_checkpoint().map_err(Trouble::from);
         let state = agree::<_, TrainerError>(&self.state.group, state)?;
-        if let Err(error) = shared(checkpoints.save(&state, mark, &self.state.group)) {
+        if let Err(error) = checkpoints.save(&state, mark, &self.state.group) {
             // It is not tried again on the way out.
             self.checkpoints = None;
-            return Err(error);
+            return Err(error.into());
         }
         self.state.saved_at = Some(self.state.step);
         self.clock.restart();
@@ -103,7 +103,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Goes on from the latest checkpoint, if that is wanted and there is one.
     pub(super) fn resume(&mut self) -> Result<(), TrainerError> {
         let found = match (self.loaded.take(), &self.settings.resume_from) {
-            (None, Some(folder)) => shared(Checkpoints::new(folder).load_latest(&self.state.group))?,
+            (None, Some(folder)) => Checkpoints::new(folder).load_latest(&self.state.group)?,
             (loaded, _) => loaded,
         };
         let Some(found) = found else { return Ok(()) };
@@ -144,17 +144,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| self.state.best.is_some()) else {
             return Ok(());
         };
-        let Some(found) = shared(checkpoints.load_best(&self.state.group))? else { return Ok(()) };
+        let Some(found) = checkpoints.load_best(&self.state.group)? else { return Ok(()) };
         let restored = restore(&named(self.store), &found.state.model);
         agree(&self.state.group, restored.map_err(Trouble::from))
     }
-}
-
-/// What rank 0 ran into, as a failure that is the same on all ranks, which it is.
-fn shared<T>(outcome: Result<T, CheckpointError>) -> Result<T, TrainerError> {
-    outcome.map_err(|error| match error {
-        CheckpointError::Comm(error) => TrainerError::Comm(error),
-        CheckpointError::OnRankZero { cause } => SharedFailure::alike(cause).into(),
-        error => SharedFailure::alike(error.to_string()).into(),
-    })
 }

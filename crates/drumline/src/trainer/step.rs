@@ -27,9 +27,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         self.state.optimizer.zero_grad()?;
         self.ddp.begin_step(agreed.buffers_of.unwrap_or(0))?;
-        if agreed.is_uneven {
-            self.norms.share(&self.state.group)?;
-        }
+        self.norms.share(&self.state.group, agreed)?;
         self.train_scores.reset();
         let sum = self.gradients(batches, agreed)?;
         let sums = self.add_up([&[sum], &self.train_scores.sums()[..]].concat())?;

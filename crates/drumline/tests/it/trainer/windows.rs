@@ -261,6 +261,39 @@ impl Sampler for Long {
     }
 }
 
+ranks_test!(norms_over_all_ranks_need_a_first_batch_on_each, 3, {
+    let group = ProcessGroup::from_env()?;
+    let sync = SyncGroup::new(&group)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = normed(&store, &sync);
+    let trainer = DistTrainer::new(&group, &net, &store, data(4)).loss(CrossEntropy::default());
+    let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
+    let trainer = trainer.batch_size_per_gpu(2).print_every(0).ddp_options(options).sampler(NoneForRank2(group.rank()));
+    let told = trainer.train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(told.starts_with("rank 2 has no batch in the first step"), "{told}");
+});
+
+/// Four samples for each of ranks 0 and 1.
+struct NoneForRank2(usize);
+
+impl Sampler for NoneForRank2 {
+    fn num_samples(&self) -> usize {
+        4
+    }
+
+    fn num_replicas(&self) -> usize {
+        3
+    }
+
+    fn count_from(&self, _: &SamplerPosition) -> usize {
+        if self.0 == 2 { 0 } else { 4 }
+    }
+
+    fn indices_from(&self, position: &SamplerPosition) -> Result<Vec<usize>, SamplerError> {
+        Ok((0..self.count_from(position)).collect())
+    }
+}
+
 ranks_test!(norms_over_all_ranks_go_on_where_some_have_fewer_batches, 3, {
     tch::set_num_threads(1);
     let group = ProcessGroup::from_env()?;

@@ -1,26 +1,26 @@
-//! Ranks that prepare different things would train past each other: what each was given is put to all, and so is what makes no sense.
+//! Ranks that are given different things would train past each other: what each was given is put to all, and so is what makes no sense.
 
 use std::time::Duration;
 
 use drumline_comm::ProcessGroup;
 
-use super::error::{AcceleratorError, Result};
+use crate::run_error::RunError;
 use crate::shared_failure::{SharedFailure, Trouble, agree};
 
 /// How long the others have to come to the same mistake.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Names and values of what a rank was given.
-pub(super) type Given = Vec<(String, String)>;
+pub(crate) type Given = Vec<(String, String)>;
 
 /// An error on all ranks, with one text, if one has trouble or was given something else than rank 0. All ranks call it.
 #[track_caller]
-pub(super) fn check_alike(
+pub(crate) fn check_alike(
     group: &ProcessGroup,
     what: &str,
-    own: std::result::Result<Given, Trouble>,
-) -> Result {
-    let all: Vec<std::result::Result<Given, Trouble>> = group.all_gather_object(&own)?;
+    own: Result<Given, Trouble>,
+) -> Result<(), RunError> {
+    let all: Vec<Result<Given, Trouble>> = group.all_gather_object(&own)?;
     let troubles: Vec<_> = all.iter().map(|given| given.as_ref().err().cloned()).collect();
     if let Some(failure) = SharedFailure::of(&troubles) {
         return Err(failure.into());
@@ -38,11 +38,11 @@ pub(super) fn check_alike(
 /// The error of a mistake that ranks make alike, as they run one program: where the others have made it, too, one for all. A rank that is alone with it,
 /// while the others wait for it elsewhere, tells of it itself.
 #[track_caller]
-pub(super) fn mistake(group: &ProcessGroup, text: &str) -> AcceleratorError {
-    let met = group.monitored_barrier(SOON).map_err(AcceleratorError::from);
-    match met.and_then(|()| agree::<(), AcceleratorError>(group, Err(text.into()))) {
+pub(crate) fn mistake(group: &ProcessGroup, text: &str) -> RunError {
+    let met = group.monitored_barrier(SOON).map_err(RunError::from);
+    match met.and_then(|()| agree::<(), RunError>(group, Err(text.into()))) {
         Err(error) if error.is_agreed() => error,
-        _ => AcceleratorError::Unfit(text.to_owned()),
+        _ => RunError::Unfit(text.to_owned()),
     }
 }
 
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn all_ranks_get_the_same_words() {
         let given = |value: usize| vec![("batch size".to_owned(), value.to_string())];
-        let said = |own: &(dyn Fn(usize) -> std::result::Result<Given, Trouble> + Sync)| {
+        let said = |own: &(dyn Fn(usize) -> Result<Given, Trouble> + Sync)| {
             let outcomes = LocalGroup::run(3, |group| Ok(check_alike(&group, "loader", own(group.rank()))));
             let texts = outcomes.unwrap().into_iter().map(|outcome| outcome.err().map(|e| e.to_string()));
             texts.collect::<Vec<_>>()
