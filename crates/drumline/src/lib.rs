@@ -55,10 +55,18 @@ mod guides {
     mod accelerator {}
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
+    #[doc = include_str!("../../../docs/coming-from.md")]
+    mod coming_from {}
+    #[doc = include_str!("../../../docs/concepts.md")]
+    mod concepts {}
     #[doc = include_str!("../../../docs/data-parallel.md")]
     mod data_parallel {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
+    #[doc = include_str!("../../../docs/hangs.md")]
+    mod hangs {}
+    #[doc = include_str!("../../../docs/install.md")]
+    mod install {}
     #[doc = include_str!("../../../docs/launching.md")]
     mod launching {}
     #[doc = include_str!("../../../docs/loading.md")]
