@@ -268,7 +268,8 @@ ranks_test!(norms_over_all_ranks_need_a_first_batch_on_each, 3, {
     let net = normed(&store, &sync);
     let trainer = DistTrainer::new(&group, &net, &store, data(4)).loss(CrossEntropy::default());
     let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
-    let trainer = trainer.batch_size_per_gpu(2).print_every(0).ddp_options(options).sampler(NoneForRank2(group.rank()));
+    let trainer =
+        trainer.batch_size_per_gpu(2).print_every(0).ddp_options(options).sampler(NoneForRank2(group.rank()));
     let told = trainer.train(LoadBestModel::No).unwrap_err().to_string();
     assert!(told.starts_with("rank 2 has no batch in the first step"), "{told}");
 });
