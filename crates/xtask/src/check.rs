@@ -31,14 +31,13 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
 }
 
 /// The pages that name tests.
-const NAMING_TESTS: [&str; 10] = [
+const NAMING_TESTS: [&str; 9] = [
     "docs/torchrun-compat.md",
     "docs/launching.md",
     "docs/checkpoints.md",
     "docs/data-parallel.md",
     "docs/ddp-cases.md",
     "docs/trainer.md",
-    "docs/accelerator.md",
     "docs/coming-from.md",
     "docs/concepts.md",
     "docs/observing.md",
