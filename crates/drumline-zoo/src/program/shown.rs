@@ -1,7 +1,7 @@
 //! What people see of a training, in the words of Distribuuuu.
 
 use drumline::trainer::{CallbackResult, Evaluation, MasterCallback, TrainState, TrainerError};
-use drumline_observe::bar::{At, Figure, Pace, Progress};
+use drumline_observe::bar::{Figure, Pace, Progress};
 
 use crate::config::Config;
 
@@ -29,15 +29,6 @@ impl Shown {
     }
 }
 
-fn place(state: &TrainState) -> At {
-    At {
-        epoch: state.epoch(),
-        epochs: state.n_epochs(),
-        step: state.step_in_epoch(),
-        steps: state.steps_per_epoch(),
-    }
-}
-
 impl MasterCallback for Shown {
     fn on_train_begin(&mut self, state: &TrainState) -> CallbackResult {
         if let Some(step) = state.resumed_at() {
@@ -48,7 +39,7 @@ impl MasterCallback for Shown {
     }
 
     fn on_epoch_begin(&mut self, state: &TrainState) -> CallbackResult {
-        self.progress.begin_epoch(place(state));
+        self.progress.begin_epoch(state.into());
         (self.pace, self.epoch) = (Pace::new(), Means::default());
         Ok(())
     }
@@ -63,7 +54,7 @@ impl MasterCallback for Shown {
         let Means { loss, acc1, samples } = self.epoch;
         let figures = figures(loss / samples, acc1 / samples, state.lr(), self.pace.mean());
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
-        self.progress.step(place(state), &figures, Some(left));
+        self.progress.step(state.into(), &figures, Some(left));
         Ok(())
     }
 
@@ -116,7 +107,7 @@ fn figures(loss: f64, acc1: f64, lr: f64, images_per_s: f64) -> [Figure<'static>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drumline_observe::bar::step_line;
+    use drumline_observe::bar::{At, step_line};
     use std::time::Duration;
 
     #[test]

@@ -18,12 +18,14 @@ impl Shown {
     }
 }
 
-fn place(state: &TrainState) -> At {
-    At {
-        epoch: state.epoch(),
-        epochs: state.n_epochs(),
-        step: state.step_in_epoch(),
-        steps: state.steps_per_epoch(),
+impl From<&TrainState> for At {
+    fn from(state: &TrainState) -> Self {
+        Self {
+            epoch: state.epoch(),
+            epochs: state.n_epochs(),
+            step: state.step_in_epoch(),
+            steps: state.steps_per_epoch(),
+        }
     }
 }
 
@@ -36,7 +38,7 @@ impl MasterCallback for Shown {
     }
 
     fn on_epoch_begin(&mut self, state: &TrainState) -> CallbackResult {
-        self.progress.begin_epoch(place(state));
+        self.progress.begin_epoch(state.into());
         self.pace = Pace::new();
         Ok(())
     }
@@ -49,7 +51,7 @@ impl MasterCallback for Shown {
         figures.push(Figure::new("lr", format!("{:.6}", state.lr())).in_lines_only());
         figures.push(Figure::unnamed(format!("{:.1} samples/s", self.pace.mean())));
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
-        self.progress.step(place(state), &figures, Some(left));
+        self.progress.step(state.into(), &figures, Some(left));
         Ok(())
     }
 
