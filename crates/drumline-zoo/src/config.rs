@@ -12,14 +12,16 @@ mod error;
 mod file;
 mod keys;
 mod nearest;
-mod setting;
+pub(crate) mod section;
+pub(crate) mod setting;
+pub(crate) mod table;
 mod value;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub use error::{ConfigError, Place};
-pub use keys::{Config, Cudnn, Data, Entry, Model, Optim, Run, Test, Train};
+pub use keys::{Config, Cudnn, Data, Model, Optim, Run, Test, Train};
+pub use section::Entry;
 pub use setting::{DataKind, DeviceKind, LrPolicy};
 pub use value::Value;
 
@@ -57,39 +59,12 @@ impl Config {
     /// # Ok::<(), drumline_zoo::config::ConfigError>(())
     /// ```
     pub fn load<S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<Self, ConfigError> {
-        let mut given = match file {
-            Some(path) => file::read(path)?,
-            None => Vec::new(),
-        };
-        given.extend(overrides(pairs)?);
-        let mut config = Self::default();
-        let mut seen = BTreeSet::new();
-        for given in given {
-            config.set(&given)?;
-            seen.insert(given.key);
-        }
-        if !seen.contains("TEST.DATASET") {
-            config.test.dataset.clone_from(&config.train.dataset);
-        }
-        config.check()?;
-        Ok(config)
+        table::load(file, pairs)
     }
 
     /// As YAML, in a form that [`load`](Self::load) and Python's yacs read.
     pub fn to_yaml(&self) -> String {
-        let mut text = String::new();
-        for section in self.sections() {
-            let prefix = section.prefix();
-            let indent = if prefix.is_empty() { "" } else { "  " };
-            if !prefix.is_empty() {
-                text.push_str(&format!("{prefix}:\n"));
-            }
-            for entry in section.entries() {
-                let name = entry.key.rsplit('.').next().unwrap_or_default();
-                text.push_str(&format!("{indent}{name}: {}\n", entry.value));
-            }
-        }
-        text
+        table::to_yaml(self)
     }
 
     /// Where [`save`](Self::save) puts the resolved configuration.
@@ -109,36 +84,8 @@ impl Config {
 
     /// Every key with its value, what it takes and what it is for.
     pub fn entries(&self) -> Vec<Entry> {
-        self.sections().iter().flat_map(|section| section.entries()).collect()
+        table::entries(self)
     }
-
-    fn set(&mut self, given: &Given) -> Result<(), ConfigError> {
-        for section in self.sections_mut() {
-            if let Some(outcome) = section.set(&given.key, &given.value) {
-                return outcome.map_err(|expects| ConfigError::Value {
-                    key: given.key.clone(),
-                    got: given.as_typed(),
-                    expects,
-                    place: given.place.clone(),
-                });
-            }
-        }
-        let known: Vec<_> = self.entries().into_iter().map(|entry| entry.key).collect();
-        let (key, place) = (given.key.clone(), given.place.clone());
-        Err(ConfigError::Unknown { advice: nearest::advice(&key, &known), key, place })
-    }
-}
-
-/// `KEY VALUE KEY VALUE …`, as yacs takes it.
-fn overrides<S: AsRef<str>>(words: &[S]) -> Result<Vec<Given>, ConfigError> {
-    let pairs = words.chunks(2).map(|pair| match pair {
-        [key, value] => {
-            let (key, value) = (key.as_ref().to_owned(), Value::Text(value.as_ref().to_owned()));
-            Ok(Given { key, value, place: Place::CommandLine })
-        }
-        _ => Err(ConfigError::NoValue { key: pair[0].as_ref().to_owned() }),
-    });
-    pairs.collect()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::keys::Config;
 use super::setting::LrPolicy;
 
 impl Config {
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check_values(&self) -> Result<(), ConfigError> {
         self.check_sizes()?;
         self.check_optim()?;
         self.check_model()?;

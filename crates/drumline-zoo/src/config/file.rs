@@ -4,12 +4,12 @@ use std::path::Path;
 
 use serde_saphyr::{Location, Spanned, options};
 
+use super::Given;
 use super::error::{ConfigError, Place};
 use super::value::Value;
-use super::{Config, Given};
 
-/// All values of the file, each with its full key.
-pub(super) fn read(path: &Path) -> Result<Vec<Given>, ConfigError> {
+/// All values of the file, each with its full key, of a configuration that knows these keys.
+pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let options = options! { with_snippet: false };
@@ -23,7 +23,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Given>, ConfigError> {
         Value::Section(pairs) => {
             let mut given = Vec::new();
             for (key, value) in pairs {
-                flatten(key, value, path, &mut given)?;
+                flatten(key, value, &Reader { path, known }, &mut given)?;
             }
             Ok(given)
         }
@@ -34,26 +34,31 @@ pub(super) fn read(path: &Path) -> Result<Vec<Given>, ConfigError> {
     }
 }
 
+struct Reader<'a> {
+    path: &'a Path,
+    known: &'a [String],
+}
+
 /// Adds what stands behind `key` to the list, or each key of it if it is a section.
 fn flatten(
     key: String,
     value: Spanned<Value>,
-    path: &Path,
+    reader: &Reader<'_>,
     given: &mut Vec<Given>,
 ) -> Result<(), ConfigError> {
-    let place = place(path, value.referenced);
+    let place = place(reader.path, value.referenced);
     let wrong = |what: &str| Err(ConfigError::Yaml { place: place.clone(), what: format!("{key} {what}") });
     match value.value {
-        Value::Section(_) if is_key(&key) => wrong("has no keys of its own; try a value behind it"),
+        Value::Section(_) if reader.is_key(&key) => wrong("has no keys of its own; try a value behind it"),
         Value::Section(pairs) => {
             for (name, value) in pairs {
-                flatten(format!("{key}.{name}"), value, path, given)?;
+                flatten(format!("{key}.{name}"), value, reader, given)?;
             }
             Ok(())
         }
         // `TRAIN:` with nothing below it.
-        Value::Null if is_section(&key) => Ok(()),
-        _ if is_section(&key) => wrong("has keys of its own; try them below it"),
+        Value::Null if reader.is_section(&key) => Ok(()),
+        _ if reader.is_section(&key) => wrong("has keys of its own; try them below it"),
         value => {
             given.push(Given { key, value, place });
             Ok(())
@@ -61,13 +66,15 @@ fn flatten(
     }
 }
 
-fn is_key(key: &str) -> bool {
-    Config::default().entries().iter().any(|entry| entry.key == key)
-}
+impl Reader<'_> {
+    fn is_key(&self, key: &str) -> bool {
+        self.known.iter().any(|known| known == key)
+    }
 
-fn is_section(key: &str) -> bool {
-    let below = format!("{key}.");
-    Config::default().entries().iter().any(|entry| entry.key.starts_with(&below))
+    fn is_section(&self, key: &str) -> bool {
+        let below = format!("{key}.");
+        self.known.iter().any(|known| known.starts_with(&below))
+    }
 }
 
 fn place(path: &Path, location: Location) -> Place {

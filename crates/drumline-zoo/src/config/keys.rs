@@ -1,78 +1,12 @@
 //! Every key: its name, type, default and meaning. Distribuuuu's, with its meanings and defaults, and ours.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::setting::{DataKind, DeviceKind, LrPolicy, Setting};
-use super::value::Value;
-
-/// A key as it is now.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// The full name: `TRAIN.BATCH_SIZE`.
-    pub key: String,
-    /// Its value.
-    pub value: Value,
-    /// What it takes, in words.
-    pub expects: String,
-    /// What it is for.
-    pub about: &'static str,
-}
-
-/// Keys that share the part before the point.
-pub(super) trait Section {
-    /// That part; empty for keys without one.
-    fn prefix(&self) -> &'static str;
-    /// All its keys.
-    fn entries(&self) -> Vec<Entry>;
-    /// Sets a key by its full name: `None` if it is not one of these, an error that says what was expected.
-    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), String>>;
-}
-
-macro_rules! section {
-    ($(#[doc = $of:literal])* $name:ident $prefix:literal {
-        $($(#[doc = $about:literal])* $key:literal $field:ident: $type:ty = $default:expr;)*
-    }) => {
-        $(#[doc = $of])*
-        #[derive(Debug, Clone, PartialEq)]
-        pub struct $name {
-            $($(#[doc = $about])* pub $field: $type,)*
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default,)* }
-            }
-        }
-
-        impl Section for $name {
-            fn prefix(&self) -> &'static str {
-                $prefix
-            }
-
-            fn entries(&self) -> Vec<Entry> {
-                vec![$(Entry {
-                    key: full($prefix, $key),
-                    value: self.$field.write(),
-                    expects: <$type as Setting>::expects(),
-                    about: concat!($($about),*).trim_start(),
-                },)*]
-            }
-
-            fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), String>> {
-                $(if key == full($prefix, $key) {
-                    let read = <$type as Setting>::read(value);
-                    let expects = <$type as Setting>::expects;
-                    return Some(read.map(|read| self.$field = read).ok_or_else(expects));
-                })*
-                None
-            }
-        }
-    };
-}
-
-fn full(prefix: &str, key: &str) -> String {
-    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
-}
+use super::error::ConfigError;
+use super::section::{Section, section};
+use super::setting::{DataKind, DeviceKind, LrPolicy};
+use super::table::Table;
 
 section! {
     /// `MODEL`: the network.
@@ -231,20 +165,24 @@ pub struct Config {
     pub run: Run,
 }
 
-impl Config {
-    pub(super) fn sections(&self) -> [&dyn Section; 7] {
-        [&self.model, &self.data, &self.train, &self.test, &self.optim, &self.cudnn, &self.run]
+impl Table for Config {
+    fn sections(&self) -> Vec<&dyn Section> {
+        vec![&self.model, &self.data, &self.train, &self.test, &self.optim, &self.cudnn, &self.run]
     }
 
-    pub(super) fn sections_mut(&mut self) -> [&mut dyn Section; 7] {
-        [
-            &mut self.model,
-            &mut self.data,
-            &mut self.train,
-            &mut self.test,
-            &mut self.optim,
-            &mut self.cudnn,
-            &mut self.run,
-        ]
+    fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
+        let Self { model, data, train, test, optim, cudnn, run } = self;
+        vec![model, data, train, test, optim, cudnn, run]
+    }
+
+    /// `TEST.DATASET` that nobody gives is the folder of `TRAIN.DATASET`.
+    fn settle(&mut self, given: &BTreeSet<String>) {
+        if !given.contains("TEST.DATASET") {
+            self.test.dataset.clone_from(&self.train.dataset);
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.check_values()
     }
 }

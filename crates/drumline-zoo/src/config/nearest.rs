@@ -7,10 +7,13 @@ const ALIKE: f64 = 0.8;
 ///
 /// A key without its section means all that end so.
 pub(super) fn advice(key: &str, known: &[String]) -> String {
-    let key = key.to_uppercase();
-    let ends: Vec<_> = known.iter().filter(|known| known.ends_with(&format!(".{key}"))).cloned().collect();
+    let key = key.to_lowercase();
+    let ends_so = |known: &&String| known.to_lowercase().ends_with(&format!(".{key}"));
+    let ends: Vec<_> = known.iter().filter(ends_so).cloned().collect();
     let near = || {
-        let scored = known.iter().map(|known| (strsim::normalized_damerau_levenshtein(&key, known), known));
+        let scored = known
+            .iter()
+            .map(|known| (strsim::normalized_damerau_levenshtein(&key, &known.to_lowercase()), known));
         let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b));
         best.filter(|(score, _)| *score >= ALIKE).map(|(_, known)| known.clone())
     };

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::value::Value;
 
 /// A type that a key can have.
-pub(super) trait Setting: Sized {
+pub(crate) trait Setting: Sized {
     /// What it takes, in words.
     fn expects() -> String;
     /// The value as this type.

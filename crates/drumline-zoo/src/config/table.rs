@@ -1,0 +1,92 @@
+//! A configuration as a table of keys in sections: read from a file and from `KEY VALUE` pairs, written as YAML.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::error::{ConfigError, Place};
+use super::section::{Entry, Section};
+use super::value::Value;
+use super::{Given, file, nearest};
+
+/// A configuration whose keys are known by name.
+pub(crate) trait Table: Default {
+    /// Its sections; one within another right behind that.
+    fn sections(&self) -> Vec<&dyn Section>;
+
+    /// The same, to be changed.
+    fn sections_mut(&mut self) -> Vec<&mut dyn Section>;
+
+    /// Fills in what follows from keys that nobody has given.
+    fn settle(&mut self, given: &BTreeSet<String>);
+
+    /// Refuses values that are of the right type and still cannot be used.
+    fn check(&self) -> Result<(), ConfigError>;
+}
+
+/// The defaults, changed by the file, changed by the pairs, and checked.
+pub(crate) fn load<T: Table, S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<T, ConfigError> {
+    let mut table = T::default();
+    let known: Vec<_> = entries(&table).into_iter().map(|entry| entry.key).collect();
+    let mut given = match file {
+        Some(path) => file::read(path, &known)?,
+        None => Vec::new(),
+    };
+    given.extend(overrides(pairs)?);
+    let mut seen = BTreeSet::new();
+    for given in given {
+        set(&mut table, &given, &known)?;
+        seen.insert(given.key);
+    }
+    table.settle(&seen);
+    table.check()?;
+    Ok(table)
+}
+
+/// Every key with its value, what it takes and what it is for.
+pub(crate) fn entries<T: Table>(table: &T) -> Vec<Entry> {
+    table.sections().iter().flat_map(|section| section.entries()).collect()
+}
+
+/// As YAML, in a form that [`load`] and Python's yacs read.
+pub(crate) fn to_yaml<T: Table>(table: &T) -> String {
+    let mut text = String::new();
+    for section in table.sections() {
+        let prefix = section.prefix();
+        let depth = if prefix.is_empty() { 0 } else { prefix.split('.').count() };
+        if let Some(name) = prefix.rsplit('.').next().filter(|name| !name.is_empty()) {
+            text.push_str(&format!("{}{name}:\n", "  ".repeat(depth - 1)));
+        }
+        for entry in section.entries() {
+            let name = entry.key.rsplit('.').next().unwrap_or_default();
+            text.push_str(&format!("{}{name}: {}\n", "  ".repeat(depth), entry.value));
+        }
+    }
+    text
+}
+
+fn set<T: Table>(table: &mut T, given: &Given, known: &[String]) -> Result<(), ConfigError> {
+    for section in table.sections_mut() {
+        if let Some(outcome) = section.set(&given.key, &given.value) {
+            return outcome.map_err(|expects| ConfigError::Value {
+                key: given.key.clone(),
+                got: given.as_typed(),
+                expects,
+                place: given.place.clone(),
+            });
+        }
+    }
+    let (key, place) = (given.key.clone(), given.place.clone());
+    Err(ConfigError::Unknown { advice: nearest::advice(&key, known), key, place })
+}
+
+/// `KEY VALUE KEY VALUE …`, as yacs takes it.
+fn overrides<S: AsRef<str>>(words: &[S]) -> Result<Vec<Given>, ConfigError> {
+    let pairs = words.chunks(2).map(|pair| match pair {
+        [key, value] => {
+            let (key, value) = (key.as_ref().to_owned(), Value::Text(value.as_ref().to_owned()));
+            Ok(Given { key, value, place: Place::CommandLine })
+        }
+        _ => Err(ConfigError::NoValue { key: pair[0].as_ref().to_owned() }),
+    });
+    pairs.collect()
+}
