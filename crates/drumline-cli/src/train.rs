@@ -10,7 +10,7 @@
 mod program;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -132,9 +132,6 @@ fn start(what: &str, extra: Option<OsString>, job: JobArgs) -> anyhow::Result<()
     words.extend(extra);
     let args = args.of_program(&words);
     let place = place(&args, &flags)?;
-    if let Some(terminal) = place.terminal() {
-        words.extend(["--terminal".into(), terminal.into()]);
-    }
     words.extend(pairs);
     match (place, args.dry_run) {
         (Where::InRank, false) => become_program(&words, &[]),
@@ -158,14 +155,6 @@ enum Where {
     OneNode,
     /// In ranks of several.
     Nodes,
-}
-
-impl Where {
-    /// The terminal that a rank draws on whose own output goes through the launcher: the user's, where all can reach it.
-    fn terminal(self) -> Option<PathBuf> {
-        let shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
-        (self == Self::OneNode && shown).then(|| std::fs::read_link("/proc/self/fd/2").ok()).flatten()
-    }
 }
 
 fn place(args: &RunArgs, flags: &[OsString]) -> anyhow::Result<Where> {

@@ -1,6 +1,8 @@
 //! The environment of one worker: what torchrun would give it. The names are in `drumline_rendezvous::worker_env`.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use drumline_rendezvous::worker_env as names;
@@ -74,6 +76,12 @@ pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
 
 fn unless_set(name: &'static str, value: impl FnOnce() -> String) -> Option<(&'static str, String)> {
     std::env::var_os(name).is_none().then(|| (name, value()))
+}
+
+/// The terminal that this process writes to, if both its outputs do.
+pub(crate) fn terminal() -> Option<PathBuf> {
+    let shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    shown.then(|| std::fs::read_link("/proc/self/fd/2").ok()).flatten()
 }
 
 /// `OMP_NUM_THREADS` where we choose it: for several workers, unless it is set.

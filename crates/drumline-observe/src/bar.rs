@@ -10,15 +10,22 @@
 
 mod pace;
 
-use std::fs::OpenOptions;
-use std::io::IsTerminal;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 pub use pace::Pace;
+
+/// Name of the log in `OUT_DIR`.
+pub const LOG: &str = "log.txt";
+
+/// Where a launcher names the user's terminal.
+const TERMINAL: &str = "DRUMLINE_TERMINAL";
 
 const TEMPLATE: &str = "{prefix} {bar:12} {pos}/{len} {wide_msg}";
 /// Drawings in a second.
@@ -77,7 +84,7 @@ impl<'a> Figure<'a> {
 /// use std::time::Duration;
 /// use drumline_observe::bar::{At, Figure, Progress, step_line};
 ///
-/// let progress = Progress::new(10, None); // a line every 10 steps, as the output of a test is no terminal
+/// let progress = Progress::new(10); // a line every 10 steps, as the output of a test is no terminal
 /// let at = At { epoch: 0, epochs: 5, step: 20, steps: 49 };
 /// let figures = [Figure::new("loss", "1.464"), Figure::unnamed("812 img/s")];
 /// progress.step(at, &figures, Some(Duration::from_secs(63)));
@@ -91,6 +98,7 @@ pub struct Progress {
     /// Steps between lines.
     every: u64,
     screen: Screen,
+    log: Option<Arc<File>>,
 }
 
 #[derive(Debug, Clone)]
@@ -104,31 +112,51 @@ enum Screen {
 impl Progress {
     /// For ranks that show nothing.
     pub fn silent() -> Self {
-        Self { every: 1, screen: Screen::Nobody }
+        Self { every: 1, screen: Screen::Nobody, log: None }
     }
 
     /// A line on stdout each `every` steps, whatever stdout is.
     pub fn lines(every: u64) -> Self {
-        Self { every: every.max(1), screen: Screen::Lines }
+        Self { every: every.max(1), screen: Screen::Lines, log: None }
     }
 
-    /// A bar on `terminal`, or on this process's own; where there is none, a line each `every` steps.
-    pub fn new(every: u64, terminal: Option<&Path>) -> Self {
+    /// A bar on the terminal that the launcher names in `DRUMLINE_TERMINAL`, or on this process's own; where there is none, a line each `every` steps.
+    pub fn new(every: u64) -> Self {
         let own = || {
             let shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
             shown.then(Term::stderr)
         };
-        match terminal.and_then(opened).or_else(own) {
+        let named = std::env::var_os(TERMINAL).and_then(|path| opened(Path::new(&path)));
+        match named.or_else(own) {
             Some(term) => {
                 let bar = bar(ProgressDrawTarget::term(term, RATE));
-                Self { every: every.max(1), screen: Screen::Bar(bar) }
+                Self { every: every.max(1), screen: Screen::Bar(bar), log: None }
             }
             None => Self::lines(every),
         }
     }
 
+    /// Adds what is said, and a line each `every` steps, to `log.txt` in this folder, too: the page shows its end. A silent one writes nothing.
+    pub fn log_to(self, folder: &Path) -> io::Result<Self> {
+        if matches!(self.screen, Screen::Nobody) {
+            return Ok(self);
+        }
+        fs::create_dir_all(folder)?;
+        let log = OpenOptions::new().create(true).append(true).open(folder.join(LOG))?;
+        Ok(Self { log: Some(Arc::new(log)), ..self })
+    }
+
+    /// Adds a line to the log alone, such as of an error that is shown elsewhere.
+    pub fn note(&self, line: &str) {
+        if let Some(log) = &self.log {
+            // A log that cannot be written ends nothing. In one piece, so that lines stay whole.
+            let _ = (&**log).write_all(format!("{line}\n").as_bytes());
+        }
+    }
+
     /// Says a line that is for people.
     pub fn say(&self, line: &str) {
+        self.note(line);
         match &self.screen {
             Screen::Nobody => {}
             Screen::Lines => tell(line),
@@ -148,10 +176,11 @@ impl Progress {
 
     /// A step is done; `left` is the time to the end of the run, where that is known.
     pub fn step(&self, at: At, figures: &[Figure<'_>], left: Option<Duration>) {
+        let line = is_due(at, self.every).then(|| step_line(at, figures, left));
+        line.iter().for_each(|line| self.note(line));
         match &self.screen {
             Screen::Nobody => {}
-            Screen::Lines if is_due(at, self.every) => tell(&step_line(at, figures, left)),
-            Screen::Lines => {}
+            Screen::Lines => line.iter().for_each(|line| tell(line)),
             Screen::Bar(bar) => {
                 bar.set_position(at.step);
                 bar.set_message(message(figures, left));
@@ -169,7 +198,6 @@ impl Progress {
 
 /// A stdout that is gone ends nothing.
 fn tell(line: &str) {
-    use std::io::Write;
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
@@ -240,7 +268,7 @@ mod tests {
     fn a_bar_shows_epoch_steps_and_figures() {
         let term = InMemoryTerm::new(5, 90);
         let drawn = bar(ProgressDrawTarget::term_like(Box::new(term.clone())));
-        let progress = Progress { every: 1, screen: Screen::Bar(drawn) };
+        let progress = Progress { every: 1, screen: Screen::Bar(drawn), log: None };
         progress.begin_epoch(At { step: 0, ..AT });
         progress.step(AT, &figures(), Some(Duration::from_secs(63)));
         if let Screen::Bar(bar) = &progress.screen {
@@ -260,6 +288,18 @@ mod tests {
     fn a_line_comes_every_so_many_steps_and_at_the_end() {
         let due: Vec<_> = (1..=7).filter(|step| is_due(At { step: *step, steps: 7, ..AT }, 3)).collect();
         assert_eq!(due, [3, 6, 7]);
+    }
+
+    #[test]
+    fn the_log_has_what_was_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let progress = Progress::lines(5).log_to(folder.path()).unwrap();
+        progress.say("a word");
+        (24..=26).for_each(|step| progress.step(At { step, ..AT }, &[], None));
+        progress.note("error: on purpose");
+        drop(Progress::silent().log_to(folder.path()).unwrap());
+        let log = std::fs::read_to_string(folder.path().join(LOG)).unwrap();
+        assert_eq!(log, "a word\n   == step: [ 25/149] [2/5]\nerror: on purpose\n");
     }
 
     #[test]

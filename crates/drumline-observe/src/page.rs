@@ -1,7 +1,7 @@
 //! The page of `drumline watch`: curves, ranks and the log of one run or several, while they run and after.
 //!
 //! ```text
-//!   browser ── GET /?token=… ─▶ access ─▶ routes ─┬─ assets: HTML, CSS and scripts inside this program
+//!   browser ── GET /?token=… ─▶ connections, access ─▶ routes ─┬─ assets: HTML, CSS and scripts inside this program
 //!           ── GET /update?since=N ─▶ access ─────┴─ watch ─▶ run_folder ─┬─ story: metrics.jsonl ─▶ curves
 //!                                                                         ├─ ranks: ranks/*.json ─▶ rows
 //!                                                                         └─ log_tail: log.txt ─▶ lines
@@ -12,6 +12,7 @@
 
 mod access;
 mod assets;
+mod connections;
 mod curve;
 #[cfg(fuzzing)]
 #[doc(hidden)]
@@ -24,7 +25,6 @@ mod story;
 mod waits;
 mod watch;
 
-use std::future::IntoFuture;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -146,10 +146,11 @@ impl Page {
         let routes = routes::routes(Arc::new(self.access), Arc::new(Mutex::new(self.watch)));
         runtime.block_on(async move {
             let Ok(listener) = tokio::net::TcpListener::from_std(self.listener) else { return };
-            let server = tokio::spawn(axum::serve(listener, routes).into_future());
-            // An error says that the other end is gone, which is the sign.
-            let _ = stopped.await;
-            server.abort();
+            tokio::select! {
+                () = connections::serve(listener, routes) => {}
+                // An error says that the other end is gone, which is the sign.
+                _ = stopped => {}
+            }
         });
         runtime.shutdown_timeout(PATIENCE);
     }

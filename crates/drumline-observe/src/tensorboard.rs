@@ -4,7 +4,8 @@
 //!   Writer ──▶ Event (protobuf, message.rs) ──▶ record: length, check, bytes, check (record.rs) ──▶ OUT_DIR/tensorboard/events.out.tfevents.…
 //! ```
 //! A record is written at once and as a whole, so a TensorBoard that follows the file is never more than that behind, and
-//! a crash loses nothing that was told. A run that goes on begins another file in the same folder; TensorBoard shows them as one.
+//! a crash loses nothing that was told. A run that goes on begins another file in the same folder; TensorBoard shows them as one, without the steps that
+//! are done again.
 
 mod histogram;
 mod message;
@@ -16,13 +17,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use message::{Event, Metadata, PluginData, Shape, Size, Summary, Tensor, Value};
+use message::{Event, Metadata, PluginData, Session, Shape, Size, Summary, Tensor, Value};
 
 /// Name of the folder in `OUT_DIR`.
 pub const TENSORBOARD: &str = "tensorboard";
 
 /// What the first record says: the version of the format.
 const VERSION: &str = "brain.Event:2";
+
+/// TensorFlow's number for a program that begins.
+const SESSION_START: i32 = 1;
 
 /// TensorFlow's number for strings.
 const STRING: i32 = 7;
@@ -67,6 +71,12 @@ impl Writer {
         let mut writer = Self { path, file };
         writer.write(Event { file_version: Some(VERSION.into()), ..Event::default() })?;
         Ok(writer)
+    }
+
+    /// The run goes on after so many steps: those behind them, which a program that did not come to save them has told of, no longer count.
+    pub fn go_on_after(&mut self, step: u64) -> Result {
+        let session = Some(Session { status: SESSION_START });
+        self.write(Event { step: step as i64 + 1, session, ..Event::default() })
     }
 
     /// A number at a step. Numbers that are none, such as NaN, are shown as such.

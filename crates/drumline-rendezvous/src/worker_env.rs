@@ -111,6 +111,8 @@ pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
 pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
+/// The user's terminal, where ranks on its machine may draw; their own output goes through the launcher.
+pub const DRUMLINE_TERMINAL: &str = "DRUMLINE_TERMINAL";
 
 /// The longest time that may be asked for, 100 years: no job needs more, and every clock can count with it.
 pub const LONGEST_DURATION: Duration = Duration::from_secs(100 * 365 * 86_400);

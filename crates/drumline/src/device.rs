@@ -3,6 +3,14 @@
 use drumline_comm::ProcessGroup;
 use tch::{Cuda, Device};
 
+/// A device as people write it: `cpu`, `cuda:0`.
+pub(crate) fn name_of(device: Device) -> String {
+    match device {
+        Device::Cuda(index) => format!("cuda:{index}"),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
 /// This rank's GPU: the one of its local rank, counted from the first again where a rank sees fewer. The processor where there is none.
 ///
 /// ```

@@ -75,15 +75,24 @@ impl StepTrace {
         self.lock().write(&file_of(out_dir, self.rank))
     }
 
+    /// Forgets all spans.
+    pub fn clear(&self) {
+        *self.lock() = Trace::new(self.rank);
+    }
+
     fn note(
         &self,
         (name, track): (&str, Track),
         (begin, end): (Instant, Instant),
         args: &[(&str, serde_json::Value)],
     ) {
-        if !self.is_off.load(Ordering::Relaxed) {
+        if !self.is_off() {
             self.lock().span(name, track, begin, end, args);
         }
+    }
+
+    fn is_off(&self) -> bool {
+        self.is_off.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Trace> {
@@ -93,6 +102,9 @@ impl StepTrace {
 
 impl DdpObserver for StepTrace {
     fn bucket_reduced(&self, bucket: ReducedBucket) {
+        if self.is_off() {
+            return;
+        }
         let ReducedBucket { index, bytes, begin, end } = bucket;
         let args = [("bytes", bytes.into())];
         self.note((&format!("bucket {index}"), Track::Communication), (begin, end), &args);

@@ -9,8 +9,8 @@
 //! steps. A rank that stopped by its own flag would leave the others in a collective without it.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
 use drumline_launch::Signal;
@@ -47,9 +47,15 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Listens for SIGTERM, SIGUSR1 and SIGINT.
+    /// Listens for SIGTERM, SIGUSR1 and SIGINT. All that a process makes this way are one: what was heard before, by another, is heard here, too.
     pub fn listen() -> io::Result<Self> {
-        Self::listen_for(&DEFAULT)
+        static LISTENING: Mutex<Option<StopRequest>> = Mutex::new(None);
+        let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stop) = &*listening {
+            return Ok(stop.clone());
+        }
+        let stop = Self::listen_for(&DEFAULT)?;
+        Ok(listening.insert(stop).clone())
     }
 
     /// Listens for these signals only. An error for one that cannot be handled, such as SIGKILL.

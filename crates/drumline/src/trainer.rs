@@ -32,6 +32,7 @@ mod share;
 mod state;
 mod step;
 mod tracer;
+mod waits;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -111,6 +112,7 @@ pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
     train_data: AnyDataset<B>,
     dev_data: Option<AnyDataset<B>>,
     sampler: Option<Box<dyn Sampler>>,
+    has_sampler: bool,
     loss: Option<Box<dyn Loss<B, M::Output> + 'a>>,
     scores: Scores<'a, B, M::Output>,
     train_scores: Scores<'a, B, M::Output>,
@@ -139,6 +141,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             train_data: AnyDataset(Arc::new(train_data)),
             dev_data: None,
             sampler: None,
+            has_sampler: false,
             loss: None,
             scores: Scores(Vec::new()),
             train_scores: Scores(Vec::new()),
@@ -344,6 +347,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
+    /// Folder in which the lines about the training are added to `log.txt`, too; `drumline watch` shows its end.
+    #[must_use]
+    pub fn log_path(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.settings.log_path = Some(folder.into());
+        self
+    }
+
     /// Goes on from the latest checkpoint in this folder, if there is one. Any number of ranks may.
     #[must_use]
     pub fn resume_from(mut self, folder: impl Into<PathBuf>) -> Self {
@@ -385,7 +395,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     }
 
     /// Writes a trace of these steps, counted from 0, for Perfetto: `trace/rank-00000.json` in a folder, one for each rank. It shows which reductions
-    /// were hidden behind backward. It takes the place of an observer in [`ddp_options`](Self::ddp_options).
+    /// were hidden behind backward. An observer in [`ddp_options`](Self::ddp_options) hears nothing then.
     #[must_use]
     pub fn trace_steps(mut self, steps: Range<u64>, folder: impl Into<PathBuf>) -> Self {
         self.tracer = Tracer::new(steps, folder.into(), self.group.rank());

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use drumline_rendezvous::worker_env as names;
 
-use crate::environment::{Environment, Place, chosen_threads};
+use crate::environment::{Environment, Place, chosen_threads, terminal};
 use crate::plan::LaunchPlan;
 
 impl LaunchPlan {
@@ -41,7 +41,9 @@ impl LaunchPlan {
         ];
         env.extend(self.omp.map(|threads| (names::OMP_NUM_THREADS, threads.to_string())));
         env.extend(self.devices_of(place, visible).map(|devices| (names::CUDA_VISIBLE_DEVICES, devices)));
-        env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect()
+        let env = env.into_iter().map(|(name, value)| (name.into(), Some(value.into())));
+        let terminal = terminal().filter(|_| place.num_nodes == 1);
+        env.chain(terminal.map(|path| (names::DRUMLINE_TERMINAL.into(), Some(path.into())))).collect()
     }
 
     /// `OMP_NUM_THREADS` of each worker where the launcher chooses it by itself.

@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::log_tail::{LogNews, LogTail};
 use super::ranks::{Condition, Ranks, Row};
 use super::story::{CurveEnd, Facts, Story};
+use crate::bar::LOG;
 use crate::events::{Follow, METRICS, Reason};
 use crate::status;
 use crate::tail::{Begin, Heard, Tail};
@@ -78,7 +79,7 @@ impl RunFolder {
     pub(super) fn new(folder: PathBuf) -> Self {
         Self {
             metrics: Follow::new(&folder.join(METRICS)),
-            log: Tail::new(folder.join("log.txt"), Begin::NearEnd(LOG_BEFORE_END)),
+            log: Tail::new(folder.join(LOG), Begin::NearEnd(LOG_BEFORE_END)),
             story: Story::default(),
             ranks: Ranks::default(),
             log_tail: LogTail::default(),
@@ -101,7 +102,7 @@ impl RunFolder {
             Heard::Line(line) => log.push(line, version),
         });
         let ranks = status::try_read(&self.folder).map(|files| self.ranks.hear(files, now));
-        let troubles = [(METRICS, metrics), ("log.txt", log), ("ranks/", ranks)];
+        let troubles = [(METRICS, metrics), (LOG, log), ("ranks/", ranks)];
         let trouble = troubles.into_iter().find_map(|(name, read)| Some((name, read.err()?)));
         self.trouble = trouble.map(|(name, error)| format!("cannot read {name}: {error}"));
     }

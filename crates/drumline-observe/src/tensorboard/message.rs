@@ -13,6 +13,15 @@ pub(super) struct Event {
     pub(super) file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
     pub(super) summary: Option<Summary>,
+    #[prost(message, optional, tag = "7")]
+    pub(super) session: Option<Session>,
+}
+
+/// That a program begins: what was told before of this step and those behind it no longer counts.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct Session {
+    #[prost(int32, tag = "1")]
+    pub(super) status: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use drumline_observe::fake::FakeRun;
 use drumline_observe::page::{Page, PageError, Runs};
@@ -36,6 +37,30 @@ fn the_printed_address_gives_a_cookie_and_the_cookie_the_page() {
     for path in ["/", "/page.js", "/page.css", "/icon.svg", "/update", "/update?since=0"] {
         assert_eq!(page.get(path).status, 200, "{path}");
     }
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed_and_holds_nobody_up() {
+    let (_folder, page) = opened();
+    let silent: Vec<_> = (0..70)
+        .map(|number| {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, page.port)).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            // Some have begun to speak.
+            if number % 2 == 0 {
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: ").unwrap();
+            }
+            stream
+        })
+        .collect();
+    let begin = Instant::now();
+    assert_eq!(page.get("/").status, 200, "who comes after them is answered");
+    for mut stream in silent.into_iter().take(64) {
+        let mut said = Vec::new();
+        // Closed, with or without a word on why.
+        let _ = stream.read_to_end(&mut said);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -88,6 +88,26 @@ fn tensorboards_reader_finds_all_that_was_written() {
 }
 
 #[test]
+fn steps_that_are_done_again_are_shown_once() {
+    let Some(python) = python_with_tensorboard() else { return };
+    let steps = |goes_on: fn(&mut Writer)| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut first = Writer::create(folder.path()).unwrap();
+        (1..=5).for_each(|step| first.scalar("loss", step, 1.0).unwrap());
+        // Killed; the last checkpoint is that of step 3.
+        let mut second = Writer::create(folder.path()).unwrap();
+        goes_on(&mut second);
+        (4..=6).for_each(|step| second.scalar("loss", step, 0.5).unwrap());
+        let found = ask(&python, READ, folder.path());
+        let steps =
+            found["scalars"]["loss"].as_array().unwrap().iter().map(|point| point[0].as_u64().unwrap());
+        steps.collect::<Vec<_>>()
+    };
+    assert_eq!(steps(|writer| writer.go_on_after(3).unwrap()), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(steps(|_| ()).len(), 8, "control: without a word they stay");
+}
+
+#[test]
 fn a_broken_record_is_not_read() {
     let Some(python) = python_with_tensorboard() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -62,15 +62,12 @@ pub(super) struct TestArgs {
     pub(super) run: RunArgs,
 }
 
-/// What makes a configuration, and where rank 0 draws.
+/// What makes a configuration.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     /// The configuration, a YAML file
     #[arg(long, value_name = "FILE")]
     pub(super) cfg: PathBuf,
-    /// The user's terminal, from the launcher between it and this process
-    #[arg(long, value_name = "PATH", hide = true)]
-    pub(super) terminal: Option<PathBuf>,
     /// Keys of the configuration with their values, which win over the file
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_names = ["KEY", "VALUE"])]
     pub(super) pairs: Vec<String>,

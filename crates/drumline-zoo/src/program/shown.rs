@@ -88,8 +88,9 @@ impl MasterCallback for Shown {
         Ok(())
     }
 
-    fn on_exception(&mut self, _: &TrainState, _: &TrainerError) -> CallbackResult {
+    fn on_exception(&mut self, _: &TrainState, error: &TrainerError) -> CallbackResult {
         self.progress.finish();
+        self.progress.note(&format!("error: {error}"));
         Ok(())
     }
 }

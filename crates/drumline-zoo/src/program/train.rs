@@ -40,7 +40,7 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     }
     job.agree(if job.is_first() { check_out_dir(&config.run.out_dir) } else { Ok(()) })?;
     let found = find_checkpoint(&job, config)?;
-    let progress = progress(&job, args, config);
+    let progress = progress(&job, config);
     if let Some(found) = found.as_ref().filter(|found| is_over(found, config)) {
         progress.say(&nothing_left(found, config));
         return Ok(());
@@ -66,13 +66,15 @@ fn train(job: &Job, checked: &CheckedTraining, seed: u64, begin: Begin) -> anyho
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
     let trainer = job.agree(trainer(job, checked, (&net, &store), seed))?.ddp_options(options);
-    let trainer = observed(trainer, config, begin.progress.clone());
+    let log = job.agree(begin.progress.log_to(&config.run.out_dir).map_err(Into::into));
+    let progress = log?;
+    let trainer = observed(trainer, config, progress.clone());
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(job.agree(pieces::with_optimizer(found, config, &store))?),
         None => trainer,
     };
     let outcome = trainer.train(LoadBestModel::No)?;
-    begin.progress.say(&last_words(config, &outcome));
+    progress.say(&last_words(config, &outcome));
     match (job.signal_that_ended_it(), outcome.end) {
         (Some(signal), End::Stopped { .. }) => Err(Stopped { signal }.into()),
         _ => Ok(()),
@@ -173,9 +175,9 @@ fn seed_of(config: &Config, seed: u64, found: Option<&Loaded>) -> u64 {
     }
 }
 
-fn progress(job: &Job, args: &TrainArgs, config: &Config) -> Progress {
+fn progress(job: &Job, config: &Config) -> Progress {
     match job.is_first() {
-        true => Progress::new(config.train.print_freq as u64, args.run.terminal.as_deref()),
+        true => Progress::new(config.train.print_freq as u64),
         false => Progress::silent(),
     }
 }

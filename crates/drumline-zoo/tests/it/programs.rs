@@ -64,6 +64,9 @@ fn a_run_can_be_looked_at() {
     let told: Vec<_> = ranks.iter().map(|rank| (rank.rank, rank.step, rank.state)).collect();
     assert_eq!(told, [0, 1].map(|rank| (rank, 6, drumline_observe::status::State::Ended)));
     assert_eq!(std::fs::read_dir(place.path("exp/tensorboard")).unwrap().count(), 1);
+    let log = std::fs::read_to_string(place.path("exp/log.txt")).unwrap();
+    assert!(log.contains("=  Training  =") && log.contains("== eval: [2/2] | loss: "), "{log}");
+    assert_eq!(log.matches("Training Finished").count(), 1, "{log}");
     let trace = std::fs::read_to_string(place.path("exp/trace/rank-00001.json")).unwrap();
     assert_eq!(
         trace.matches("\"optimizer\"").count(),

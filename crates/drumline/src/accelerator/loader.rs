@@ -174,7 +174,14 @@ where
     D::Batch: Batch,
 {
     fn counted(&self, batch: &D::Batch) -> std::result::Result<Count, Trouble> {
-        guarded(|| Ok(Count { samples: batch.num_samples(), weight: (self.weigh)(batch) }))
+        guarded(|| {
+            let (samples, weight) = (batch.num_samples(), (self.weigh)(batch));
+            // Its loss would be a mean over nothing, and no number, which the reduction would spread over all ranks.
+            if weight > 0.0 && weight.is_finite() {
+                return Ok(Count { samples, weight });
+            }
+            Err(format!("a batch of {samples} samples weighs {weight}; try data without such batches").into())
+        })
     }
 }
 

@@ -6,9 +6,9 @@ mod tensorboard;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-use tch::Device;
 
 use super::Accelerator;
+use crate::device::name_of;
 use crate::loader::Cause;
 use crate::shared_failure::in_words;
 
@@ -159,12 +159,5 @@ impl Accelerator {
             resumed_at: trackers.resumed_at,
         };
         trackers.each(|tracker| tracker.begin(&run));
-    }
-}
-
-fn name_of(device: Device) -> String {
-    match device {
-        Device::Cuda(index) => format!("cuda:{index}"),
-        other => format!("{other:?}").to_lowercase(),
     }
 }

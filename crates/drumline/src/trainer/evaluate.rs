@@ -11,35 +11,44 @@ use super::model::{Mode, Model};
 use super::run::Run;
 use super::settings::LoadBestModel;
 use super::state::{Best, Evaluation};
-use crate::checkpoint::{Mark, named};
+use crate::checkpoint::named;
 use crate::loader::{Cause, Dataset};
 use crate::shared_failure::{agree, guarded};
 use drumline_comm::ReduceOp;
 use drumline_torch::{Named, TorchError};
 
+/// How an evaluation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Validated {
+    /// All samples were seen, or there was nothing to do.
+    Whole,
+    /// A signal asked for the end meanwhile; on all ranks.
+    Cut,
+}
+
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Evaluates, and keeps the model if it is the best so far. Once a step at most, and not where there is nothing to evaluate on.
-    pub(super) fn validate(&mut self) -> Result<(), TrainerError> {
+    pub(super) fn validate(&mut self) -> Result<Validated, TrainerError> {
         self.state.requests.validation = false;
         let is_done = self.state.evaluation.as_ref().is_some_and(|done| done.step == self.state.step);
         if self.dev.is_none() || is_done {
-            return Ok(());
+            return Ok(Validated::Whole);
         }
         self.hooks.call(Hook::ValidBegin, &mut self.state);
-        if let Some(evaluation) = self.evaluation()? {
-            if evaluation.is_better {
-                let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
-                let (step, epoch) = (self.state.step, self.state.epoch);
-                self.state.best = Some(Best { metric, step, epoch });
-            }
-            self.state.evaluation = Some(evaluation.clone());
-            self.hooks.call(Hook::ValidEnd(&evaluation), &mut self.state);
-            if evaluation.is_better {
-                self.keep_best()?;
-            }
+        let Some(evaluation) = self.evaluation()? else { return Ok(Validated::Cut) };
+        if evaluation.is_better {
+            let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
+            let (step, epoch) = (self.state.step, self.state.epoch);
+            self.state.best = Some(Best { metric, step, epoch });
+        }
+        self.is_unsaved = true;
+        self.state.evaluation = Some(evaluation.clone());
+        self.hooks.call(Hook::ValidEnd(&evaluation), &mut self.state);
+        if evaluation.is_better {
+            self.keep_best();
         }
         self.clock.restart();
-        Ok(())
+        Ok(Validated::Whole)
     }
 
     /// The figures of all ranks together; `None` if a signal asked for the end meanwhile.
@@ -91,14 +100,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(Some(loss))
     }
 
-    fn keep_best(&mut self) -> Result<(), TrainerError> {
+    /// In a checkpoint, which is saved when all that belongs to this moment is done; where there is no folder, in memory.
+    fn keep_best(&mut self) {
         if self.checkpoints.is_some() {
-            return self.save(Mark::Best);
-        }
-        if self.load_best_model == LoadBestModel::Yes {
+            self.is_best = true;
+            self.state.requests.checkpoint = true;
+        } else if self.load_best_model == LoadBestModel::Yes {
             let copy = |Named { name, tensor }: Named| Named { name, tensor: tensor.detach().copy() };
             self.best_weights = Some(named(self.store).into_iter().map(copy).collect());
         }
-        Ok(())
     }
 }

@@ -110,6 +110,11 @@ impl Hooks<'_> {
         }
     }
 
+    /// Whether this rank has none at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.master.is_empty()
+    }
+
     /// Something went wrong beside callbacks; the first trouble stays.
     pub(super) fn note(&mut self, trouble: Trouble) {
         self.trouble.get_or_insert(trouble);

@@ -134,10 +134,10 @@ impl MetricKey {
         &self.name
     }
 
-    /// Whether `value` is better than the `best` so far. NaN never is.
+    /// Whether `value` is better than the `best` so far. NaN never is, and infinity not as the first.
     pub fn is_better(&self, value: f64, best: Option<f64>) -> bool {
         match best {
-            None => !value.is_nan(),
+            None => value.is_finite(),
             Some(best) if self.smaller_is_better => value < best,
             Some(best) => value > best,
         }

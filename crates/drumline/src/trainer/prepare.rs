@@ -23,6 +23,7 @@ use super::run::{Clock, Place, Run};
 use super::settings::{LoadBestModel, Settings};
 use super::share::WholeShare;
 use super::state::{Start, TrainState};
+use super::waits::Waits;
 use crate::alike::{Given, check_alike};
 use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
@@ -41,6 +42,8 @@ struct Parts<'a, B: Batch, O> {
     train: Loader<AnyDataset<B>>,
     dev: Option<Loader<AnyDataset<B>>>,
     stop: StopRequest,
+    /// On rank 0, if steps are shown.
+    progress: Option<Progress>,
 }
 
 impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
@@ -57,7 +60,19 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             train: self.train_loader()?,
             dev: self.dev_loader()?,
             stop: self.stop.take().map_or_else(StopRequest::listen, Ok)?,
+            progress: self.progress()?,
         })
+    }
+
+    fn progress(&self) -> Result<Option<Progress>, Cause> {
+        let Settings { print_every, use_tqdm, log_path, .. } = &self.settings;
+        if self.group.rank() > 0 || *print_every == 0 {
+            return Ok(None);
+        }
+        let progress = if *use_tqdm { Progress::new(*print_every) } else { Progress::lines(*print_every) };
+        let Some(folder) = log_path else { return Ok(Some(progress)) };
+        let logged = progress.log_to(folder);
+        Ok(Some(logged.map_err(|cause| format!("cannot write log.txt in {}: {cause}", folder.display()))?))
     }
 
     fn train_loader(&mut self) -> Result<Loader<AnyDataset<B>>, Cause> {
@@ -65,6 +80,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let num_samples = check_len("train_data", &self.train_data)?;
         let options =
             SamplerOptions { shuffle, seed, drop_last, ..SamplerOptions::in_group(num_samples, &self.group) };
+        self.has_sampler = self.sampler.is_some();
         let sampler = match self.sampler.take() {
             Some(sampler) => sampler,
             None => Box::new(WholeShare::new(options)?) as Box<dyn Sampler>,
@@ -79,6 +95,30 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let sampler = EvalSampler::new(num_samples, self.group.size(), self.group.rank())?;
         let batch_size = self.settings.dev_batch_size.unwrap_or(self.settings.batch_size_per_gpu);
         Ok(Some(Loader::shared(Arc::new(data.clone()), sampler, self.loader_options(batch_size))?))
+    }
+
+    /// What must be the same on all ranks.
+    fn given(&self, config: &BTreeMap<String, Value>, parts: &Parts<'a, B, M::Output>) -> Given {
+        // Only rank 0 touches them; folders may have other names on other machines.
+        let folders = ["save_path", "log_path", "resume_from"];
+        let settings = config.iter().filter(|(name, _)| !folders.contains(&name.as_str()));
+        let mut given: Given = settings.map(|(name, value)| (name.clone(), value.to_string())).collect();
+        let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
+        // A sampler of one's own may be there because ranks have data of their own.
+        if !self.has_sampler {
+            add("the number of train_data's samples", self.train_data.len().to_string());
+        }
+        let dev = self.dev_data.as_ref().map_or("none".into(), |data| data.len().to_string());
+        add("the number of dev_data's samples", dev);
+        add("the learning rate", parts.optimizer.lr().to_string());
+        add("the optimizer", parts.optimizer.state().kind);
+        add("metrics", self.scores.0.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", "));
+        add(
+            "train metrics",
+            self.train_scores.0.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", "),
+        );
+        add("callbacks", self.hooks.names().join(", "));
+        given
     }
 
     fn loader_options(&self, batch_size: usize) -> LoaderOptions {
@@ -121,22 +161,19 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let parts = asked.parts();
         let parts = agree::<_, TrainerError>(&group, parts.map_err(Trouble::from))?;
         let mut config = asked.settings.to_config();
-        check_alike(&group, "trainer", Ok(given(&config, &asked.hooks.names())))?;
+        check_alike(&group, "trainer", Ok(asked.given(&config, &parts)))?;
         config.append(&mut asked.settings.config);
         let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
-        if let Some(observer) = asked.tracer.observer() {
-            asked.ddp_options.observer = Some(observer);
-        }
+        let waits = Arc::new(Waits::new(asked.tracer.observer().or(asked.ddp_options.observer.take())));
+        asked.ddp_options.observer = Some(Arc::clone(&waits) as _);
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
-        if group.rank() == 0 && asked.settings.print_every > 0 {
-            let every = asked.settings.print_every;
-            let progress = match asked.settings.use_tqdm {
-                true => Progress::new(every, None),
-                false => Progress::lines(every),
-            };
+        if let Some(progress) = parts.progress {
             asked.hooks.master.insert(0, Box::new(Shown::new(progress)));
         }
+        let mut has_callbacks = [u8::from(!asked.hooks.is_empty())];
+        group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
+        let has_callbacks = has_callbacks[0] > 0;
         let state = TrainState::new(Start {
             device: asked.store.device(),
             optimizer: parts.optimizer,
@@ -155,6 +192,12 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             train_scores: asked.train_scores,
             loaded: asked.loaded,
             tracer: asked.tracer,
+            waits,
+            has_callbacks,
+            is_unsaved: false,
+            is_best: false,
+            evaluated_at: None,
+            resumed_from: None,
             key: parts.key,
             place: Place { from: parts.train.sampler().start(0), turns: 0 },
             train: parts.train,
@@ -189,13 +232,4 @@ fn steps_per_epoch<B: Batch>(
          try a smaller batch_size_per_gpu, or drop_last(false)"
     ))
     .into())
-}
-
-/// What must be the same on all ranks.
-fn given(config: &BTreeMap<String, Value>, callbacks: &[String]) -> Given {
-    // Only rank 0 touches them; folders may have other names on other machines.
-    let folders = ["save_path", "resume_from"];
-    let settings = config.iter().filter(|(name, _)| !folders.contains(&name.as_str()));
-    let settings = settings.map(|(name, value)| (name.clone(), value.to_string()));
-    settings.chain([("callbacks".to_owned(), callbacks.join(", "))]).collect()
 }

@@ -1,6 +1,8 @@
 //! The training itself: epochs of steps, and between the steps whatever a rank asks for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drumline_observe::trace::Track;
@@ -11,6 +13,7 @@ use tch::nn::VarStore;
 use super::batch::Batch;
 use super::data::AnyDataset;
 use super::error::TrainerError;
+use super::evaluate::Validated;
 use super::hooks::{Hook, Hooks};
 use super::loss::Loss;
 use super::meeting::{Agreed, Brought, meet};
@@ -20,10 +23,11 @@ use super::norms::Norms;
 use super::settings::{Every, LoadBestModel, Settings};
 use super::state::TrainState;
 use super::tracer::Tracer;
-use crate::checkpoint::{Checkpoints, Loaded, Mark};
+use super::waits::Waits;
+use crate::checkpoint::{Checkpoints, Loaded};
 use crate::loader::{Epoch, Loader};
 use crate::sampler::SamplerPosition;
-use crate::shared_failure::{Trouble, agree, in_words, panic_words};
+use crate::shared_failure::{Trouble, agree, guarded, in_words, panic_words};
 use crate::stop_request::StopRequest;
 
 /// What a training came to.
@@ -106,11 +110,22 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) load_best_model: LoadBestModel,
     /// A checkpoint that the program has loaded to go on from.
     pub(super) loaded: Option<Loaded>,
+    /// Whether something has changed since the last checkpoint.
+    pub(super) is_unsaved: bool,
+    /// Whether the state is that of the best evaluation, and has yet to be saved as such.
+    pub(super) is_best: bool,
+    /// Steps after which the last evaluation before that was made.
+    pub(super) evaluated_at: Option<u64>,
+    /// Folder of the checkpoint that it has gone on from.
+    pub(super) resumed_from: Option<PathBuf>,
     /// The best model's, where there is no folder for it.
     pub(super) best_weights: Option<Vec<Named>>,
     pub(super) place: Place,
     pub(super) norms: Norms,
     pub(super) tracer: Tracer,
+    pub(super) waits: Arc<Waits>,
+    /// Whether any rank has callbacks of either kind.
+    pub(super) has_callbacks: bool,
     pub(super) clock: Clock,
     pub(super) state: TrainState,
 }
@@ -195,11 +210,15 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     fn epochs(&mut self) -> Result<End, TrainerError> {
+        // An evaluation that a checkpoint is without.
+        if let Next::Stop { reason } = self.next(Brought::default())? {
+            return Ok(End::Stopped { reason });
+        }
         while self.state.epoch < self.state.n_epochs && !self.state.is_enough() {
             self.hooks.call(Hook::EpochBegin, &mut self.state);
             match self.steps()? {
                 EpochEnd::NoData => self.end_epoch()?,
-                EpochEnd::Enough if self.settings.validate_every != Every::Never => self.validate()?,
+                EpochEnd::Enough if self.settings.validate_every != Every::Never => drop(self.validate()?),
                 EpochEnd::Enough => {}
                 EpochEnd::Stop { reason } => return Ok(End::Stopped { reason }),
             }
@@ -232,11 +251,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn end_epoch(&mut self) -> Result<(), TrainerError> {
         // Whoever trained last has the buffers that count.
         self.ddp.sync_buffers()?;
+        let before = (self.state.step_in_epoch, self.place);
         self.state.epoch += 1;
         self.state.step_in_epoch = 0;
         self.place = Place { from: self.train.sampler().start(self.state.epoch), turns: 0 };
-        if self.settings.validate_every.is_at_epoch(self.state.epoch) {
-            self.validate()?;
+        self.is_unsaved = true;
+        if self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut {
+            // Whoever goes on from the checkpoint ends the epoch again, with its evaluation.
+            self.state.epoch -= 1;
+            (self.state.step_in_epoch, self.place) = before;
+            return Ok(());
         }
         self.hooks.call(Hook::EpochEnd, &mut self.state);
         Ok(())
@@ -253,11 +277,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                     self.hooks.note(error.into());
                     break;
                 }
-                Some(Ok(batch)) => match self.loss.count(&batch) {
-                    Err(error) => self.hooks.note(Trouble::from(error).within("the loss's count")),
-                    Ok(count) => {
+                Some(Ok(batch)) => match guarded(|| Ok((self.loss.count(&batch)?, batch.num_samples()))) {
+                    Err(trouble) => self.hooks.note(trouble.within("the loss's count")),
+                    Ok((count, samples)) => {
                         window.brought.batches += 1;
-                        window.brought.samples += batch.num_samples();
+                        window.brought.samples += samples;
                         window.brought.count += count;
                         window.batches.push(batch);
                     }
@@ -291,8 +315,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 self.check()?;
             }
             match agreed {
-                Agreed { validation: true, .. } => self.validate()?,
-                Agreed { checkpoint: true, .. } => self.save(Mark::Latest)?,
+                Agreed { validation: true, .. } => drop(self.validate()?),
+                Agreed { checkpoint: true, .. } => self.save()?,
                 Agreed { stop: true, .. } => return Ok(Next::Stop { reason: self.reason()? }),
                 Agreed { buffers_of: None, .. } => return Ok(Next::NoData),
                 agreed => return Ok(Next::Step(agreed)),

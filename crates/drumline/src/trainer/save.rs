@@ -15,12 +15,15 @@ use super::state::Best;
 use crate::checkpoint::{Checkpoints, Mark, TrainState, named, restore};
 use crate::loader::{Cause, Dataset};
 use crate::sampler::SamplerPosition;
-use crate::shared_failure::{Trouble, agree, in_words};
+use crate::shared_failure::{SharedFailure, Trouble, agree, in_words};
 
 /// What a checkpoint keeps beside weights, optimizer and position.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Kept {
     best: Option<KeptBest>,
+    /// Steps after which the last evaluation was made.
+    #[serde(default)]
+    evaluated_at: Option<u64>,
     #[serde(default)]
     callbacks: BTreeMap<String, Value>,
 }
@@ -34,8 +37,9 @@ struct KeptBest {
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Saves where the training is; all ranks together. Nothing where there is no folder.
-    pub(super) fn save(&mut self, mark: Mark) -> Result<(), TrainerError> {
+    pub(super) fn save(&mut self) -> Result<(), TrainerError> {
         self.state.requests.checkpoint = false;
+        let mark = if std::mem::take(&mut self.is_best) { Mark::Best } else { Mark::Latest };
         let Some(checkpoints) = self.checkpoints.clone() else { return Ok(()) };
         self.ddp.sync_buffers()?;
         let state = self.to_checkpoint().map_err(Trouble::from);
@@ -46,13 +50,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             return Err(error.into());
         }
         self.state.saved_at = Some(self.state.step);
+        self.is_unsaved = false;
         self.clock.restart();
         Ok(())
     }
 
     /// The state after the last step, once.
     pub(super) fn save_unless_saved(&mut self) -> Result<(), TrainerError> {
-        if self.state.saved_at == Some(self.state.step) { Ok(()) } else { self.save(Mark::Latest) }
+        if self.is_unsaved { self.save() } else { Ok(()) }
     }
 
     /// Training has failed on all ranks alike: what was reached is kept. If that fails, too, it is only told.
@@ -74,7 +79,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     fn to_checkpoint(&self) -> Result<TrainState, Cause> {
         let best = self.state.best.map(|Best { metric, step, epoch }| KeptBest { metric, step, epoch });
-        let kept = Kept { best, callbacks: self.hooks.state() };
+        let evaluated_at =
+            self.state.evaluation.as_ref().map(|evaluation| evaluation.step).or(self.evaluated_at);
+        let kept = Kept { best, evaluated_at, callbacks: self.hooks.state() };
         Ok(TrainState {
             optimizer: self.state.optimizer.state(),
             epoch: self.state.epoch,
@@ -108,8 +115,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         };
         let Some(found) = found else { return Ok(()) };
         let gone_on = self.go_on(&found.state);
-        let is_saved = found.path.parent() == self.settings.save_path.as_deref();
+        self.resumed_from = found.path.parent().map(Into::into);
+        let is_saved = self.resumed_from == self.settings.save_path;
         self.state.saved_at = is_saved.then_some(found.state.step);
+        self.is_unsaved = !is_saved;
         let gone_on = gone_on.map_err(|cause| {
             Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
         });
@@ -133,6 +142,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         (self.state.epoch, self.state.step) = (saved.epoch, saved.step);
         self.state.best = kept.best.map(|KeptBest { metric, step, epoch }| Best { metric, step, epoch });
         self.state.resumed_at = Some(saved.step);
+        self.evaluated_at = kept.evaluated_at;
+        let is_due = self.settings.validate_every.is_at_step(saved.step);
+        self.state.requests.validation = is_due && kept.evaluated_at != Some(saved.step);
         Ok(())
     }
 
@@ -141,11 +153,20 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if let Some(weights) = self.best_weights.take() {
             return Ok(restore(&named(self.store), &weights)?);
         }
-        let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| self.state.best.is_some()) else {
-            return Ok(());
-        };
-        let Some(found) = checkpoints.load_best(&self.state.group)? else { return Ok(()) };
-        let restored = restore(&named(self.store), &found.state.model);
-        agree(&self.state.group, restored.map_err(Trouble::from))
+        let Some(best) = self.state.best else { return Ok(()) };
+        // It may be one of before, and then be where that was saved.
+        for folder in [self.settings.save_path.clone(), self.resumed_from.clone()].into_iter().flatten() {
+            let found = Checkpoints::new(folder).load_best(&self.state.group)?;
+            if let Some(found) = found.filter(|found| found.state.step == best.step) {
+                let restored = restore(&named(self.store), &found.state.model);
+                return agree(&self.state.group, restored.map_err(Trouble::from));
+            }
+        }
+        Err(SharedFailure::alike(format!(
+            "the best model, of step {}, is in none of the folders that this training knows; the last weights stay; \
+             try the save_path of the training that it goes on from",
+            best.step
+        ))
+        .into())
     }
 }

@@ -54,6 +54,18 @@ impl Every {
     }
 }
 
+impl Every {
+    /// Refuses `what` every 0 steps or epochs.
+    pub(super) fn check(self, what: &str) -> Result<(), Cause> {
+        match self {
+            Self::Epochs(0) | Self::Steps(0) => {
+                Err(format!("{what} is every {self}, expected at least 1; try Every::Never").into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl std::fmt::Display for Every {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -89,6 +101,7 @@ pub(super) struct Settings {
     pub(super) validate_every: Every,
     pub(super) metric_key: Option<String>,
     pub(super) save_path: Option<PathBuf>,
+    pub(super) log_path: Option<PathBuf>,
     pub(super) resume_from: Option<PathBuf>,
     pub(super) precision: Precision,
     pub(super) use_tqdm: bool,
@@ -113,6 +126,7 @@ impl Default for Settings {
             validate_every: Every::Epochs(1),
             metric_key: None,
             save_path: None,
+            log_path: None,
             resume_from: None,
             precision: Precision::F32,
             use_tqdm: true,
@@ -131,6 +145,7 @@ impl Settings {
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} is 0, expected at least 1; try 1").into());
         }
+        self.validate_every.check("validate_every")?;
         if self.precision == Precision::Fp16 {
             return Err(
                 "precision fp16 needs a scaled loss, which the trainer cannot do yet; try Precision::Bf16"
@@ -143,7 +158,7 @@ impl Settings {
     /// By name, for logs and checkpoints.
     pub(super) fn to_config(&self) -> BTreeMap<String, Value> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let entries: [(&str, Value); 17] = [
+        let entries: [(&str, Value); 18] = [
             ("batch_size_per_gpu", self.batch_size_per_gpu.into()),
             ("dev_batch_size", self.dev_batch_size.into()),
             ("update_every", self.update_every.into()),
@@ -158,6 +173,7 @@ impl Settings {
             ("validate_every", self.validate_every.to_string().into()),
             ("metric_key", self.metric_key.clone().into()),
             ("save_path", path(&self.save_path).into()),
+            ("log_path", path(&self.log_path).into()),
             ("resume_from", path(&self.resume_from).into()),
             ("precision", format!("{:?}", self.precision).to_lowercase().into()),
             ("use_tqdm", self.use_tqdm.into()),

@@ -53,9 +53,9 @@ pub struct Best {
 pub struct Times {
     /// Waiting for batches.
     pub load: Duration,
-    /// Forward, backward with its reductions, optimizer.
+    /// Forward, backward, callbacks before the optimizer, optimizer; with the calls of norms over all ranks.
     pub compute: Duration,
-    /// Meeting the other ranks between steps.
+    /// Meeting the other ranks, and waiting for reductions that were not hidden behind backward.
     pub comm: Duration,
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A rank that has trouble, or no batch, takes part with nothing; whether the step is made is known to all before a weight is touched.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use drumline_comm::ReduceOp;
@@ -26,23 +27,26 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             return Err(self.nothing_counts().into());
         }
         self.state.optimizer.zero_grad()?;
-        self.ddp.begin_step(agreed.buffers_of.unwrap_or(0))?;
-        self.norms.share(&self.state.group, agreed)?;
+        let waits = Arc::clone(&self.waits);
+        waits.over(|| self.ddp.begin_step(agreed.buffers_of.unwrap_or(0)))?;
+        waits.over(|| self.norms.share(&self.state.group, agreed))?;
         self.train_scores.reset();
         let sum = self.gradients(batches, agreed)?;
-        let sums = self.add_up([&[sum], &self.train_scores.sums()[..]].concat())?;
+        let own = [&[sum], &self.train_scores.sums()[..]].concat();
+        let sums = waits.over(|| self.add_up(own))?;
         self.state.loss = sums[0] / agreed.count;
         self.state.train_metrics = self.train_scores.values_of(&sums[1..]);
         (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
         self.hooks.call(Hook::BackwardEnd, &mut self.state);
-        // Ranks have the same callbacks, so all of them come here or none.
-        if !self.hooks.all.is_empty() {
-            self.add_up(Vec::new())?;
+        if self.has_callbacks {
+            waits.over(|| self.add_up(Vec::new()))?;
         }
         let optimizer = Instant::now();
         self.state.optimizer.step()?;
         self.tracer.span("optimizer", Track::Compute, optimizer);
-        self.state.times.compute += begin.elapsed();
+        let waited = waits.take();
+        self.state.times.comm += waited;
+        self.state.times.compute += begin.elapsed().saturating_sub(waited);
         self.count_step();
         self.hooks.call(Hook::StepEnd, &mut self.state);
         self.hooks.call(Hook::BatchEnd, &mut self.state);
@@ -130,6 +134,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     fn count_step(&mut self) {
         self.place.turns += 1;
+        self.is_unsaved = true;
         self.state.step += 1;
         self.state.step_in_epoch += 1;
         self.state.samples_per_s = self.state.samples as f64 / self.clock.lap().as_secs_f64().max(1e-9);

@@ -56,6 +56,10 @@ impl Tracer {
 
     /// Writes the trace, once; nothing where there is none.
     pub(super) fn write(&mut self) -> Result<(), TraceError> {
-        self.wanted.take().map_or(Ok(()), |wanted| wanted.trace.write(&wanted.folder))
+        let Some(Wanted { trace, folder, .. }) = self.wanted.take() else { return Ok(()) };
+        trace.set(Noting::Nothing);
+        trace.write(&folder)?;
+        trace.clear();
+        Ok(())
     }
 }

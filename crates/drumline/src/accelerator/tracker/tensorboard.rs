@@ -25,6 +25,9 @@ impl TensorBoard {
 impl Tracker for TensorBoard {
     fn begin(&mut self, run: &Started) -> TrackerResult {
         let mut writer = Writer::create(&self.folder)?;
+        if let Some(step) = run.resumed_at {
+            writer.go_on_after(step)?;
+        }
         writer.text("config", run.resumed_at.unwrap_or(0), &as_table(run))?;
         self.writer = Some(writer);
         Ok(())

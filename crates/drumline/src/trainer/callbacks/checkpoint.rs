@@ -29,6 +29,7 @@ impl Callback for Checkpoint {
         if !state.has_save_path() {
             return Err("there is no folder to save in; try .save_path(\"save\")".into());
         }
+        self.every.check("a checkpoint")?;
         if self.keep_last == Some(0) {
             return Err("keep_last is 0, expected at least 1".into());
         }

@@ -18,6 +18,10 @@ impl EvaluateEvery {
 }
 
 impl Callback for EvaluateEvery {
+    fn on_train_begin(&mut self, _: &mut TrainState) -> CallbackResult {
+        self.every.check("an evaluation")
+    }
+
     fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
         if self.every.is_at_step(state.step()) {
             state.request_validation();

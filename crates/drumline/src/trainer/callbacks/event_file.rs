@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use drumline_observe::events::{
     Begin, EndEvent, EvalEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics, seconds_now,
 };
-use tch::Device;
 
+use crate::device::name_of;
 use crate::trainer::callback::{CallbackResult, MasterCallback};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Evaluation, TrainState};
@@ -38,10 +38,7 @@ fn run_event(state: &TrainState) -> RunEvent {
         world_size: state.world_size(),
         num_nodes: state.group().num_nodes(),
         seed: state.config().get("seed").and_then(serde_json::Value::as_u64).unwrap_or(0),
-        device: match state.device() {
-            Device::Cuda(index) => format!("cuda:{index}"),
-            other => format!("{other:?}").to_lowercase(),
-        },
+        device: name_of(state.device()),
         num_threads: tch::get_num_threads(),
         drumline: env!("CARGO_PKG_VERSION").into(),
         libtorch: crate::LIBTORCH.into(),

@@ -23,6 +23,13 @@ impl EarlyStop {
 }
 
 impl Callback for EarlyStop {
+    fn on_train_begin(&mut self, _: &mut TrainState) -> CallbackResult {
+        if self.patience == 0 {
+            return Err("patience is 0, expected at least 1 evaluation".into());
+        }
+        Ok(())
+    }
+
     fn on_valid_end(&mut self, state: &mut TrainState, evaluation: &Evaluation) -> CallbackResult {
         self.waited = if evaluation.is_better { 0 } else { self.waited + 1 };
         if self.waited >= self.patience {

@@ -34,6 +34,9 @@ impl TensorBoard {
 impl MasterCallback for TensorBoard {
     fn on_train_begin(&mut self, state: &TrainState) -> CallbackResult {
         let mut writer = Writer::create(&self.folder)?;
+        if let Some(step) = state.resumed_at() {
+            writer.go_on_after(step)?;
+        }
         writer.text("settings", state.step(), &state.config_text())?;
         self.writer = Some(writer);
         Ok(())

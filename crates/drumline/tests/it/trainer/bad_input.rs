@@ -1,16 +1,17 @@
 //! What makes no sense, or fails on one rank: one clear error, all ranks end, and what was reached is saved.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use drumline::checkpoint::Checkpoints;
 use drumline::trainer::{
-    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, Every, LoadBestModel, MasterCallback,
-    Precision, TrainState,
+    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, EvaluateEvery, Every,
+    LoadBestModel, Loss, MasterCallback, Precision, TrainState,
 };
-use drumline::{LocalGroup, ProcessGroup};
+use drumline::{Cause, LocalGroup, ProcessGroup, Sgd, SgdOptions, parameters};
 use rank_test::{Ranks, ranks_test};
-use tch::Device;
 use tch::nn::{Module, VarStore, linear};
+use tch::{Device, Tensor};
 
 use super::{FOLDER, Net, assert_told_once, data, data_seen, end_as_a_program, folder, trainer};
 
@@ -54,6 +55,18 @@ ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
     )?;
     let file = std::env::current_exe()?;
     assert_refused(&group, new()?.save_path(&file), "cannot save a checkpoint")?;
+    assert_refused(&group, new()?.validate_every(Every::Steps(0)), "validate_every is every 0 steps")?;
+    assert_refused(&group, new()?.callback(EarlyStop::patience(0)), "patience is 0")?;
+    assert_refused(&group, new()?.callback(EvaluateEvery::steps(0)), "an evaluation is every 0 steps")?;
+    let differs =
+        |name: &str, value: &str| format!("rank 1 was given another trainer than rank 0: {name} is {value}");
+    let more = 8 + group.rank();
+    let other_data = trainer(&group, &net, &store, more)?;
+    assert_refused(&group, other_data, &differs("the number of train_data's samples", "9"))?;
+    assert_refused(&group, new()?.dev_data(data(more)), &differs("the number of dev_data's samples", "9"))?;
+    let options = SgdOptions { lr: 0.1 * more as f64, ..SgdOptions::default() };
+    let other_rate = new()?.optimizer(Sgd::new(parameters(&store), options)?);
+    assert_refused(&group, other_rate, &differs("the learning rate", "0.9"))?;
     let epochs = group.rank() as u64 + 1;
     assert_refused(
         &group,
@@ -93,6 +106,33 @@ impl MasterCallback for FullDisk {
     }
 }
 
+/// Refuses the third step, on the master alone.
+struct Refuses;
+
+impl MasterCallback for Refuses {
+    fn on_backward_end(&mut self, state: &TrainState) -> CallbackResult {
+        if state.step() == 2 { Err("no good".into()) } else { Ok(()) }
+    }
+}
+
+/// Cannot count the third batch of rank 1.
+struct Uncounted {
+    rank: usize,
+    batches: Cell<usize>,
+}
+
+impl Loss<super::Pair, Tensor> for Uncounted {
+    fn sum(&self, output: &Tensor, batch: &super::Pair) -> Result<Tensor, Cause> {
+        CrossEntropy::default().sum(output, batch)
+    }
+
+    fn count(&self, batch: &super::Pair) -> Result<f64, Cause> {
+        self.batches.set(self.batches.get() + 1);
+        assert!((self.rank, self.batches.get()) != (1, 3), "no good");
+        CrossEntropy::default().count(batch)
+    }
+}
+
 /// Runs the ranks as programs, and finds the checkpoint after the second step when they have ended.
 fn fails_and_loses_nothing(ranks: &Ranks, case: &str, words: &str) -> anyhow::Result<()> {
     let temp = tempfile::tempdir()?;
@@ -124,6 +164,10 @@ ranks_test!(
         end_as_a_program(match std::env::var(CASE)?.as_str() {
             "error" | "panic" => trainer.callback(Failing).train(LoadBestModel::No),
             "master" => trainer.master_callback(FullDisk).train(LoadBestModel::No),
+            "refuses" => trainer.master_callback(Refuses).train(LoadBestModel::No),
+            "count" => {
+                trainer.loss(Uncounted { rank: group.rank(), batches: Cell::new(0) }).train(LoadBestModel::No)
+            }
             _ => trainer.train(LoadBestModel::No),
         })
     },
@@ -131,6 +175,8 @@ ranks_test!(
         fails_and_loses_nothing(&ranks, "error", "rank 1: callback `Failing`, on_backward_end: no good")?;
         fails_and_loses_nothing(&ranks, "panic", "no good")?;
         fails_and_loses_nothing(&ranks, "master", "rank 0: callback `FullDisk`, on_batch_end: no good")?;
+        fails_and_loses_nothing(&ranks, "refuses", "rank 0: callback `Refuses`, on_backward_end: no good")?;
+        fails_and_loses_nothing(&ranks, "count", "no good")?;
         fails_and_loses_nothing(&ranks, "data", "cannot load sample 17 (#17): no good")?;
     }
 );

@@ -125,6 +125,46 @@ impl Callback for Slow {
     }
 }
 
+/// Rank 1 computes for long before each backward.
+struct AlwaysSlow;
+
+impl Callback for AlwaysSlow {
+    fn on_backward_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(who_computes_long_and_who_waits_for_it_is_told, 2, {
+    let group = ProcessGroup::from_env()?;
+    let folder = (group.rank() == 0).then(tempfile::tempdir).transpose()?;
+    let out = group.broadcast_object(folder.as_ref().map(|folder| folder.path().to_owned()).as_ref(), 0)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = trainer(&group, &net, &store, 40)?.batch_size_per_gpu(2);
+    trainer.callback(RankFiles::in_folder(&out)).callback(AlwaysSlow).train(LoadBestModel::No)?;
+    group.barrier()?;
+    let ranks = status::read(&out);
+    // Ten steps of 50 ms.
+    assert!(ranks[0].comm_s > 0.4 && ranks[0].compute_s < 0.4, "{ranks:?}");
+    assert!(ranks[1].compute_s > 0.5 && ranks[1].comm_s < 0.4, "{ranks:?}");
+    group.barrier()?;
+});
+
+ranks_test!(lines_are_added_to_the_log, 2, {
+    let group = ProcessGroup::from_env()?;
+    let folder = tempfile::tempdir()?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = trainer(&group, &net, &store, 16)?.dev_data(data(6)).batch_size_per_gpu(2).print_every(2);
+    trainer.log_path(folder.path()).train(LoadBestModel::No)?;
+    let log = std::fs::read_to_string(folder.path().join("log.txt")).unwrap_or_default();
+    let lines = [log.matches("   == step: [").count(), log.matches("   == eval: [1/1] | loss: ").count()];
+    assert_eq!(lines, if group.rank() == 0 { [2, 1] } else { [0, 0] }, "{log}");
+});
+
 /// The ranks at a moment when rank 0 has been in a collective for some time.
 fn at_a_long_wait(out: &Path) -> Vec<RankStatus> {
     let begin = Instant::now();

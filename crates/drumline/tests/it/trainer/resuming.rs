@@ -2,16 +2,16 @@
 
 use drumline::checkpoint::Checkpoints;
 use drumline::trainer::{
-    Callback, CallbackResult, Checkpoint, DistTrainer, EarlyStop, End, Every, LearningRate, LoadBestModel,
-    TrainState,
+    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, End, Every, LearningRate,
+    LoadBestModel, TrainState,
 };
-use drumline::{At, ProcessGroup, TopK};
+use drumline::{At, ProcessGroup, Signal, StopRequest, TopK};
 use rank_test::ranks_test;
 use tch::Device;
 use tch::nn::VarStore;
 
 use super::windows::{BIG_BATCH, EPOCHS, SAMPLES, reference};
-use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, trainer, weights};
+use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, sgd, trainer, weights};
 
 /// Asks for the end after so many steps.
 struct StopAt(u64);
@@ -68,6 +68,82 @@ ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
         same_on_all_ranks(&group, &second)?;
         group.barrier()?;
     }
+});
+
+/// A signal in the midst of the evaluation after so many epochs.
+struct SignalInEvaluation(u64);
+
+impl Callback for SignalInEvaluation {
+    fn on_valid_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if (state.rank(), state.epoch()) == (1, self.0) {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)?;
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(an_evaluation_that_was_cut_is_made_when_training_goes_on, 2, {
+    let group = ProcessGroup::from_env()?;
+    let whole = VarStore::new(Device::Cpu);
+    let outcome = new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
+    // The last epoch's: nothing but the evaluation is left.
+    let (_temp, path) = shared_folder(&group)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let cut = StopRequest::listen_for(&[Signal::TERM])?;
+    let trainer =
+        new(&group, &net, &store)?.callback(SignalInEvaluation(3)).dev_batch_size(1).stop_request(cut);
+    let stopped = trainer.save_path(&path).train(LoadBestModel::No)?;
+    assert_eq!((stopped.steps, stopped.epochs), (12, 2), "the epoch is not over");
+    assert!(matches!(stopped.end, End::Stopped { .. }));
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = new(&group, &net, &store)?.callback(SignalInEvaluation(99)).dev_batch_size(1);
+    let trainer = trainer.stop_request(StopRequest::listen_for(&[Signal::USR1])?);
+    let resumed = trainer.save_path(&path).resume_from(&path).train(LoadBestModel::No)?;
+    assert_eq!((resumed.steps, resumed.epochs, &resumed.end), (12, 3, &End::Finished));
+    assert_eq!((resumed.best_metric, resumed.best_step), (outcome.best_metric, outcome.best_step));
+    assert_eq!(difference(&weights(&store), &weights(&whole)), 0.0);
+    group.barrier()?;
+});
+
+ranks_test!(the_best_model_of_before_is_found_where_it_was_saved, 2, {
+    let group = ProcessGroup::from_env()?;
+    let ((_first, first), (_second, second)) = (shared_folder(&group)?, shared_folder(&group)?);
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = new(&group, &net, &store)?.metric_key("-loss").n_epochs(1).save_path(&first);
+    let best = trainer.train(LoadBestModel::Yes)?;
+    let weights_of_best = weights(&store);
+    // Uphill, so that nothing gets better.
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer =
+        DistTrainer::new(&group, &net, &store, data(30)).loss(CrossEntropy::default()).dev_data(data(7));
+    let trainer =
+        trainer.optimizer(sgd(&store)?).callback(LearningRate::by(|_: At| -0.5)).metric_key("-loss");
+    let trainer = trainer.batch_size_per_gpu(2).update_every(2).n_epochs(3).print_every(0);
+    let resumed = trainer.resume_from(&first).save_path(&second).train(LoadBestModel::Yes)?;
+    assert_eq!((resumed.best_step, resumed.steps), (best.best_step, 12), "the control: nothing was better");
+    assert_eq!(difference(&weights(&store), &weights_of_best), 0.0);
+    group.barrier()?;
+});
+
+ranks_test!(an_epoch_is_saved_once, 2, {
+    let group = ProcessGroup::from_env()?;
+    let (_temp, path) = shared_folder(&group)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = new(&group, &net, &store)?.metric_key("-loss").save_path(&path);
+    trainer.callback(Checkpoint::every(Every::Epochs(1)).keep_last(9)).train(LoadBestModel::No)?;
+    if group.rank() == 0 {
+        let names = std::fs::read_dir(&path)?.map(|entry| Ok(entry?.file_name().into_string().unwrap()));
+        let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+        names.retain(|name| name.starts_with("step-"));
+        names.sort();
+        assert_eq!(names, ["step-00000004", "step-00000008", "step-00000012"]);
+    }
+    group.barrier()?;
 });
 
 ranks_test!(a_training_ends_after_max_steps_and_goes_on_with_more, 2, {

@@ -1,0 +1,40 @@
+//! Connections of browsers, and of whoever else finds the port: few at a time, and none that says nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Connections at a time. More wait until one ends.
+const MOST: usize = 64;
+
+/// How long the head of a request may take, and a connection may be idle before its next.
+const HEAD: Duration = Duration::from_secs(5);
+
+/// What the system needs to have descriptors again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers until it is dropped.
+pub(super) async fn serve(listener: TcpListener, routes: Router) {
+    let places = Arc::new(Semaphore::new(MOST));
+    // The semaphore is never closed.
+    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let service = TowerToHyperService::new(routes.clone());
+        tokio::spawn(async move {
+            let mut connection = http1::Builder::new();
+            let connection = connection.timer(TokioTimer::new()).header_read_timeout(HEAD);
+            // A browser that leaves in the midst of an answer has its reasons.
+            let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+            drop(place);
+        });
+    }
+}
