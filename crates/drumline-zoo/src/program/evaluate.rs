@@ -36,7 +36,7 @@ impl Evaluation {
         replica: &Replica,
         see: impl FnMut(&ImageBatch, &Tensor) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Sums>> {
-        // Running means are each rank's own; those of rank 0 are the ones that are saved.
+        // Each rank evaluates with the same running means.
         replica.sync_buffers()?;
         let own = job.agree(self.share(job, replica, see))?;
         match job.stop.agreed(&job.group)? {
