@@ -63,7 +63,7 @@ impl<'a> Fuzz<'a> {
         let mut command = cargo();
         command.args(["build", "--release", "--bins", "--target", &self.triple, "--manifest-path"]);
         command.arg(&self.manifest).env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", self.target_dir());
-        let deadline = Duration::from_secs(10 * 60);
+        let deadline = Duration::from_secs(25 * 60);
         let logs = self.workspace.logs();
         Step { name: "fuzz build", command, deadline, logs: &logs, shown: everything() }.run()
     }
