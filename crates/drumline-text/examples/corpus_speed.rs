@@ -36,8 +36,17 @@ fn measure(source: &Path, target: &Path) -> Outcome {
     let corpus = ParallelCorpus::open(source, target, &CorpusOptions::default())?;
     let took = before.elapsed().as_secs_f64();
     let (pairs, megabytes) = (corpus.len() as f64, bytes as f64 / 1e6);
-    println!("open: {megabytes:.0} MB, {pairs} pairs in {took:.2} s: {:.0} pairs/s, {:.0} MB/s", pairs / took, megabytes / took);
-    println!("{}; memory of the process: {:.0} MB, at most {:.0} MB", corpus.left_out(), memory("VmRSS")?, memory("VmHWM")?);
+    println!(
+        "open: {megabytes:.0} MB, {pairs} pairs in {took:.2} s: {:.0} pairs/s, {:.0} MB/s",
+        pairs / took,
+        megabytes / took
+    );
+    println!(
+        "{}; memory of the process: {:.0} MB, at most {:.0} MB",
+        corpus.left_out(),
+        memory("VmRSS")?,
+        memory("VmHWM")?
+    );
 
     let plan = BatchPlan { shuffle: true, ..BatchPlan::new(BatchBy::Tokens(4096)) };
     let before = Instant::now();
@@ -51,7 +60,10 @@ fn measure(source: &Path, target: &Path) -> Outcome {
         (read, characters) = (read + 1, characters + source.len() + target.len());
     }
     let took = before.elapsed().as_secs_f64();
-    println!("read: {read} pairs, {characters} bytes, in that order in {took:.2} s: {:.0} pairs/s", read as f64 / took);
+    println!(
+        "read: {read} pairs, {characters} bytes, in that order in {took:.2} s: {:.0} pairs/s",
+        read as f64 / took
+    );
     Ok(())
 }
 

@@ -66,6 +66,24 @@ pub struct BleuOptions {
     pub case: Case,
 }
 
+impl FromStr for BleuOptions {
+    type Err = TextError;
+
+    /// sacreBLEU's arguments, as NJUNMT's `sacrebleu_args` has them: `-tok NAME` or `--tokenize NAME`, `-lc`.
+    fn from_str(arguments: &str) -> Result<Self, TextError> {
+        let mut options = Self::default();
+        let mut words = arguments.split_whitespace();
+        while let Some(word) = words.next() {
+            match word {
+                "-tok" | "--tokenize" => options.tokens = words.next().unwrap_or("").parse()?,
+                "-lc" => options.case = Case::Lower,
+                _ => return Err(TextError::BleuArgument { name: word.to_owned() }),
+            }
+        }
+        Ok(options)
+    }
+}
+
 /// What BLEU is computed of. It adds up over sentences and ranks.
 ///
 /// ```
@@ -247,6 +265,13 @@ mod tests {
     #[test]
     fn names_are_sacrebleus() {
         assert_eq!("13a".parse::<BleuTokens>().unwrap(), BleuTokens::default());
+        let options: BleuOptions = " -lc --tokenize char".parse().unwrap();
+        assert_eq!(options, BleuOptions { tokens: BleuTokens::Characters, case: Case::Lower });
+        assert_eq!("".parse::<BleuOptions>().unwrap(), BleuOptions::default());
+        for (arguments, expected) in [("-tok", "named ``"), ("-lc -w 3", "`-w`; try -tok")] {
+            let error = arguments.parse::<BleuOptions>().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
         assert!("zh".parse::<BleuTokens>().unwrap_err().to_string().contains("`zh`; try 13a"));
     }
 

@@ -180,7 +180,8 @@ impl ParallelCorpus {
         index + low
     }
 
-    /// The same on all ranks if and only if they see the same pairs, but for chance: lengths, gaps and bytes of the files.
+    /// For ranks to compare: of the pairs' lengths and places and the files' sizes. Where it differs, plans do or may; where it does
+    /// not, plans are the same but for chance. Words of equal length that differ are not seen.
     pub fn fingerprint(&self) -> u32 {
         let mut crc = crc32fast::Hasher::new();
         for bytes in [self.source.num_bytes(), self.target.num_bytes()] {

@@ -121,6 +121,12 @@ pub enum TextError {
         /// The name as given.
         name: String,
     },
+    /// An argument of sacreBLEU that has no counterpart here.
+    #[error("BLEU is not changed by `{name}`; try -tok 13a, char or none, and -lc")]
+    BleuArgument {
+        /// The argument as given.
+        name: String,
+    },
     /// A task that cannot be made.
     #[error("cannot make a translation task: {what}")]
     Synth {

@@ -4,7 +4,8 @@
 //!   one pass, once:   line 0 … line 7 │ line 8 … line 15 │ …      where each block of lines starts: 1 byte a line
 //!   line(11):         read_at(block 1), then the fourth line of it
 //! ```
-//! A line ends at `\n` or `\r\n`, the last one also at the end of the file. The pass checks that all of it is UTF-8.
+//! A line ends at `\n` or `\r\n`, the last one also at the end of the file. The pass checks that all of it is UTF-8. A byte order mark
+//! at the beginning, as some editors leave it, is no part of the first line.
 
 use crate::TextError;
 use std::fs::File;
@@ -94,7 +95,8 @@ impl LineFile {
         let block = self.block(index / BLOCK as usize)?;
         let line = block.split_inclusive(|byte| *byte == b'\n').nth(index % BLOCK as usize);
         let line = line.and_then(|line| str::from_utf8(without_end(line)).ok());
-        line.map(str::to_owned).ok_or_else(|| TextError::Changed { path: self.path.clone() })
+        line.map(|line| without_mark(index as u64, line).to_owned())
+            .ok_or_else(|| TextError::Changed { path: self.path.clone() })
     }
 
     fn block(&self, block: usize) -> Result<Vec<u8>, TextError> {
@@ -140,10 +142,14 @@ fn scan(
             line: number,
             at: error.valid_up_to() + 1,
         })?;
-        see(number, start, line)?;
+        see(number, start, without_mark(number - 1, line))?;
         start += read as u64;
     }
     Ok(start)
+}
+
+fn without_mark(index: u64, line: &str) -> &str {
+    if index == 0 { line.strip_prefix('\u{feff}').unwrap_or(line) } else { line }
 }
 
 fn without_end(line: &[u8]) -> &[u8] {
@@ -189,6 +195,19 @@ mod tests {
         let (_folder, path) = file_of(b"one\r\ntwo\r");
         let file = LineFile::open(&path).unwrap();
         assert_eq!((file.line(0).unwrap().as_str(), file.line(1).unwrap().as_str()), ("one", "two"));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        let (_folder, path) = file_of("\u{feff}one\n\u{feff}two\n".as_bytes());
+        let mut seen = Vec::new();
+        let file = LineFile::open_with(&path, |line| {
+            seen.push(line.to_owned());
+            Ok(())
+        });
+        let file = file.unwrap();
+        assert_eq!(seen, ["one", "\u{feff}two"]);
+        assert_eq!([0, 1].map(|index| file.line(index).unwrap()), ["one", "\u{feff}two"]);
     }
 
     #[test]

@@ -84,7 +84,7 @@ pub fn write(folder: impl AsRef<Path>, options: &SynthOptions) -> Result<(), Tex
 struct Sentences {
     lexicon: Lexicon,
     random: Random,
-    /// Sources so far. There are some 10^9, so another one is soon found.
+    /// Sources so far. There are more than 10^10, so another one is soon found.
     seen: HashSet<String>,
 }
 

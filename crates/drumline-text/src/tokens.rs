@@ -33,7 +33,7 @@ impl Tokens {
     /// How many tokens a sentence has.
     pub fn count(&self, text: &str) -> Result<usize, TextError> {
         match self {
-            Self::Words => Ok(num_words(text)),
+            Self::Words => Ok(text.split_whitespace().count()),
             Self::Pieces(pieces) => Ok(pieces.split(text)?.len()),
         }
     }
@@ -45,8 +45,4 @@ impl Tokens {
             Self::Pieces(pieces) => pieces.join(tokens),
         }
     }
-}
-
-fn num_words(text: &str) -> usize {
-    text.split_whitespace().count()
 }

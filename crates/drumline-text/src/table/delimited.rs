@@ -42,10 +42,9 @@ pub(super) fn read(
 /// Where the fields stand in a row.
 fn places(path: &Path, fields: &Fields, headers: &[String]) -> Result<Vec<usize>, TextError> {
     let place = |name: &str| {
-        headers.iter().position(|header| header == name).ok_or_else(|| TextError::BadLine {
-            path: path.to_owned(),
-            line: 1,
-            what: format!("has no column `{name}`; try one of: {}", headers.join(", ")),
+        headers.iter().position(|header| header == name).ok_or_else(|| {
+            let what = format!("has no column `{name}`; try one of: {}", headers.join(", "));
+            TextError::BadLine { path: path.to_owned(), line: 1, what }
         })
     };
     fields.names().map(place).collect()
