@@ -35,6 +35,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("drumline-observe", &[]),
     ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
     ("drumline-rendezvous", &[]),
+    ("drumline-text", &[]),
     ("drumline-torch", &["drumline-comm"]),
     // Its tests start ranks as a launcher does.
     ("drumline-zoo", &["drumline", "drumline-launch", "drumline-observe", "drumline-torch"]),

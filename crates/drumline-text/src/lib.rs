@@ -1,0 +1,45 @@
+//! Text for training: from files to batches of ids, and from hypotheses to BLEU. Needs no libtorch.
+//!
+//! ```text
+//!   corpus: two files, line by line ─▶ lengths ─▶ plan: batches of an epoch, the same on all ranks
+//!        │ pair(i)
+//!        ▼
+//!   tokens: words or pieces ◀─ codec ─▶ vocab: ids       table: CSV, TSV, JSON lines, CoNLL ─▶ examples, labels
+//!                                │
+//!          ids of a model ─▶ text ─▶ bleu: counts that add up over sentences and ranks ─▶ score
+//!   synth: a translation task made by rule, in such files
+//! ```
+//! Whatever is wrong with a file is said with its name and line ([`TextError`]).
+#![forbid(unsafe_code)]
+
+/// The guide's examples compile, too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/text.md")]
+    mod text {}
+}
+
+mod beside;
+pub mod bleu;
+mod codec;
+mod corpus;
+mod error;
+mod labels;
+mod lines;
+mod pieces;
+mod plan;
+mod random;
+pub mod synth;
+pub mod table;
+mod tokens;
+mod vocab;
+
+pub use codec::Codec;
+pub use corpus::{CorpusOptions, LeftOut, ParallelCorpus, Side};
+pub use error::TextError;
+pub use labels::Labels;
+pub use lines::LineFile;
+pub use pieces::Pieces;
+pub use plan::{BatchBy, BatchPlan};
+pub use tokens::Tokens;
+pub use vocab::{Vocabulary, VocabularyOptions, WordCounts};

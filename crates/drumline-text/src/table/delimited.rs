@@ -1,0 +1,75 @@
+//! Rows of CSV and TSV files, by the `csv` crate. In CSV a quoted field may have commas and line ends; in TSV a quote is a
+//! character like others, as in the data sets that come so: a single one would swallow the rest of the file.
+
+use super::{Example, Fields};
+use crate::TextError;
+use std::fs::File;
+use std::path::Path;
+
+/// Hand each row to `take`.
+pub(super) fn read(
+    path: &Path,
+    delimiter: u8,
+    fields: &Fields,
+    mut take: impl FnMut(Example),
+) -> Result<(), TextError> {
+    let file = File::open(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
+    let mut rows = csv::ReaderBuilder::new()
+        .delimiter(delimiter)
+        .has_headers(fields.headers.is_none())
+        .from_reader(file);
+    let headers = match &fields.headers {
+        Some(headers) => headers.clone(),
+        None => {
+            let headers = rows.headers().map_err(|error| told(path, error, 1))?;
+            headers.iter().map(str::to_owned).collect()
+        }
+    };
+    let places = places(path, fields, &headers)?;
+    let mut row = csv::StringRecord::new();
+    loop {
+        let line = rows.position().line();
+        if !rows.read_record(&mut row).map_err(|error| told(path, error, line))? {
+            return Ok(());
+        }
+        let value = |place: &usize| row.get(*place).map(str::to_owned);
+        let values: Option<Vec<_>> = places.iter().map(value).collect();
+        let values = values.ok_or_else(|| few(path, line, row.len(), headers.len()))?;
+        take(fields.example(values));
+    }
+}
+
+/// Where the fields stand in a row.
+fn places(path: &Path, fields: &Fields, headers: &[String]) -> Result<Vec<usize>, TextError> {
+    let place = |name: &str| {
+        headers.iter().position(|header| header == name).ok_or_else(|| {
+            let what = format!("has no column `{name}`; try one of: {}", headers.join(", "));
+            TextError::BadLine { path: path.to_owned(), line: 1, what }
+        })
+    };
+    fields.names().map(place).collect()
+}
+
+fn few(path: &Path, line: u64, found: usize, expected: usize) -> TextError {
+    let what = format!("has {found} columns, expected {expected}");
+    TextError::BadLine { path: path.to_owned(), line, what }
+}
+
+/// The crate's errors, with the file's name and a line where they have none.
+fn told(path: &Path, error: csv::Error, line: u64) -> TextError {
+    match error.into_kind() {
+        csv::ErrorKind::Io(source) => TextError::ReadFile { path: path.to_owned(), source },
+        csv::ErrorKind::Utf8 { pos, err } => {
+            let line = pos.map_or(line, |pos| pos.line());
+            let what =
+                format!("is not UTF-8 in column {}; try `iconv -f ENCODING -t UTF-8`", err.field() + 1);
+            TextError::BadLine { path: path.to_owned(), line, what }
+        }
+        csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            few(path, pos.map_or(line, |pos| pos.line()), len as usize, expected_len as usize)
+        }
+        other => {
+            TextError::BadLine { path: path.to_owned(), line, what: format!("cannot be read: {other:?}") }
+        }
+    }
+}
