@@ -110,7 +110,10 @@ pub use predictions::{
     Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
 };
 pub use run_error::RunError;
-pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
+pub use sampler::{
+    DistributedSampler, EvalSampler, PlannedBatches, PlannedOptions, Sampler, SamplerError, SamplerOptions,
+    SamplerPosition,
+};
 pub use schedule::{
     At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
     OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,

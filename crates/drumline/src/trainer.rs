@@ -317,7 +317,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// The samples that this rank takes, in place of an equal share of a shuffled order. Ranks may take different numbers.
+    /// The samples that this rank takes, in place of an equal share of a shuffled order. Ranks may take different numbers. One of whole batches,
+    /// [`PlannedBatches`](crate::PlannedBatches), decides on their sizes, too.
     #[must_use]
     pub fn sampler(self, sampler: impl Sampler + 'static) -> Self {
         Self { sampler: Some(Box::new(sampler)), ..self }

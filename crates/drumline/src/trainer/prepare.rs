@@ -123,7 +123,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let mut config = asked.settings.to_config();
         check_alike(&group, "trainer", Ok(given(&config, &asked.hooks.names())))?;
         config.append(&mut asked.settings.config);
-        let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
+        let steps_per_epoch = steps_of_epoch(0, &group, &parts.train, &asked.settings)?;
         if let Some(observer) = asked.tracer.observer() {
             asked.ddp_options.observer = Some(observer);
         }
@@ -172,18 +172,25 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
     }
 }
 
-/// The most steps that any rank has batches for.
-fn steps_per_epoch<B: Batch>(
+/// The most steps that any rank has batches for in an epoch.
+pub(super) fn steps_of_epoch<B: Batch>(
+    epoch: u64,
     group: &ProcessGroup,
     train: &Loader<AnyDataset<B>>,
     settings: &Settings,
 ) -> Result<u64, TrainerError> {
-    let mut steps = [train.num_batches().div_ceil(settings.update_every) as u64];
+    let mut steps = [train.num_batches_of(epoch).div_ceil(settings.update_every) as u64];
     group.all_reduce(&mut steps, ReduceOp::Max)?;
     if steps[0] > 0 {
         return Ok(steps[0]);
     }
     let (samples, ranks, batch) = (train.dataset().len(), group.size(), settings.batch_size_per_gpu);
+    if !settings.drop_last {
+        let told = format!(
+            "the sampler gives no rank a batch in epoch {epoch}, of {samples} samples; try a look at its plan"
+        );
+        return Err(SharedFailure::alike(told).into());
+    }
     Err(SharedFailure::alike(format!(
         "train_data of {samples} samples fills no batch of {batch} on each of {ranks} ranks, and drop_last leaves them out; \
          try a smaller batch_size_per_gpu, or drop_last(false)"

@@ -17,6 +17,7 @@ use super::meeting::{Agreed, Brought, meet};
 use super::metric::{MetricKey, Scores};
 use super::model::Model;
 use super::norms::Norms;
+use super::prepare::steps_of_epoch;
 use super::settings::{Every, LoadBestModel, Settings};
 use super::state::TrainState;
 use super::tracer::Tracer;
@@ -235,10 +236,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.epoch += 1;
         self.state.step_in_epoch = 0;
         self.place = Place { from: self.train.sampler().start(self.state.epoch), turns: 0 };
+        self.count_epoch()?;
         if self.settings.validate_every.is_at_epoch(self.state.epoch) {
             self.validate()?;
         }
         self.hooks.call(Hook::EpochEnd, &mut self.state);
+        Ok(())
+    }
+
+    /// Finds out how many steps the epoch has that comes next, if one does: a sampler's epochs may differ.
+    pub(super) fn count_epoch(&mut self) -> Result<(), TrainerError> {
+        let epoch = self.state.epoch;
+        if epoch < self.state.n_epochs {
+            self.state.steps_per_epoch =
+                steps_of_epoch(epoch, &self.state.group, &self.train, &self.settings)?;
+        }
         Ok(())
     }
 

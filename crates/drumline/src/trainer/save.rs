@@ -13,7 +13,7 @@ use super::model::Model;
 use super::run::{Place, Run};
 use super::state::Best;
 use crate::checkpoint::{Checkpoints, Mark, TrainState, named, restore};
-use crate::loader::{Cause, Dataset};
+use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree, in_words};
 
@@ -91,13 +91,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Where the epoch is, the same on all ranks: also where their shares differ.
     fn position(&self) -> SamplerPosition {
         let Place { from, turns } = self.place;
-        let (each, ranks) = (turns * self.samples_of_turn(), self.train.sampler().num_replicas());
-        let position = from.after(each, ranks);
-        SamplerPosition { samples_seen: position.samples_seen.min(self.train.dataset().len()), ..position }
+        let sampler = self.train.sampler();
+        let position = from.after(turns * self.positions_of_turn(), sampler.num_replicas());
+        let all = sampler.num_positions(from.epoch);
+        SamplerPosition { samples_seen: position.samples_seen.min(all), ..position }
     }
 
-    fn samples_of_turn(&self) -> usize {
-        self.settings.batch_size_per_gpu * self.settings.update_every
+    /// What a rank takes of the epoch's order in a step: samples, or planned batches.
+    fn positions_of_turn(&self) -> usize {
+        let of_batch = self.train.sampler().positions_of_batch(self.settings.batch_size_per_gpu);
+        of_batch * self.settings.update_every
     }
 
     /// Goes on from the latest checkpoint, if that is wanted and there is one.
@@ -113,7 +116,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let gone_on = gone_on.map_err(|cause| {
             Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
         });
-        agree(&self.state.group, gone_on)
+        agree::<_, TrainerError>(&self.state.group, gone_on)?;
+        self.count_epoch()
     }
 
     fn go_on(&mut self, saved: &TrainState) -> Result<(), Cause> {
@@ -127,9 +131,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.optimizer.load_state(&saved.optimizer)?;
         self.hooks.load_state(&kept.callbacks)?;
         saved.rng.restore()?;
-        let seen_by_rank = from.samples_seen / self.train.sampler().num_replicas().max(1);
+        let of_step = self.positions_of_turn() * self.train.sampler().num_replicas().max(1);
         self.place = Place { from, turns: 0 };
-        self.state.step_in_epoch = (seen_by_rank / self.samples_of_turn()) as u64;
+        self.state.step_in_epoch = from.samples_seen.div_ceil(of_step) as u64;
         (self.state.epoch, self.state.step) = (saved.epoch, saved.step);
         self.state.best = kept.best.map(|KeptBest { metric, step, epoch }| Best { metric, step, epoch });
         self.state.resumed_at = Some(saved.step);

@@ -162,7 +162,7 @@ impl TrainState {
         self.step_in_epoch
     }
 
-    /// Steps of an epoch.
+    /// Steps of the epoch that is under way, or comes next; with planned batches epochs may differ.
     pub fn steps_per_epoch(&self) -> u64 {
         self.steps_per_epoch
     }
@@ -172,9 +172,11 @@ impl TrainState {
         self.n_epochs
     }
 
-    /// Steps of the whole training.
+    /// Steps of the whole training, if all epochs to come are as long as the one that is under way.
     pub fn total_steps(&self) -> u64 {
-        let whole = self.n_epochs.saturating_mul(self.steps_per_epoch);
+        let epochs = self.n_epochs.saturating_sub(self.epoch);
+        let left = epochs.saturating_mul(self.steps_per_epoch).saturating_sub(self.step_in_epoch);
+        let whole = self.step.saturating_add(left);
         self.max_steps.map_or(whole, |most| most.min(whole))
     }
 

@@ -5,6 +5,7 @@ mod ending;
 mod fastnlp_bugs;
 mod observed;
 mod order;
+pub(super) mod planned;
 mod resuming;
 mod supplied;
 mod windows;

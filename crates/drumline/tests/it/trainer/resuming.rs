@@ -14,7 +14,7 @@ use super::windows::{BIG_BATCH, EPOCHS, SAMPLES, reference};
 use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, trainer, weights};
 
 /// Asks for the end after so many steps.
-struct StopAt(u64);
+pub(super) struct StopAt(pub(super) u64);
 
 impl Callback for StopAt {
     fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
@@ -40,7 +40,7 @@ fn new<'a>(
 }
 
 /// One folder, of rank 0.
-fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
+pub(super) fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
     let temp = tempfile::tempdir()?;
     let path = group.broadcast_object(Some(&temp.path().to_str().unwrap().to_owned()), 0)?;
     Ok((temp, path))
