@@ -7,7 +7,7 @@
 //!      │                                                               ▼
 //!      └─▶ callbacks ◀─ optimizer ◀─ one reduction ◀─ sums of losses ÷ count of the whole step over all ranks
 //! ```
-//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `save`, `tracer`.
+//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `weights`, `save`, `tracer`.
 //!
 //! - `batch`, `model`, `loss`, `metric`: what can be trained, on what, towards what
 //! - `callbacks`: those that are supplied
@@ -32,6 +32,7 @@ mod share;
 mod state;
 mod step;
 mod tracer;
+mod weights;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -61,8 +62,8 @@ pub use crate::shared_failure::PlainWords;
 pub use batch::{Batch, Supervised};
 pub use callback::{Callback, CallbackResult, MasterCallback};
 pub use callbacks::{
-    Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, Plots, RankFiles, StopOnNan,
-    TensorBoard, TimeLimit, Warmup,
+    Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, MovingAverage, Plots,
+    RankFiles, ReduceOnPlateau, StopOnNan, TensorBoard, TimeLimit, Warmup,
 };
 pub use error::TrainerError;
 pub use loss::{CrossEntropy, Loss};

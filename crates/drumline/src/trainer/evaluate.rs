@@ -11,7 +11,7 @@ use super::model::{Mode, Model};
 use super::run::Run;
 use super::settings::LoadBestModel;
 use super::state::{Best, Evaluation};
-use crate::checkpoint::{Mark, named};
+use crate::checkpoint::named;
 use crate::loader::{Cause, Dataset};
 use crate::shared_failure::{agree, guarded};
 use drumline_comm::ReduceOp;
@@ -25,20 +25,24 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if self.dev.is_none() || is_done {
             return Ok(());
         }
+        self.with_evaluation_weights(Self::validate_these)?;
+        self.clock.restart();
+        Ok(())
+    }
+
+    /// Evaluates the weights that are the model's now.
+    fn validate_these(&mut self) -> Result<(), TrainerError> {
         self.hooks.call(Hook::ValidBegin, &mut self.state);
         if let Some(evaluation) = self.evaluation()? {
+            let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
             if evaluation.is_better {
-                let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
                 let (step, epoch) = (self.state.step, self.state.epoch);
                 self.state.best = Some(Best { metric, step, epoch });
             }
             self.state.evaluation = Some(evaluation.clone());
             self.hooks.call(Hook::ValidEnd(&evaluation), &mut self.state);
-            if evaluation.is_better {
-                self.keep_best()?;
-            }
+            self.keep_if_good(metric)?;
         }
-        self.clock.restart();
         Ok(())
     }
 
@@ -91,11 +95,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(Some(loss))
     }
 
-    fn keep_best(&mut self) -> Result<(), TrainerError> {
+    fn keep_if_good(&mut self, metric: f64) -> Result<(), TrainerError> {
         if self.checkpoints.is_some() {
-            return self.save(Mark::Best);
+            return self.save_if_good(metric);
         }
-        if self.load_best_model == LoadBestModel::Yes {
+        let is_better = self.state.evaluation.as_ref().is_some_and(|evaluation| evaluation.is_better);
+        if is_better && self.load_best_model == LoadBestModel::Yes {
             let copy = |Named { name, tensor }: Named| Named { name, tensor: tensor.detach().copy() };
             self.best_weights = Some(named(self.store).into_iter().map(copy).collect());
         }

@@ -165,6 +165,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             settings: asked.settings,
             load_best_model,
             best_weights: None,
+            kept_best: Vec::new(),
             norms,
             clock: Clock::new(),
             state,

@@ -109,6 +109,8 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) loaded: Option<Loaded>,
     /// The best model's, where there is no folder for it.
     pub(super) best_weights: Option<Vec<Named>>,
+    /// The metrics of the best checkpoints, the best first.
+    pub(super) kept_best: Vec<f64>,
     pub(super) place: Place,
     pub(super) norms: Norms,
     pub(super) tracer: Tracer,
@@ -169,8 +171,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.resume()?;
         self.state.begin = Instant::now();
         self.hooks.call(Hook::TrainBegin, &mut self.state);
+        if let Err(cause) = self.hooks.evaluation_weights() {
+            self.hooks.note(Trouble::from(cause));
+        }
         self.check()?;
-        self.set_keep_last();
+        self.set_kept();
         self.clock.restart();
         let end = self.epochs()?;
         if let End::Stopped { reason } = &end {

@@ -12,7 +12,7 @@ use super::error::TrainerError;
 use super::model::Model;
 use super::run::{Place, Run};
 use super::state::Best;
-use crate::checkpoint::{Checkpoints, Mark, TrainState, named, restore};
+use crate::checkpoint::{Checkpoints, Mark, Scalar, TrainState, named, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree, in_words};
@@ -21,13 +21,16 @@ use crate::shared_failure::{Trouble, agree, in_words};
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Kept {
     best: Option<KeptBest>,
+    /// The metrics of the best checkpoints, the best first.
+    #[serde(default)]
+    kept_best: Vec<Scalar>,
     #[serde(default)]
     callbacks: BTreeMap<String, Value>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct KeptBest {
-    metric: f64,
+    metric: Scalar,
     step: u64,
     epoch: u64,
 }
@@ -35,6 +38,11 @@ struct KeptBest {
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Saves where the training is; all ranks together. Nothing where there is no folder.
     pub(super) fn save(&mut self, mark: Mark) -> Result<(), TrainerError> {
+        self.with_evaluation_weights(|run| run.save_evaluated(mark))
+    }
+
+    /// The same while the weights that are evaluated are the model's.
+    pub(super) fn save_evaluated(&mut self, mark: Mark) -> Result<(), TrainerError> {
         self.state.requests.checkpoint = false;
         let Some(checkpoints) = self.checkpoints.clone() else { return Ok(()) };
         self.ddp.sync_buffers()?;
@@ -66,15 +74,32 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
     }
 
-    pub(super) fn set_keep_last(&mut self) {
+    pub(super) fn set_kept(&mut self) {
         if let Some(num) = self.state.requests.keep_last.and_then(NonZeroUsize::new) {
             self.checkpoints = self.checkpoints.take().map(|checkpoints| checkpoints.keep_last(num));
+        }
+        if let Some(num) = self.state.requests.keep_best.and_then(NonZeroUsize::new) {
+            self.checkpoints = self.checkpoints.take().map(|checkpoints| checkpoints.keep_best(num));
+        }
+    }
+
+    /// Saves a model that was just evaluated, if it is among those best that are kept.
+    pub(super) fn save_if_good(&mut self, metric: f64) -> Result<(), TrainerError> {
+        let keep = self.state.requests.keep_best.unwrap_or(1);
+        match self.key.rank(metric, &mut self.kept_best, keep) {
+            Some(place) => self.save_evaluated(Mark::Place(place)),
+            None => Ok(()),
         }
     }
 
     fn to_checkpoint(&self) -> Result<TrainState, Cause> {
-        let best = self.state.best.map(|Best { metric, step, epoch }| KeptBest { metric, step, epoch });
-        let kept = Kept { best, callbacks: self.hooks.state() };
+        let best = self.state.best.map(|Best { metric, step, epoch }| KeptBest {
+            metric: Scalar(metric),
+            step,
+            epoch,
+        });
+        let kept_best = self.kept_best.iter().copied().map(Scalar).collect();
+        let kept = Kept { best, kept_best, callbacks: self.hooks.state() };
         Ok(TrainState {
             optimizer: self.state.optimizer.state(),
             epoch: self.state.epoch,
@@ -84,6 +109,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             best: self.state.best.map(|best| best.metric),
             config: serde_json::to_value(&self.state.config)?,
             rng: RngState::capture()?,
+            trained: self.trained_beside()?,
             ..TrainState::new(named(self.store))?
         })
     }
@@ -127,7 +153,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             Value::Null => Kept::default(),
             kept => serde_json::from_value(kept.clone())?,
         };
-        restore(&named(self.store), &saved.model)?;
+        self.load_weights(saved)?;
         self.state.optimizer.load_state(&saved.optimizer)?;
         self.hooks.load_state(&kept.callbacks)?;
         saved.rng.restore()?;
@@ -135,7 +161,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.place = Place { from, turns: 0 };
         self.state.step_in_epoch = from.samples_seen.div_ceil(of_step) as u64;
         (self.state.epoch, self.state.step) = (saved.epoch, saved.step);
-        self.state.best = kept.best.map(|KeptBest { metric, step, epoch }| Best { metric, step, epoch });
+        self.state.best =
+            kept.best.map(|KeptBest { metric, step, epoch }| Best { metric: metric.0, step, epoch });
+        self.kept_best = kept.kept_best.into_iter().map(|metric| metric.0).collect();
+        if self.kept_best.is_empty() {
+            self.kept_best.extend(self.state.best.map(|best| best.metric));
+        }
         self.state.resumed_at = Some(saved.step);
         Ok(())
     }

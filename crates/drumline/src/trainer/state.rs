@@ -66,6 +66,7 @@ pub(super) struct Requests {
     pub(super) validation: bool,
     pub(super) checkpoint: bool,
     pub(super) keep_last: Option<usize>,
+    pub(super) keep_best: Option<usize>,
 }
 
 /// Where a training stands. Figures are those of all ranks together, and the same on each.
@@ -331,9 +332,14 @@ impl TrainState {
         self.requests.checkpoint = true;
     }
 
-    /// How many checkpoints stay in the trainer's `save_path`, beside the best.
+    /// How many checkpoints stay in the trainer's `save_path`, beside the best; from `on_train_begin`.
     pub fn keep_last_checkpoints(&mut self, num: usize) {
         self.requests.keep_last = Some(num);
+    }
+
+    /// How many checkpoints stay in the trainer's `save_path` because their evaluations were the best; from `on_train_begin`.
+    pub fn keep_best_checkpoints(&mut self, num: usize) {
+        self.requests.keep_best = Some(num);
     }
 
     /// Whether there is a folder for checkpoints.
