@@ -112,6 +112,7 @@ pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
     train_data: AnyDataset<B>,
     dev_data: Option<AnyDataset<B>>,
     sampler: Option<Box<dyn Sampler>>,
+    dev_sampler: Option<Box<dyn Sampler>>,
     loss: Option<Box<dyn Loss<B, M::Output> + 'a>>,
     scores: Scores<'a, B, M::Output>,
     train_scores: Scores<'a, B, M::Output>,
@@ -140,6 +141,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             train_data: AnyDataset(Arc::new(train_data)),
             dev_data: None,
             sampler: None,
+            dev_sampler: None,
             loss: None,
             scores: Scores(Vec::new()),
             train_scores: Scores(Vec::new()),
@@ -323,6 +325,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn sampler(self, sampler: impl Sampler + 'static) -> Self {
         Self { sampler: Some(Box::new(sampler)), ..self }
+    }
+
+    /// The samples of `dev_data` that this rank evaluates, in its first epoch: each must come once over all ranks. Worth it where a plan's batches fit together
+    /// better than those of `dev_batch_size`.
+    #[must_use]
+    pub fn dev_sampler(self, sampler: impl Sampler + 'static) -> Self {
+        Self { dev_sampler: Some(Box::new(sampler)), ..self }
     }
 
     /// Steps between two lines about the training; 10, if it is not said. 0: no lines.

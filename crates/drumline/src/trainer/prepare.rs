@@ -73,10 +73,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         Ok(Loader::shared(Arc::new(self.train_data.clone()), sampler, options)?)
     }
 
-    fn dev_loader(&self) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
+    fn dev_loader(&mut self) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
         let Some(data) = &self.dev_data else { return Ok(None) };
         let num_samples = check_len("dev_data", data)?;
-        let sampler = EvalSampler::new(num_samples, self.group.size(), self.group.rank())?;
+        let sampler = match self.dev_sampler.take() {
+            Some(sampler) => sampler,
+            None => Box::new(EvalSampler::new(num_samples, self.group.size(), self.group.rank())?),
+        };
         let batch_size = self.settings.dev_batch_size.unwrap_or(self.settings.batch_size_per_gpu);
         Ok(Some(Loader::shared(Arc::new(data.clone()), sampler, self.loader_options(batch_size))?))
     }

@@ -50,7 +50,9 @@ fn train(
 }
 
 /// Checkpoints and links, by their steps.
-fn kept(path: &str) -> anyhow::Result<(Vec<u64>, Vec<(String, u64)>)> {
+type Kept = (Vec<u64>, Vec<(String, u64)>);
+
+fn kept(path: &str) -> anyhow::Result<Kept> {
     let step = |name: &str| name.strip_prefix("step-").and_then(|step| step.parse().ok());
     let (mut steps, mut links) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(path)? {

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex};
 
 use drumline::trainer::{
-    Callback, CallbackResult, CrossEntropy, DistTrainer, End, LearningRate, LoadBestModel, TrainState,
+    Callback, CallbackResult, CrossEntropy, DistTrainer, End, Evaluation, LearningRate, LoadBestModel,
+    TrainState,
 };
 use drumline::{
-    At, DistributedSampler, MapDataset, Optimizer, PlannedBatches, PlannedOptions, ProcessGroup, Sample,
-    SamplerError, SamplerOptions,
+    At, DistributedSampler, MapDataset, Optimizer, Perplexity, PlannedBatches, PlannedOptions, ProcessGroup,
+    Sample, SamplerError, SamplerOptions,
 };
 use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
@@ -164,6 +165,40 @@ ranks_test!(
         assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
     }
 );
+
+/// Notes the evaluations.
+struct Evaluations(Arc<Mutex<Vec<f64>>>);
+
+impl Callback for Evaluations {
+    fn on_valid_end(&mut self, _: &mut TrainState, evaluation: &Evaluation) -> CallbackResult {
+        self.0.lock().unwrap().extend(evaluation.metrics.iter().map(|(_, value)| *value));
+        Ok(())
+    }
+}
+
+ranks_test!(an_evaluation_by_planned_batches_is_exact, 2, {
+    let group = ProcessGroup::from_env()?;
+    let evaluated = |is_planned: bool| {
+        let store = VarStore::new(Device::Cpu);
+        let net = speaker(&store);
+        let words = MapDataset::new(SAMPLES, |at: Sample| Ok(at.index), |at: Vec<usize>| Ok(sentences(&at)));
+        let noted = Arc::default();
+        let trainer = new(&group, &net, &store)?.dev_data(words).callback(Evaluations(Arc::clone(&noted)));
+        let trainer = trainer.metric("ppl", Perplexity::default().ignoring(0)).metric_key("-ppl");
+        let trainer = if is_planned { trainer.dev_sampler(planned(&group)?) } else { trainer };
+        trainer.train(LoadBestModel::No)?;
+        anyhow::Ok(noted.lock().unwrap().clone())
+    };
+    let (plain, planned) = (evaluated(false)?, evaluated(true)?);
+    assert_eq!((plain.len(), planned.len()), (6, 6));
+    assert!(plain.iter().zip(&planned).all(|(a, b)| (a - b).abs() < 1e-6 * a), "{plain:?}, {planned:?}");
+    for of_epoch in plain.chunks(2) {
+        assert!(
+            (of_epoch[0].exp() - of_epoch[1]).abs() < 1e-5 * of_epoch[1],
+            "the loss, and its exponential"
+        );
+    }
+});
 
 ranks_test!(a_plan_without_batches_is_told_on_all_ranks, 2, {
     let group = ProcessGroup::from_env()?;
