@@ -14,9 +14,9 @@ use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
 use tch::{Device, Reduction, Tensor};
 
-use super::resuming::{StopAt, shared_folder};
+use super::resuming::{StopAt, shared_folder, stop_and_go_on};
 use super::windows::{sentences, speaker};
-use super::{FOLDER, Pair, difference, folder, same_on_all_ranks, sgd, weights};
+use super::{Pair, difference, folder, same_on_all_ranks, sgd, weights};
 
 const SAMPLES: usize = 29;
 const EPOCHS: u64 = 3;
@@ -153,17 +153,7 @@ ranks_test!(
             println!("as one process");
         }
     },
-    |ranks| {
-        let temp = tempfile::tempdir()?;
-        let run = |nproc, stop| {
-            let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
-            ranks.clone().nproc(nproc).env(env).pass()
-        };
-        run(2, "2")?;
-        run(1, "4")?;
-        let report = run(4, "9")?;
-        assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
-    }
+    |ranks| { stop_and_go_on(&ranks, ["2", "4"])? }
 );
 
 /// Notes the evaluations.

@@ -6,7 +6,7 @@ use drumline::trainer::{
     TrainState,
 };
 use drumline::{At, ProcessGroup, TopK};
-use rank_test::ranks_test;
+use rank_test::{Ranks, ranks_test};
 use tch::Device;
 use tch::nn::VarStore;
 
@@ -151,6 +151,20 @@ ranks_test!(without_a_folder_the_best_weights_are_kept_in_memory, 2, {
     assert_eq!(difference(&weights(&store), &noted.lock().unwrap()), 0.0);
 });
 
+/// Two ranks stop after some steps of the whole training, one goes on and stops, too, four come to the end.
+pub(super) fn stop_and_go_on(ranks: &Ranks, stops: [&str; 2]) -> anyhow::Result<()> {
+    let temp = tempfile::tempdir()?;
+    let run = |nproc, stop| {
+        let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
+        ranks.clone().nproc(nproc).env(env).pass()
+    };
+    run(2, stops[0])?;
+    run(1, stops[1])?;
+    let report = run(4, "9")?;
+    assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
+    Ok(())
+}
+
 ranks_test!(
     other_numbers_of_ranks_go_on_as_if_nothing_had_happened,
     2,
@@ -171,15 +185,5 @@ ranks_test!(
             println!("as one process");
         }
     },
-    |ranks| {
-        let temp = tempfile::tempdir()?;
-        let run = |nproc, stop| {
-            let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
-            ranks.clone().nproc(nproc).env(env).pass()
-        };
-        run(2, "3")?;
-        run(1, "5")?;
-        let report = run(4, "9")?;
-        assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
-    }
+    |ranks| { stop_and_go_on(&ranks, ["3", "5"])? }
 );
