@@ -3,10 +3,11 @@
 //! ```text
 //!   DIR/step-00000120/manifest.json          where the run is, and size and checksum of each file
 //!                     model.safetensors      weights, under PyTorch's names
+//!                     trained.safetensors    the weights that are trained on, where those of the model are averages of them
 //!                     optimizer.safetensors  the optimizer's tensors
 //!                     rng.safetensors        each rank's random number generators
 //!   DIR/latest ─▶ step-00000120              moved when the new one is safe on disk
-//!   DIR/best   ─▶ step-00000060
+//!   DIR/best   ─▶ step-00000060              and best-2, … where more are kept
 //!
 //!   save: every rank's part ─gather─▶ rank 0 ─▶ DIR/.tmp-… ─fsync, rename, fsync─▶ `latest`, `best` ─▶ the oldest go
 //!   load: rank 0 ─▶ `latest`, else the one before ─checked, broadcast─▶ every rank
@@ -60,6 +61,7 @@ pub use load::{Loaded, Refused};
 pub(crate) use restore::check_model;
 pub use restore::{check_optimizer, named, restore};
 pub use save::Saved;
+pub(crate) use scalar::Scalar;
 pub use state::{Mark, TrainState};
 
 /// How many are kept unless the program says otherwise: one to fall back on.
@@ -70,6 +72,7 @@ const KEPT: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 pub struct Checkpoints {
     dir: PathBuf,
     keep_last: NonZeroUsize,
+    keep_best: NonZeroUsize,
     /// Those that loading has refused.
     damaged: Arc<Mutex<BTreeSet<folder::Name>>>,
 }
@@ -77,12 +80,17 @@ pub struct Checkpoints {
 impl Checkpoints {
     /// Checkpoints in `dir`, which the first save makes. The last two and the best are kept.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), keep_last: KEPT, damaged: Arc::default() }
+        Self { dir: dir.into(), keep_last: KEPT, keep_best: NonZeroUsize::MIN, damaged: Arc::default() }
     }
 
     /// Keeps this many, and the best besides. With one there is nothing to fall back on when it is damaged.
     pub fn keep_last(self, num: NonZeroUsize) -> Self {
         Self { keep_last: num, ..self }
+    }
+
+    /// Keeps this many of the best: they are linked as `best`, `best-2`, …, as [`Mark::Place`] has put them.
+    pub fn keep_best(self, num: NonZeroUsize) -> Self {
+        Self { keep_best: num, ..self }
     }
 
     /// The folder.

@@ -105,15 +105,19 @@ pub use loader::{
 };
 pub use logging::{LogOptions, LoggingError, init_logging};
 pub use main_first::{MainFirstError, is_master, main_first};
-pub use metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+pub use metrics::{Average, F1, MeanLoss, Metric, Perplexity, SpanF1, TopK, reduce_metrics};
 pub use predictions::{
     Cell, Prediction, PredictionError, PredictionFault, PredictionFormat, PredictionOptions, PredictionWriter,
 };
 pub use run_error::RunError;
-pub use sampler::{DistributedSampler, EvalSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
+pub use sampler::{
+    DistributedSampler, EvalSampler, PlannedBatches, PlannedOptions, Sampler, SamplerError, SamplerOptions,
+    SamplerPosition,
+};
 pub use schedule::{
-    At, CosineAnnealingLr, Distribuuuu, EpochCurve, LinearLr, LrPolicy, LrRangeTest, LrSchedule, MultiStepLr,
-    OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType,
+    At, CosineAnnealingLr, Distribuuuu, EpochCurve, InverseSqrt, LinearLr, LrPolicy, LrRangeTest, LrSchedule,
+    MultiStepLr, Noam, OneCycle, Per, Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr,
+    WarmupLr, WarmupType,
 };
 pub use shared_failure::{SharedFailure, agree_on};
 pub use spawn::{Outcome, Spawn, SpawnError, Worker, is_spawned, spawn};

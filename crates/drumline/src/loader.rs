@@ -1,7 +1,7 @@
 //! Loading: batches made by threads, ahead of their use, in order.
 //!
 //! ```text
-//!   Sampler ─▶ indices ─▶ batch 0 │ batch 1 │ batch 2 │ …          (Plan)
+//!   Sampler ─▶ indices of batch 0 │ batch 1 │ batch 2 │ …          (Plan)
 //!                            ▼         ▼        ▼
 //!                        worker 0   worker 1  worker 0 …            (Crew: threads, each makes whole batches)
 //!                            └────▶ in order, at most `workers × prefetch` ahead ────▶ Epoch: Iterator
@@ -35,7 +35,7 @@ pub use sample::{Sample, SampleRng};
 /// How batches are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Samples in a batch of this rank.
+    /// Samples in a batch of this rank. A sampler of whole batches, [`PlannedBatches`](crate::PlannedBatches), does not need it.
     pub batch_size: usize,
     /// Threads that make batches; 0: the caller's own, when it asks for one.
     pub workers: usize,
@@ -111,19 +111,22 @@ impl<D: Dataset + 'static> Loader<D> {
 
     /// The batches that are left of an epoch, from a position that [`Epoch::sampler_position`] gave, here or on other ranks.
     pub fn resume(&self, position: SamplerPosition) -> Result<Epoch<D>, LoaderError> {
-        let plan = Plan {
-            dataset: Arc::clone(&self.dataset),
-            indices: self.sampler.indices_from(&position)?,
-            start: position,
-            num_replicas: self.sampler.num_replicas(),
-            options: self.options,
-        };
-        Epoch::begin(Arc::new(plan))
+        Epoch::begin(Arc::new(Plan::new(Arc::clone(&self.dataset), &*self.sampler, position, self.options)?))
     }
 
-    /// How many batches this rank gets in a whole epoch.
+    /// How many batches this rank gets in a whole epoch: the first, where a sampler's epochs differ.
     pub fn num_batches(&self) -> usize {
-        self.options.num_batches(self.sampler.count_from(&self.sampler.start(0)))
+        self.num_batches_of(0)
+    }
+
+    /// How many batches this rank gets in that epoch.
+    pub fn num_batches_of(&self, epoch: u64) -> usize {
+        let positions = self.sampler.count_from(&self.sampler.start(epoch));
+        let of_batch = self.sampler.positions_of_batch(self.options.batch_size);
+        match self.options.drop_last {
+            true => positions / of_batch,
+            false => positions.div_ceil(of_batch),
+        }
     }
 
     /// Data set, order and options, for a loader that shares them out anew.
@@ -144,15 +147,6 @@ impl<D: Dataset + 'static> Loader<D> {
     /// The options; `pin_memory` says whether it is really done.
     pub fn options(&self) -> &LoaderOptions {
         &self.options
-    }
-}
-
-impl LoaderOptions {
-    fn num_batches(&self, num_samples: usize) -> usize {
-        match self.drop_last {
-            true => num_samples / self.batch_size,
-            false => num_samples.div_ceil(self.batch_size),
-        }
     }
 }
 

@@ -7,14 +7,23 @@
 //! ```
 //! A value is exact however the samples are spread over ranks and batches. It is NaN where there was no sample at all.
 
+mod f1;
+#[cfg(test)]
+mod golden;
+mod labelled;
 mod mean_loss;
+mod perplexity;
+mod span_f1;
 mod top_k;
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
 use drumline_torch::TorchError;
 use tch::Tensor;
 
+pub use f1::{Average, F1};
 pub use mean_loss::MeanLoss;
+pub use perplexity::Perplexity;
+pub use span_f1::SpanF1;
 pub use top_k::TopK;
 
 /// A figure that is made of sums over samples.

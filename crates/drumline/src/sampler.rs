@@ -8,9 +8,10 @@
 //!
 //! - `DistributedSampler`: for training; PyTorch's indices, bit for bit (`permutation`), padded or cut to equal shares
 //! - `EvalSampler`: for evaluation; each sample once, never padded
+//! - `PlannedBatches`: whole batches that a plan has put together, such as sentences of like length
 //! - `SamplerPosition`: where an epoch stands, over all ranks, so that it goes on with any number of them
 //!
-//! No generator of the process is touched.
+//! A *position* is what one rank takes in its turn: a sample, or with planned batches a whole batch. No generator of the process is touched.
 
 mod distributed;
 mod error;
@@ -18,11 +19,13 @@ mod eval;
 #[cfg(test)]
 mod golden;
 mod permutation;
+mod planned;
 mod position;
 
 pub use distributed::{DistributedSampler, SamplerOptions};
 pub use error::SamplerError;
 pub use eval::EvalSampler;
+pub use planned::{PlannedBatches, PlannedOptions};
 pub use position::SamplerPosition;
 
 /// What a [`Loader`](crate::Loader) asks for the order of its samples. Yours can take the place of ours.
@@ -33,11 +36,31 @@ pub trait Sampler: Send + Sync {
     /// The ranks that share the data set; one position of the epoch's order goes to each in turn.
     fn num_replicas(&self) -> usize;
 
-    /// How many samples this rank takes from `position` to the end of the epoch.
+    /// How many positions of the order this rank takes from `position` to the end of the epoch.
     fn count_from(&self, position: &SamplerPosition) -> usize;
 
-    /// What this rank takes from `position` to the end of the epoch, in order.
+    /// The samples that this rank takes from `position` to the end of the epoch, in order.
     fn indices_from(&self, position: &SamplerPosition) -> Result<Vec<usize>, SamplerError>;
+
+    /// The same samples in batches: of `batch_size`, unless batches are the sampler's own business.
+    fn batches_from(
+        &self,
+        position: &SamplerPosition,
+        batch_size: usize,
+    ) -> Result<Vec<Vec<usize>>, SamplerError> {
+        Ok(self.indices_from(position)?.chunks(batch_size).map(<[_]>::to_vec).collect())
+    }
+
+    /// How many positions of the order a full batch takes: `batch_size` where a position is a sample, 1 where it is a batch.
+    fn positions_of_batch(&self, batch_size: usize) -> usize {
+        batch_size
+    }
+
+    /// How many positions the order of an epoch has, over all ranks.
+    fn num_positions(&self, epoch: u64) -> usize {
+        let _ = epoch;
+        self.num_samples()
+    }
 
     /// Seeds the order, and what is random in loading a sample; the same on all ranks.
     fn seed(&self) -> u64 {

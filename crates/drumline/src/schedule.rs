@@ -9,6 +9,7 @@
 //! - `distribuuuu`: by epochs, cosine or steps, with linear warm-up
 //! - `pytorch`: `StepLR`, `MultiStepLR`, `CosineAnnealingLR`, `LinearLR`
 //! - `deepspeed`: `WarmupLR`, `WarmupDecayLR`, `WarmupCosineLR`, `LRRangeTest`; `one_cycle`: `OneCycle`
+//! - `translation`: `Noam`, `InverseSqrt`
 //! - `policy`: one of them, as a configuration names it
 
 mod deepspeed;
@@ -18,12 +19,14 @@ mod golden;
 mod one_cycle;
 mod policy;
 mod pytorch;
+mod translation;
 
 pub use deepspeed::{LrRangeTest, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType};
 pub use distribuuuu::{Distribuuuu, EpochCurve};
 pub use one_cycle::OneCycle;
 pub use policy::{LrPolicy, LrSchedule};
 pub use pytorch::{CosineAnnealingLr, LinearLr, MultiStepLr, Per, StepLr};
+pub use translation::{InverseSqrt, Noam};
 
 /// Where a training stands when it asks for a learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,7 +7,7 @@
 //!      │                                                               ▼
 //!      └─▶ callbacks ◀─ optimizer ◀─ one reduction ◀─ sums of losses ÷ count of the whole step over all ranks
 //! ```
-//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `save`, `tracer`.
+//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `weights`, `save`, `tracer`.
 //!
 //! - `batch`, `model`, `loss`, `metric`: what can be trained, on what, towards what
 //! - `callbacks`: those that are supplied
@@ -33,6 +33,7 @@ mod state;
 mod step;
 mod tracer;
 mod waits;
+mod weights;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -62,8 +63,8 @@ pub use crate::shared_failure::PlainWords;
 pub use batch::{Batch, Supervised};
 pub use callback::{Callback, CallbackResult, MasterCallback};
 pub use callbacks::{
-    Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, Plots, RankFiles, StopOnNan,
-    TensorBoard, TimeLimit, Warmup,
+    Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, MovingAverage, Plots,
+    RankFiles, ReduceOnPlateau, StopOnNan, TensorBoard, TimeLimit, Warmup,
 };
 pub use error::TrainerError;
 pub use loss::{CrossEntropy, Loss};
@@ -113,6 +114,7 @@ pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
     dev_data: Option<AnyDataset<B>>,
     sampler: Option<Box<dyn Sampler>>,
     has_sampler: bool,
+    dev_sampler: Option<Box<dyn Sampler>>,
     loss: Option<Box<dyn Loss<B, M::Output> + 'a>>,
     scores: Scores<'a, B, M::Output>,
     train_scores: Scores<'a, B, M::Output>,
@@ -142,6 +144,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             dev_data: None,
             sampler: None,
             has_sampler: false,
+            dev_sampler: None,
             loss: None,
             scores: Scores(Vec::new()),
             train_scores: Scores(Vec::new()),
@@ -320,10 +323,18 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// The samples that this rank takes, in place of an equal share of a shuffled order. Ranks may take different numbers.
+    /// The samples that this rank takes, in place of an equal share of a shuffled order. Ranks may take different numbers. One of whole batches,
+    /// [`PlannedBatches`](crate::PlannedBatches), decides on their sizes, too.
     #[must_use]
     pub fn sampler(self, sampler: impl Sampler + 'static) -> Self {
         Self { sampler: Some(Box::new(sampler)), ..self }
+    }
+
+    /// The samples of `dev_data` that this rank evaluates, in its first epoch: each must come once over all ranks. Worth it where a plan's batches fit together
+    /// better than those of `dev_batch_size`.
+    #[must_use]
+    pub fn dev_sampler(self, sampler: impl Sampler + 'static) -> Self {
+        Self { dev_sampler: Some(Box::new(sampler)), ..self }
     }
 
     /// Steps between two lines about the training; 10, if it is not said. 0: no lines.

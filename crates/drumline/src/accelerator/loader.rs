@@ -56,7 +56,7 @@ where
         let LoaderOptions { batch_size, drop_last, .. } = options;
         let (rank, num_replicas) = (shared.group.rank(), shared.group.size());
         let share = Arc::new(Share { whole, rank, num_replicas, batch_size, drop_last });
-        if rank == 0 && share.samples_of(0) == 0 {
+        if rank == 0 && share.positions_of(0) == 0 {
             tracing::warn!(
                 "a loader has no batch of {batch_size} for each of {num_replicas} ranks, as its data set has {} samples: its epochs are empty",
                 share.whole.num_samples()
@@ -70,7 +70,7 @@ where
         // They were good before.
         let loader = Loader::shared(dataset, share.clone(), options)
             .map_err(|error| SharedFailure::alike(error.to_string()))?;
-        let place = Rc::new(Place::new(share.start(0), share.samples_of(0)));
+        let place = Rc::new(Place::new(share.clone()));
         let weigh = Rc::new(|batch: &D::Batch| batch.num_samples() as f64);
         Ok(Self { loader, share, shared: shared.clone(), weigh, place })
     }
@@ -100,8 +100,8 @@ where
     }
 
     fn from(&self, position: SamplerPosition) -> Batches<D> {
-        let real = self.share.taken(&position).real.div_ceil(self.share.batch_size);
-        let num_samples = self.share.samples_of(position.epoch);
+        let real = self.share.taken(&position).real.div_ceil(self.share.of_batch());
+        let num_positions = self.share.positions_of(position.epoch);
         let source = Source {
             batches: self.loader.resume(position).map_err(|error| Some(Trouble::from(error))),
             real,
@@ -114,18 +114,23 @@ where
             place: self.place.clone(),
             at: position,
             turn: self.share.turn(),
-            num_samples,
+            num_positions,
         }
     }
 
-    /// Batches of each rank in an epoch.
+    /// Batches of each rank in an epoch: the first, where a sampler's epochs differ.
     pub fn num_batches(&self) -> usize {
         self.loader.num_batches()
     }
 
-    /// Whether ranks run out at different times.
+    /// Batches of each rank in that epoch.
+    pub fn num_batches_of(&self, epoch: u64) -> usize {
+        self.loader.num_batches_of(epoch)
+    }
+
+    /// Whether ranks run out at different times: in the first epoch, where a sampler's epochs differ.
     pub fn is_uneven(&self) -> bool {
-        self.share.has_filler()
+        self.share.has_filler(0)
     }
 
     /// What the batches are made of.
@@ -192,7 +197,7 @@ pub struct Batches<D: Dataset> {
     place: Rc<Place>,
     at: SamplerPosition,
     turn: usize,
-    num_samples: usize,
+    num_positions: usize,
 }
 
 impl<D: Dataset + 'static> Iterator for Batches<D>
@@ -206,7 +211,7 @@ where
             Ok(batch) => batch?,
             Err(error) => return Some(Err(error)),
         };
-        self.at.samples_seen = (self.at.samples_seen + self.turn).min(self.num_samples);
+        self.at.samples_seen = (self.at.samples_seen + self.turn).min(self.num_positions);
         self.place.set(self.at);
         Some(batch.to_device(self.shared.device).map_err(Into::into))
     }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use drumline_torch::{Named, RngState};
 use serde_json::json;
@@ -9,9 +10,10 @@ use serde_json::json;
 use super::Accelerator;
 use super::error::{AcceleratorError, Result};
 use super::several::{all_states, all_tensors, states_of};
+use super::share::Share;
 use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
 use crate::loader::Cause;
-use crate::sampler::SamplerPosition;
+use crate::sampler::{Sampler, SamplerPosition};
 use crate::shared_failure::{Trouble, agree};
 
 /// Names the last step that was logged, as the program counts steps, which need not be those of the optimizer.
@@ -21,25 +23,23 @@ const LOGGED: &str = "logged_step";
 const STEPS: &str = "steps";
 
 /// Where a loader is.
-#[derive(Debug)]
 pub(super) struct Place {
     now: Cell<SamplerPosition>,
     /// Where the next loop over its epoch begins.
     resumed: Cell<Option<SamplerPosition>>,
-    seed: u64,
-    /// Samples of an epoch.
-    num_samples: usize,
+    share: Arc<Share>,
 }
 
 impl Place {
-    pub(super) fn new(start: SamplerPosition, num_samples: usize) -> Self {
-        Self { now: Cell::new(start), resumed: Cell::new(None), seed: start.seed, num_samples }
+    pub(super) fn new(share: Arc<Share>) -> Self {
+        Self { now: Cell::new(share.start(0)), resumed: Cell::new(None), share }
     }
 
     /// Epochs done, with the fraction of the one that is on.
     pub(super) fn epochs_done(&self) -> f64 {
         let SamplerPosition { epoch, samples_seen, .. } = self.now();
-        epoch as f64 + samples_seen.min(self.num_samples) as f64 / self.num_samples.max(1) as f64
+        let all = self.share.positions_of(epoch);
+        epoch as f64 + samples_seen.min(all) as f64 / all.max(1) as f64
     }
 
     pub(super) fn now(&self) -> SamplerPosition {
@@ -131,7 +131,7 @@ impl Accelerator {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
         let resumed = self.shared.place.get().zip(position);
         if let Some((place, position)) = resumed {
-            position.check_seed(place.seed)?;
+            position.check_seed(place.share.seed())?;
         }
         // All is checked before anything is changed.
         let tensors = self.tensors();

@@ -1,4 +1,4 @@
-//! A rank's share of the samples that a sampler gives a program of one process.
+//! A rank's share of the samples, or planned batches, that a sampler gives a program of one process.
 //!
 //! ```text
 //!   the sampler's order   o0 o1 o2 o3 o4 │ o5 o6 …        batches of 2, 2 ranks: a step has 4 samples
@@ -6,7 +6,7 @@
 //!   rank 1                   o1    o3    │    o5
 //! ```
 //! So the samples of a step are those of one process with a batch as big as all ranks' together. Where in the last turn a rank has no sample left and others
-//! have, it gets a batch that counts nowhere: a filler.
+//! have, it gets a batch that counts nowhere: a filler. Where the sampler plans whole batches, o0, o1, … are batches, and a step has one for each rank.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) struct Share {
     pub(super) drop_last: bool,
 }
 
-/// How many samples a rank takes.
+/// How many positions of the order a rank takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Taken {
     /// Those that count.
@@ -30,13 +30,18 @@ pub(super) struct Taken {
 }
 
 impl Share {
-    /// Samples of a whole turn.
-    pub(super) fn turn(&self) -> usize {
-        self.batch_size * self.num_replicas
+    /// Positions of a full batch.
+    pub(super) fn of_batch(&self) -> usize {
+        self.whole.positions_of_batch(self.batch_size)
     }
 
-    /// Samples of all ranks in an epoch.
-    pub(super) fn samples_of(&self, epoch: u64) -> usize {
+    /// Positions of a whole turn.
+    pub(super) fn turn(&self) -> usize {
+        self.of_batch() * self.num_replicas
+    }
+
+    /// Positions of all ranks in an epoch.
+    pub(super) fn positions_of(&self, epoch: u64) -> usize {
         let all = self.whole.count_from(&self.whole.start(epoch));
         if self.drop_last { all / self.turn() * self.turn() } else { all }
     }
@@ -45,18 +50,25 @@ impl Share {
     pub(super) fn taken(&self, position: &SamplerPosition) -> Taken {
         let left = self.whole.count_from(position);
         if self.drop_last {
-            return Taken { real: left / self.turn() * self.batch_size, filler: 0 };
+            return Taken { real: left / self.turn() * self.of_batch(), filler: 0 };
         }
         let real = left.saturating_sub(self.rank).div_ceil(self.num_replicas);
         let turns = left.div_ceil(self.turn());
-        let lacks = real.div_ceil(self.batch_size) < turns;
-        Taken { real, filler: if lacks { self.batch_size.min(left) } else { 0 } }
+        let lacks = real.div_ceil(self.of_batch()) < turns;
+        Taken { real, filler: if lacks { self.of_batch().min(left) } else { 0 } }
     }
 
-    /// Whether some rank needs a filler.
-    pub(super) fn has_filler(&self) -> bool {
-        let rest = self.whole.count_from(&self.whole.start(0)) % self.turn();
+    /// Whether some rank needs a filler in an epoch.
+    pub(super) fn has_filler(&self, epoch: u64) -> bool {
+        let rest = self.whole.count_from(&self.whole.start(epoch)) % self.turn();
         !self.drop_last && (1..self.num_replicas).contains(&rest)
+    }
+
+    /// What this rank takes of all that is left, samples or batches: its own, and then the filler.
+    fn own<T: Clone>(&self, whole: &[T], position: &SamplerPosition) -> Vec<T> {
+        let Taken { real, filler } = self.taken(position);
+        let own = whole.iter().skip(self.rank).step_by(self.num_replicas).take(real);
+        own.chain(&whole[..filler.min(whole.len())]).cloned().collect()
     }
 }
 
@@ -75,10 +87,29 @@ impl Sampler for Arc<Share> {
     }
 
     fn indices_from(&self, position: &SamplerPosition) -> Result<Vec<usize>, SamplerError> {
-        let whole = self.whole.indices_from(position)?;
-        let Taken { real, filler } = self.taken(position);
-        let own = whole.iter().skip(self.rank).step_by(self.num_replicas).take(real);
-        Ok(own.chain(&whole[..filler.min(whole.len())]).copied().collect())
+        match self.of_batch() {
+            1 => Ok(self.batches_from(position, self.batch_size)?.concat()),
+            _ => Ok(self.own(&self.whole.indices_from(position)?, position)),
+        }
+    }
+
+    fn batches_from(
+        &self,
+        position: &SamplerPosition,
+        batch_size: usize,
+    ) -> Result<Vec<Vec<usize>>, SamplerError> {
+        match self.of_batch() {
+            1 => Ok(self.own(&self.whole.batches_from(position, batch_size)?, position)),
+            _ => Ok(self.indices_from(position)?.chunks(batch_size).map(<[_]>::to_vec).collect()),
+        }
+    }
+
+    fn positions_of_batch(&self, _: usize) -> usize {
+        self.of_batch()
+    }
+
+    fn num_positions(&self, epoch: u64) -> usize {
+        self.positions_of(epoch)
     }
 
     fn seed(&self) -> u64 {
@@ -122,7 +153,7 @@ mod tests {
                         seen[step].extend_from_slice(batch);
                     }
                 }
-                assert_eq!(has_filler, share(num_samples, 0, ranks, false).has_filler());
+                assert_eq!(has_filler, share(num_samples, 0, ranks, false).has_filler(1));
                 for (seen, step) in seen.iter_mut().zip(steps) {
                     let mut step = step.to_vec();
                     seen.sort_unstable();

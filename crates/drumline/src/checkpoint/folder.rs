@@ -13,6 +13,11 @@ pub(super) const LATEST: &str = "latest";
 /// The link to the best checkpoint.
 pub(super) const BEST: &str = "best";
 
+/// The link to the checkpoint at this place among the best: `best`, `best-2`, …
+pub(super) fn best(place: usize) -> String {
+    if place == 1 { BEST.to_owned() } else { format!("{BEST}-{place}") }
+}
+
 /// A checkpoint's name: `step-00000120`, or `step-00000120-2` for the second of that step. In the order of their making.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {

@@ -25,6 +25,9 @@ use super::tensor_file;
 /// The weights.
 pub(super) const MODEL: &str = "model.safetensors";
 
+/// The weights that are trained on, where those of the model are others.
+pub(super) const TRAINED: &str = "trained.safetensors";
+
 /// The optimizer's tensors.
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 
@@ -61,6 +64,7 @@ pub struct Refused {
 struct Found {
     head: Head,
     model: Vec<Named>,
+    trained: Vec<Named>,
     optimizer: Vec<Named>,
     rng: Vec<Named>,
 }
@@ -141,9 +145,10 @@ fn read_files(path: &Path) -> Result<Found, Refusal> {
     let manifest = Manifest::read(path)?;
     let tensors = |name: &str| tensor_file::read(path, name, entry(&manifest, name)?);
     let (model, optimizer, rng) = (tensors(MODEL)?, tensors(OPTIMIZER)?, tensors(RNG)?);
+    let trained = if manifest.files.contains_key(TRAINED) { tensors(TRAINED)? } else { Vec::new() };
     let manifest = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
     let head = Head { path: path.display().to_string(), manifest, refused: Vec::new() };
-    Ok(Found { head, model, optimizer, rng })
+    Ok(Found { head, model, trained, optimizer, rng })
 }
 
 fn entry<'a>(manifest: &'a Manifest, name: &str) -> Result<&'a FileEntry, Refusal> {
@@ -155,12 +160,14 @@ fn entry<'a>(manifest: &'a Manifest, name: &str) -> Result<&'a FileEntry, Refusa
 #[track_caller]
 fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
     let (head, tensors) = match found.flatten() {
-        Some(found) => (Some(found.head), [found.model, found.optimizer, found.rng].map(Some)),
-        None => (None, [None, None, None]),
+        Some(Found { head, model, trained, optimizer, rng }) => {
+            (Some(head), [model, trained, optimizer, rng].map(Some))
+        }
+        None => (None, [None, None, None, None]),
     };
     let is_root = group.rank() == 0;
     let Some(head) = group.broadcast_object(is_root.then_some(&head), 0)? else { return Ok(None) };
-    let [model, optimizer, rng] = tensors.map(|tensors| broadcast(tensors, group));
+    let [model, trained, optimizer, rng] = tensors.map(|tensors| broadcast(tensors, group));
     let manifest: Manifest = serde_json::from_str(&head.manifest).expect("rank 0 has read and written it");
     let (rng, origin) = rng::for_rank(&rng?, group.rank())?;
     if is_root && manifest.world_size != group.size() {
@@ -171,7 +178,7 @@ fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Lo
         world_size: manifest.world_size,
         has_new_rng: origin == Origin::Derived,
         refused: head.refused,
-        state: state_of(manifest, (model?, optimizer?), rng),
+        state: TrainState { trained: trained?, ..state_of(manifest, (model?, optimizer?), rng) },
     }))
 }
 
@@ -179,6 +186,7 @@ fn state_of(manifest: Manifest, (model, tensors): (Vec<Named>, Vec<Named>), rng:
     let OptimizerEntry { kind, scalars } = manifest.optimizer;
     TrainState {
         model,
+        trained: Vec::new(),
         optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors },
         epoch: manifest.epoch,
         step: manifest.step,

@@ -7,19 +7,19 @@ use std::path::Path;
 use std::sync::PoisonError;
 
 use super::Checkpoints;
-use super::folder::{BEST, Name, UNFINISHED, checkpoints, entries, linked, sync_folder};
+use super::folder::{Name, UNFINISHED, best, checkpoints, entries, linked, sync_folder};
 
 /// What is in a folder, when `newest` has just been added.
 struct Stock<'a> {
     names: &'a [Name],
     newest: Name,
-    best: Option<Name>,
+    best: &'a BTreeSet<Name>,
     /// Those that loading has refused.
     damaged: &'a BTreeSet<Name>,
 }
 
 impl Stock<'_> {
-    /// The ones to delete: all before the last `keep_last`, but not the best. One that was found damaged counts for nothing, so that
+    /// The ones to delete: all before the last `keep_last`, but none of the best. One that was found damaged counts for nothing, so that
     /// it does not push out the one that was used in its place. Those of later steps are of a run that went further, and are
     /// left alone until this one has come as far.
     fn expendable(&self, keep_last: NonZeroUsize) -> Vec<Name> {
@@ -27,7 +27,7 @@ impl Stock<'_> {
         let mut whole: Vec<_> = self.names.iter().filter(counts).collect();
         whole.sort_by(|a, b| b.cmp(a));
         let Some(oldest_kept) = whole.get(keep_last.get() - 1) else { return Vec::new() };
-        self.names.iter().filter(|name| name < oldest_kept && Some(**name) != self.best).copied().collect()
+        self.names.iter().filter(|name| name < oldest_kept && !self.best.contains(name)).copied().collect()
     }
 }
 
@@ -38,7 +38,7 @@ impl Checkpoints {
         // One of that name may have been refused, and deleted since.
         damaged.remove(&newest);
         let names = checkpoints(&self.dir).unwrap_or_default();
-        let stock = Stock { names: &names, newest, best: linked(&self.dir, BEST), damaged: &damaged };
+        let stock = Stock { names: &names, newest, best: &self.best(), damaged: &damaged };
         let mut old = stock.expendable(self.keep_last);
         old.retain(|name| match delete(&self.dir, *name) {
             Ok(()) => true,
@@ -49,6 +49,18 @@ impl Checkpoints {
             }
         });
         old
+    }
+}
+
+impl Checkpoints {
+    /// Those that links call the best. Links beyond the number that is kept, of a run that kept more, go.
+    fn best(&self) -> BTreeSet<Name> {
+        for place in self.keep_best.get() + 1.. {
+            if fs::remove_file(self.dir.join(best(place))).is_err() {
+                break;
+            }
+        }
+        (1..=self.keep_best.get()).filter_map(|place| linked(&self.dir, &best(place))).collect()
     }
 }
 
@@ -86,7 +98,8 @@ mod tests {
         let names: Vec<_> = [10, 20, 30, 40].map(name).to_vec();
         let kept = |best: Option<u64>, damaged: &[u64], keep_last| {
             let damaged = damaged.iter().copied().map(name).collect();
-            let stock = Stock { names: &names, newest: name(40), best: best.map(name), damaged: &damaged };
+            let best = best.map(name).into_iter().collect();
+            let stock = Stock { names: &names, newest: name(40), best: &best, damaged: &damaged };
             let old = stock.expendable(NonZeroUsize::new(keep_last).unwrap());
             names.iter().filter(|name| !old.contains(name)).map(|name| name.step).collect::<Vec<_>>()
         };
@@ -101,7 +114,8 @@ mod tests {
     #[test]
     fn a_run_that_starts_over_keeps_its_own_and_touches_no_later_ones() {
         let names = [10, 20, 490, 500].map(|step| Name { step, turn: 1 });
-        let stock = Stock { names: &names, newest: names[1], best: None, damaged: &BTreeSet::new() };
+        let stock =
+            Stock { names: &names, newest: names[1], best: &BTreeSet::new(), damaged: &BTreeSet::new() };
         assert_eq!(stock.expendable(NonZeroUsize::new(2).unwrap()), []);
         assert_eq!(stock.expendable(NonZeroUsize::MIN), names[..1]);
     }

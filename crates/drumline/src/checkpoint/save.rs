@@ -3,12 +3,13 @@
 //! ```text
 //!   DIR/.tmp-step-00000120/*   each file written and fsynced, then the folder
 //!   DIR/step-00000120          renamed, DIR fsynced
-//!   DIR/latest, DIR/best       moved, DIR fsynced
+//!   DIR/latest, DIR/best…      moved, DIR fsynced
 //!   DIR/step-00000040          gone
 //! ```
 //! Wherever that ends, the checkpoint before is whole and `latest` names a whole one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
@@ -18,8 +19,8 @@ use tch::Device;
 
 use super::Checkpoints;
 use super::error::CheckpointError;
-use super::folder::{self, BEST, LATEST, Name, UNFINISHED};
-use super::load::{MODEL, OPTIMIZER, RNG};
+use super::folder::{self, LATEST, Name, UNFINISHED};
+use super::load::{MODEL, OPTIMIZER, RNG, TRAINED};
 use super::manifest::Manifest;
 use super::on_rank_zero::on_rank_zero;
 use super::state::{Mark, TrainState};
@@ -138,14 +139,32 @@ impl Checkpoints {
         }
         match mark {
             Mark::Latest => Ok(()),
-            Mark::Best => folder::point(dir, BEST, name).map_err(CheckpointError::write(&dir.join(BEST))),
+            Mark::Best => self.announce_best(name, NonZeroUsize::MIN),
+            Mark::Place(place) => self.announce_best(name, place),
+        }
+    }
+
+    /// Puts a checkpoint at its place among the best. Those behind it move first, so that wherever this ends none but the last is lost.
+    fn announce_best(&self, name: Name, place: NonZeroUsize) -> Result<(), CheckpointError> {
+        let point = |link: &str, name| {
+            folder::point(&self.dir, link, name).map_err(CheckpointError::write(&self.dir.join(link)))
+        };
+        for behind in (place.get()..self.keep_best.get()).rev() {
+            if let Some(moved) = folder::linked(&self.dir, &folder::best(behind)) {
+                point(&folder::best(behind + 1), moved)?;
+            }
+        }
+        match place <= self.keep_best {
+            true => point(&folder::best(place.get()), name),
+            false => Ok(()),
         }
     }
 }
 
 /// The state for another thread: what GPUs are still computing is done, as that thread would not wait for it.
 fn settled(state: &TrainState) -> TrainState {
-    let tensors = state.model.iter().chain(&state.optimizer.tensors).filter(|named| named.tensor.defined());
+    let tensors = state.model.iter().chain(&state.trained).chain(&state.optimizer.tensors);
+    let tensors = tensors.filter(|named| named.tensor.defined());
     let gpus: BTreeSet<_> = tensors
         .filter_map(|named| match named.tensor.device() {
             Device::Cuda(gpu) => Some(gpu as i64),
@@ -162,7 +181,8 @@ fn write_files(folder: &Path, state: &TrainState, generators: &[RngState]) -> Re
     let tensors =
         [(MODEL, &state.model), (OPTIMIZER, &state.optimizer.tensors), (RNG, &rng::to_tensors(generators)?)];
     let mut files = BTreeMap::new();
-    for (name, tensors) in tensors {
+    let trained = (!state.trained.is_empty()).then_some((TRAINED, &state.trained));
+    for (name, tensors) in tensors.into_iter().chain(trained) {
         files.insert(name.to_owned(), tensor_file::write(&folder.join(name), tensors)?);
     }
     Manifest::new(state, generators.len(), files).write(folder)?;

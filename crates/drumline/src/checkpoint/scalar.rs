@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An `f64` that survives JSON. A NaN comes back as a NaN, not with its payload.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scalar(pub(super) f64);
+pub(crate) struct Scalar(pub(crate) f64);
 
 impl Serialize for Scalar {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

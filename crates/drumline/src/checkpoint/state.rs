@@ -1,5 +1,7 @@
 //! What is saved: the whole state of a run at one step.
 
+use std::num::NonZeroUsize;
+
 use drumline_torch::{Named, OptimizerState, RngState, TorchError};
 use serde_json::Value;
 
@@ -8,6 +10,8 @@ use serde_json::Value;
 pub struct TrainState {
     /// Parameters and buffers, under PyTorch's names. Rank 0's are written.
     pub model: Vec<Named>,
+    /// The parameters that are trained on, where `model` has others in their places, such as averages over steps. Rank 0's are written.
+    pub trained: Vec<Named>,
     /// The optimizer's own state. Rank 0's is written.
     pub optimizer: OptimizerState,
     /// Epochs done.
@@ -33,6 +37,7 @@ impl TrainState {
     pub fn new(model: Vec<Named>) -> Result<Self, TorchError> {
         Ok(Self {
             model,
+            trained: Vec::new(),
             optimizer: OptimizerState::default(),
             epoch: 0,
             step: 0,
@@ -51,6 +56,8 @@ impl TrainState {
 pub enum Mark {
     /// The latest.
     Latest,
-    /// The latest, and the best so far.
+    /// The latest, and the best so far: the same as place 1.
     Best,
+    /// The latest, and at this place among the best so far; those from there on move back by one.
+    Place(NonZeroUsize),
 }

@@ -4,27 +4,45 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::{Dataset, LoaderError, LoaderOptions, Sample, attempt};
-use crate::sampler::SamplerPosition;
+use crate::sampler::{Sampler, SamplerPosition};
 
 pub(super) struct Plan<D> {
-    pub(super) dataset: Arc<D>,
-    pub(super) indices: Vec<usize>,
-    pub(super) start: SamplerPosition,
-    pub(super) num_replicas: usize,
+    dataset: Arc<D>,
+    /// The samples of each batch.
+    batches: Vec<Vec<usize>>,
+    start: SamplerPosition,
+    /// Positions of the order that this rank takes in all, and with a full batch.
+    positions: usize,
+    of_batch: usize,
+    num_replicas: usize,
     pub(super) options: LoaderOptions,
 }
 
 impl<D: Dataset> Plan<D> {
+    pub(super) fn new(
+        dataset: Arc<D>,
+        sampler: &dyn Sampler,
+        start: SamplerPosition,
+        options: LoaderOptions,
+    ) -> Result<Self, LoaderError> {
+        let mut batches = sampler.batches_from(&start, options.batch_size)?;
+        let of_batch = sampler.positions_of_batch(options.batch_size);
+        if options.drop_last {
+            batches.pop_if(|last| last.len() < of_batch);
+        }
+        let (positions, num_replicas) = (sampler.count_from(&start), sampler.num_replicas());
+        Ok(Self { dataset, batches, start, positions, of_batch, num_replicas, options })
+    }
+
     pub(super) fn num_batches(&self) -> usize {
-        self.options.num_batches(self.indices.len())
+        self.batches.len()
     }
 
     /// Makes one batch; `None` if it was stopped.
     pub(super) fn load(&self, number: usize, stop: &AtomicBool) -> Result<Option<D::Batch>, LoaderError> {
-        let first = number * self.options.batch_size;
-        let indices = &self.indices[first..self.indices.len().min(first + self.options.batch_size)];
         let SamplerPosition { seed, epoch, .. } = self.start;
-        let samples: Vec<_> = indices.iter().map(|index| Sample::new(seed, epoch, *index)).collect();
+        let samples: Vec<_> =
+            self.batches[number].iter().map(|index| Sample::new(seed, epoch, *index)).collect();
         match attempt::batch(&*self.dataset, &samples, stop)? {
             Some(batch) if self.options.pin_memory => attempt::pin(&*self.dataset, batch, &samples).map(Some),
             made => Ok(made),
@@ -33,7 +51,7 @@ impl<D: Dataset> Plan<D> {
 
     /// The position once so many batches have been used, on all ranks.
     pub(super) fn position_after(&self, batches: usize) -> SamplerPosition {
-        let taken = self.indices.len().min(batches * self.options.batch_size);
+        let taken = self.positions.min(batches * self.of_batch);
         self.start.after(taken, self.num_replicas)
     }
 }

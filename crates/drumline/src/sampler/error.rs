@@ -15,6 +15,29 @@ pub enum SamplerError {
         /// How many there are.
         num_replicas: usize,
     },
+    /// A plan has a batch of nothing.
+    #[error("the plan of epoch {epoch} has no sample in batch {batch}; try a plan without empty batches")]
+    EmptyBatch {
+        /// The epoch that was planned.
+        epoch: u64,
+        /// The batch's place in the plan.
+        batch: usize,
+    },
+    /// A plan has a sample that the data set has not.
+    #[error(
+        "the plan of epoch {epoch} has sample {index} in batch {batch}, but the data set has {num_samples} samples; \
+         try a plan of the same data"
+    )]
+    PlannedOutside {
+        /// The epoch that was planned.
+        epoch: u64,
+        /// The batch's place in the plan.
+        batch: usize,
+        /// The sample.
+        index: usize,
+        /// The length of the data set.
+        num_samples: usize,
+    },
     /// The position belongs to another order of samples.
     #[error(
         "the position is of an order with seed {position}, but the sampler has seed {sampler}: \

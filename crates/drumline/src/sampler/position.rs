@@ -25,14 +25,14 @@ use super::SamplerError;
 pub struct SamplerPosition {
     /// The epoch, from 0 on.
     pub epoch: u64,
-    /// Positions of the epoch's order that are done, over all ranks.
+    /// Positions of the epoch's order that are done, over all ranks: samples, or planned batches.
     pub samples_seen: usize,
     /// The seed of the order.
     pub seed: u64,
 }
 
 impl SamplerPosition {
-    /// The position after each of `num_replicas` ranks has taken `taken` more samples.
+    /// The position after each of `num_replicas` ranks has taken `taken` more positions.
     pub fn after(self, taken: usize, num_replicas: usize) -> Self {
         Self { samples_seen: self.samples_seen + taken * num_replicas, ..self }
     }

@@ -1,4 +1,4 @@
-//! The schedules held against PyTorch 2.11 and the formulas of Distribuuuu and DeepSpeed: `bench/oracle/schedules.py`.
+//! The schedules held against PyTorch 2.11 and the formulas of Distribuuuu, DeepSpeed and NJUNMT: `bench/oracle/schedules.py`.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn learning_rates_are_as_expected() {
             assert!(near, "{schedule:?} at step {step}: {found}, expected {expected}");
         }
     }
-    assert_eq!(types.len(), 11, "a policy has no case");
+    assert_eq!(types.len(), 13, "a policy has no case");
 }
 
 #[test]
@@ -62,6 +62,11 @@ fn settings_that_make_no_sense_are_refused() {
     let flat = json!({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": 0});
     refused("OneCycle", flat, "half a cycle has 0 steps");
     refused("LRRangeTest", json!({"lr_range_test_step_size": 0}), "lr_range_test_step_size is 0");
+    refused("Noam", json!({"d_model": 0}), "Noam: d_model is 0");
+    refused("Noam", json!({"d_model": 8, "warmup_steps": 0}), "warmup_steps is 0");
+    refused("Noam", json!({"d_model": 8, "factor": -1}), "factor is -1");
+    refused("InverseSqrt", json!({"warmup_steps": 0}), "InverseSqrt: warmup_steps is 0");
+    refused("InverseSqrt", json!({"warmup_steps": 9, "decay_steps": 4}), "decay_steps is 4, before the end");
     refused("Warmup", json!({}), "unknown variant `Warmup`");
     assert!(LrSchedule::new(f64::NAN, LrPolicy::Constant).is_err());
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    At, CosineAnnealingLr, Distribuuuu, LinearLr, LrRangeTest, MultiStepLr, OneCycle, Schedule,
-    ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, ensure,
+    At, CosineAnnealingLr, Distribuuuu, InverseSqrt, LinearLr, LrRangeTest, MultiStepLr, Noam, OneCycle,
+    Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, ensure,
 };
 
 /// Which schedule, with its settings.
@@ -50,6 +50,10 @@ pub enum LrPolicy {
     /// DeepSpeed's `LRRangeTest`.
     #[serde(rename = "LRRangeTest")]
     LrRangeTest(LrRangeTest),
+    /// The Transformer's, by steps and the model's width.
+    Noam(Noam),
+    /// Falls with the root of the steps.
+    InverseSqrt(InverseSqrt),
 }
 
 impl LrPolicy {
@@ -65,6 +69,8 @@ impl LrPolicy {
             Self::WarmupCosineLr(policy) => policy.check(),
             Self::OneCycle(policy) => policy.check(),
             Self::LrRangeTest(policy) => policy.check(),
+            Self::Noam(policy) => policy.check(),
+            Self::InverseSqrt(policy) => policy.check(),
         }
     }
 
@@ -81,6 +87,8 @@ impl LrPolicy {
             Self::WarmupCosineLr(policy) => policy.lr(base_lr, at),
             Self::OneCycle(policy) => policy.lr(at),
             Self::LrRangeTest(policy) => policy.lr(at),
+            Self::Noam(policy) => policy.lr(base_lr, at),
+            Self::InverseSqrt(policy) => policy.lr(base_lr, at),
         }
     }
 }

@@ -11,6 +11,7 @@
 //! ```
 //! In each hook the callbacks of all ranks come first, in the order in which they were added, then those of the master.
 
+use drumline_torch::Named;
 use serde_json::Value;
 
 use super::error::TrainerError;
@@ -141,6 +142,18 @@ pub trait Callback {
     /// What a checkpoint keeps of it.
     fn state(&self) -> Value {
         Value::Null
+    }
+
+    /// Weights that take the place of the trained ones of the same names in evaluations, and as the model of checkpoints. None, if it is not said; of all
+    /// callbacks one may have such. While they are the model's, from before `on_valid_begin` until after `on_valid_end`, these tensors hold the trained ones.
+    fn evaluation_weights(&self) -> Option<&[Named]> {
+        None
+    }
+
+    /// Goes on with the weights that [`evaluation_weights`](Self::evaluation_weights) gave, and others of the model; before `on_train_begin`.
+    fn load_evaluation_weights(&mut self, weights: &[Named]) -> CallbackResult {
+        let _ = weights;
+        Ok(())
     }
 
     /// Goes on from what [`state`](Self::state) gave.

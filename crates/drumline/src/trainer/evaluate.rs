@@ -34,20 +34,24 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if self.dev.is_none() || is_done {
             return Ok(Validated::Whole);
         }
+        let validated = self.with_evaluation_weights(Self::validate_these)?;
+        self.clock.restart();
+        Ok(validated)
+    }
+
+    /// Evaluates the weights that are the model's now.
+    fn validate_these(&mut self) -> Result<Validated, TrainerError> {
         self.hooks.call(Hook::ValidBegin, &mut self.state);
         let Some(evaluation) = self.evaluation()? else { return Ok(Validated::Cut) };
+        let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
         if evaluation.is_better {
-            let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
             let (step, epoch) = (self.state.step, self.state.epoch);
             self.state.best = Some(Best { metric, step, epoch });
         }
         self.is_unsaved = true;
         self.state.evaluation = Some(evaluation.clone());
         self.hooks.call(Hook::ValidEnd(&evaluation), &mut self.state);
-        if evaluation.is_better {
-            self.keep_best();
-        }
-        self.clock.restart();
+        self.keep_if_good(metric);
         Ok(Validated::Whole)
     }
 
@@ -101,11 +105,13 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     /// In a checkpoint, which is saved when all that belongs to this moment is done; where there is no folder, in memory.
-    fn keep_best(&mut self) {
+    fn keep_if_good(&mut self, metric: f64) {
+        let is_better = self.state.evaluation.as_ref().is_some_and(|evaluation| evaluation.is_better);
         if self.checkpoints.is_some() {
-            self.is_best = true;
-            self.state.requests.checkpoint = true;
-        } else if self.load_best_model == LoadBestModel::Yes {
+            let keep = self.state.requests.keep_best.unwrap_or(1);
+            self.place_among_best = self.key.rank(metric, &mut self.kept_best, keep);
+            self.state.requests.checkpoint |= self.place_among_best.is_some();
+        } else if is_better && self.load_best_model == LoadBestModel::Yes {
             let copy = |Named { name, tensor }: Named| Named { name, tensor: tensor.detach().copy() };
             self.best_weights = Some(named(self.store).into_iter().map(copy).collect());
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use drumline_torch::Named;
 use serde_json::Value;
 
 use super::callback::{Callback, MasterCallback};
@@ -135,6 +136,26 @@ impl Hooks<'_> {
         let callbacks = self.all.iter().enumerate();
         let states = callbacks.map(|(place, callback)| (key(place, &callback.name()), callback.state()));
         states.filter(|(_, state)| !state.is_null()).collect()
+    }
+
+    /// What is evaluated in place of the trained weights, if a callback has such; an error if more than one has.
+    pub(super) fn evaluation_weights(&self) -> Result<Option<&[Named]>, Cause> {
+        let mut with =
+            self.all.iter().filter_map(|callback| Some((callback.evaluation_weights()?, callback)));
+        match (with.next(), with.next()) {
+            (Some((_, one)), Some((_, other))) => Err(format!(
+                "callbacks `{}` and `{}` both have weights to evaluate; try one of them",
+                one.name(),
+                other.name()
+            )
+            .into()),
+            (one, _) => Ok(one.map(|(weights, _)| weights)),
+        }
+    }
+
+    /// Tells all callbacks of a checkpoint's weights that were evaluated.
+    pub(super) fn load_evaluation_weights(&mut self, weights: &[Named]) -> Result<(), Cause> {
+        self.all.iter_mut().try_for_each(|callback| callback.load_evaluation_weights(weights))
     }
 
     /// Goes on from what a checkpoint has kept; callbacks that it does not know begin anew.

@@ -1,5 +1,7 @@
 //! Metrics of an evaluation, or of a step: each by its name, all reduced in one call, and the one that says which model is best.
 
+use std::num::NonZeroUsize;
+
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
 use tch::Tensor;
 
@@ -134,6 +136,22 @@ impl MetricKey {
         &self.name
     }
 
+    /// Puts a value among the `keep` best, of which the best comes first, and says at which place, from 1; `None` where it is not among them. What is no finite
+    /// number never is.
+    pub(super) fn rank(&self, value: f64, best: &mut Vec<f64>, keep: usize) -> Option<NonZeroUsize> {
+        if !value.is_finite() {
+            return None;
+        }
+        // Of equals the earlier is the better one.
+        let place = best.iter().take_while(|other| !self.is_better(value, Some(**other))).count();
+        if place >= keep {
+            return None;
+        }
+        best.insert(place, value);
+        best.truncate(keep);
+        NonZeroUsize::new(place + 1)
+    }
+
     /// Whether `value` is better than the `best` so far. NaN never is, and infinity not as the first.
     pub fn is_better(&self, value: f64, best: Option<f64>) -> bool {
         match best {
@@ -158,6 +176,16 @@ mod tests {
         assert!(!loss.is_better(f64::NAN, Some(1.0)));
         let told = key("-ppl").unwrap_err().to_string();
         assert_eq!(told, "metric_key: there is no metric `ppl`; try one of `loss`, `acc`");
+    }
+
+    #[test]
+    fn values_have_a_place_among_the_best() {
+        let loss = MetricKey::parse(Some("-loss"), &["loss"]).unwrap();
+        let mut best = Vec::new();
+        let mut place = |value| loss.rank(value, &mut best, 3).map_or(0, NonZeroUsize::get);
+        let places = [4.0, 5.0, f64::NAN, 4.0, 4.5, 1.0, 4.0].map(&mut place);
+        assert_eq!(places, [1, 2, 0, 2, 3, 1, 0]);
+        assert_eq!(best, [1.0, 4.0, 4.0]);
     }
 
     #[test]

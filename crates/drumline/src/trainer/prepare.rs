@@ -89,10 +89,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         Ok(Loader::shared(Arc::new(self.train_data.clone()), sampler, options)?)
     }
 
-    fn dev_loader(&self) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
+    fn dev_loader(&mut self) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
         let Some(data) = &self.dev_data else { return Ok(None) };
         let num_samples = check_len("dev_data", data)?;
-        let sampler = EvalSampler::new(num_samples, self.group.size(), self.group.rank())?;
+        let sampler = match self.dev_sampler.take() {
+            Some(sampler) => sampler,
+            None => Box::new(EvalSampler::new(num_samples, self.group.size(), self.group.rank())?),
+        };
         let batch_size = self.settings.dev_batch_size.unwrap_or(self.settings.batch_size_per_gpu);
         Ok(Some(Loader::shared(Arc::new(data.clone()), sampler, self.loader_options(batch_size))?))
     }
@@ -163,7 +166,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let mut config = asked.settings.to_config();
         check_alike(&group, "trainer", Ok(asked.given(&config, &parts)))?;
         config.append(&mut asked.settings.config);
-        let steps_per_epoch = steps_per_epoch(&group, &parts.train, &asked.settings)?;
+        let steps_per_epoch = steps_of_epoch(0, &group, &parts.train, &asked.settings)?;
         let waits = Arc::new(Waits::new(asked.tracer.observer().or(asked.ddp_options.observer.take())));
         asked.ddp_options.observer = Some(Arc::clone(&waits) as _);
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
@@ -195,7 +198,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             waits,
             has_callbacks,
             is_unsaved: false,
-            is_best: false,
+            place_among_best: None,
             evaluated_at: None,
             resumed_from: None,
             key: parts.key,
@@ -208,6 +211,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             settings: asked.settings,
             load_best_model,
             best_weights: None,
+            kept_best: Vec::new(),
             norms,
             clock: Clock::new(),
             state,
@@ -215,18 +219,25 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
     }
 }
 
-/// The most steps that any rank has batches for.
-fn steps_per_epoch<B: Batch>(
+/// The most steps that any rank has batches for in an epoch.
+pub(super) fn steps_of_epoch<B: Batch>(
+    epoch: u64,
     group: &ProcessGroup,
     train: &Loader<AnyDataset<B>>,
     settings: &Settings,
 ) -> Result<u64, TrainerError> {
-    let mut steps = [train.num_batches().div_ceil(settings.update_every) as u64];
+    let mut steps = [train.num_batches_of(epoch).div_ceil(settings.update_every) as u64];
     group.all_reduce(&mut steps, ReduceOp::Max)?;
     if steps[0] > 0 {
         return Ok(steps[0]);
     }
     let (samples, ranks, batch) = (train.dataset().len(), group.size(), settings.batch_size_per_gpu);
+    if !settings.drop_last {
+        let told = format!(
+            "the sampler gives no rank a batch in epoch {epoch}, of {samples} samples; try a look at its plan"
+        );
+        return Err(SharedFailure::alike(told).into());
+    }
     Err(SharedFailure::alike(format!(
         "train_data of {samples} samples fills no batch of {batch} on each of {ranks} ranks, and drop_last leaves them out; \
          try a smaller batch_size_per_gpu, or drop_last(false)"

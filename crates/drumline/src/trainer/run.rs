@@ -1,6 +1,7 @@
 //! The training itself: epochs of steps, and between the steps whatever a rank asks for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use super::meeting::{Agreed, Brought, meet};
 use super::metric::{MetricKey, Scores};
 use super::model::Model;
 use super::norms::Norms;
+use super::prepare::steps_of_epoch;
 use super::settings::{Every, LoadBestModel, Settings};
 use super::state::TrainState;
 use super::tracer::Tracer;
@@ -112,14 +114,16 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) loaded: Option<Loaded>,
     /// Whether something has changed since the last checkpoint.
     pub(super) is_unsaved: bool,
-    /// Whether the state is that of the best evaluation, and has yet to be saved as such.
-    pub(super) is_best: bool,
+    /// Where the state's evaluation stands among the best, if it is to be saved as such.
+    pub(super) place_among_best: Option<NonZeroUsize>,
     /// Steps after which the last evaluation before that was made.
     pub(super) evaluated_at: Option<u64>,
     /// Folder of the checkpoint that it has gone on from.
     pub(super) resumed_from: Option<PathBuf>,
     /// The best model's, where there is no folder for it.
     pub(super) best_weights: Option<Vec<Named>>,
+    /// The metrics of the best checkpoints, the best first.
+    pub(super) kept_best: Vec<f64>,
     pub(super) place: Place,
     pub(super) norms: Norms,
     pub(super) tracer: Tracer,
@@ -183,8 +187,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.resume()?;
         self.state.begin = Instant::now();
         self.hooks.call(Hook::TrainBegin, &mut self.state);
+        if let Err(cause) = self.hooks.evaluation_weights() {
+            self.hooks.note(Trouble::from(cause));
+        }
         self.check()?;
-        self.set_keep_last();
+        self.set_kept();
         self.clock.restart();
         let end = self.epochs()?;
         if let End::Stopped { reason } = &end {
@@ -256,13 +263,24 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.step_in_epoch = 0;
         self.place = Place { from: self.train.sampler().start(self.state.epoch), turns: 0 };
         self.is_unsaved = true;
-        if self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut {
+        let cut = self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut;
+        if cut {
             // Whoever goes on from the checkpoint ends the epoch again, with its evaluation.
             self.state.epoch -= 1;
             (self.state.step_in_epoch, self.place) = before;
             return Ok(());
         }
         self.hooks.call(Hook::EpochEnd, &mut self.state);
+        self.count_epoch()
+    }
+
+    /// Finds out how many steps the epoch has that comes next, if one does: a sampler's epochs may differ.
+    pub(super) fn count_epoch(&mut self) -> Result<(), TrainerError> {
+        let epoch = self.state.epoch;
+        if epoch < self.state.n_epochs {
+            self.state.steps_per_epoch =
+                steps_of_epoch(epoch, &self.state.group, &self.train, &self.settings)?;
+        }
         Ok(())
     }
 

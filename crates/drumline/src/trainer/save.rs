@@ -12,8 +12,8 @@ use super::error::TrainerError;
 use super::model::Model;
 use super::run::{Place, Run};
 use super::state::Best;
-use crate::checkpoint::{Checkpoints, Mark, TrainState, named, restore};
-use crate::loader::{Cause, Dataset};
+use crate::checkpoint::{Checkpoints, Mark, Scalar, TrainState, named, restore};
+use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{SharedFailure, Trouble, agree, in_words};
 
@@ -24,13 +24,16 @@ struct Kept {
     /// Steps after which the last evaluation was made.
     #[serde(default)]
     evaluated_at: Option<u64>,
+    /// The metrics of the best checkpoints, the best first.
+    #[serde(default)]
+    kept_best: Vec<Scalar>,
     #[serde(default)]
     callbacks: BTreeMap<String, Value>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct KeptBest {
-    metric: f64,
+    metric: Scalar,
     step: u64,
     epoch: u64,
 }
@@ -38,8 +41,13 @@ struct KeptBest {
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Saves where the training is; all ranks together. Nothing where there is no folder.
     pub(super) fn save(&mut self) -> Result<(), TrainerError> {
+        self.with_evaluation_weights(Self::save_evaluated)
+    }
+
+    /// The same while the weights that are evaluated are the model's.
+    fn save_evaluated(&mut self) -> Result<(), TrainerError> {
         self.state.requests.checkpoint = false;
-        let mark = if std::mem::take(&mut self.is_best) { Mark::Best } else { Mark::Latest };
+        let mark = self.place_among_best.take().map_or(Mark::Latest, Mark::Place);
         let Some(checkpoints) = self.checkpoints.clone() else { return Ok(()) };
         self.ddp.sync_buffers()?;
         let state = self.to_checkpoint().map_err(Trouble::from);
@@ -71,17 +79,25 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
     }
 
-    pub(super) fn set_keep_last(&mut self) {
+    pub(super) fn set_kept(&mut self) {
         if let Some(num) = self.state.requests.keep_last.and_then(NonZeroUsize::new) {
             self.checkpoints = self.checkpoints.take().map(|checkpoints| checkpoints.keep_last(num));
+        }
+        if let Some(num) = self.state.requests.keep_best.and_then(NonZeroUsize::new) {
+            self.checkpoints = self.checkpoints.take().map(|checkpoints| checkpoints.keep_best(num));
         }
     }
 
     fn to_checkpoint(&self) -> Result<TrainState, Cause> {
-        let best = self.state.best.map(|Best { metric, step, epoch }| KeptBest { metric, step, epoch });
+        let best = self.state.best.map(|Best { metric, step, epoch }| KeptBest {
+            metric: Scalar(metric),
+            step,
+            epoch,
+        });
         let evaluated_at =
             self.state.evaluation.as_ref().map(|evaluation| evaluation.step).or(self.evaluated_at);
-        let kept = Kept { best, evaluated_at, callbacks: self.hooks.state() };
+        let kept_best = self.kept_best.iter().copied().map(Scalar).collect();
+        let kept = Kept { best, evaluated_at, kept_best, callbacks: self.hooks.state() };
         Ok(TrainState {
             optimizer: self.state.optimizer.state(),
             epoch: self.state.epoch,
@@ -91,6 +107,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             best: self.state.best.map(|best| best.metric),
             config: serde_json::to_value(&self.state.config)?,
             rng: RngState::capture()?,
+            trained: self.trained_beside()?,
             ..TrainState::new(named(self.store))?
         })
     }
@@ -98,13 +115,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Where the epoch is, the same on all ranks: also where their shares differ.
     fn position(&self) -> SamplerPosition {
         let Place { from, turns } = self.place;
-        let (each, ranks) = (turns * self.samples_of_turn(), self.train.sampler().num_replicas());
-        let position = from.after(each, ranks);
-        SamplerPosition { samples_seen: position.samples_seen.min(self.train.dataset().len()), ..position }
+        let sampler = self.train.sampler();
+        let position = from.after(turns * self.positions_of_turn(), sampler.num_replicas());
+        let all = sampler.num_positions(from.epoch);
+        SamplerPosition { samples_seen: position.samples_seen.min(all), ..position }
     }
 
-    fn samples_of_turn(&self) -> usize {
-        self.settings.batch_size_per_gpu * self.settings.update_every
+    /// What a rank takes of the epoch's order in a step: samples, or planned batches.
+    fn positions_of_turn(&self) -> usize {
+        let of_batch = self.train.sampler().positions_of_batch(self.settings.batch_size_per_gpu);
+        of_batch * self.settings.update_every
     }
 
     /// Goes on from the latest checkpoint, if that is wanted and there is one.
@@ -122,7 +142,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let gone_on = gone_on.map_err(|cause| {
             Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
         });
-        agree(&self.state.group, gone_on)
+        agree::<_, TrainerError>(&self.state.group, gone_on)?;
+        self.count_epoch()
     }
 
     fn go_on(&mut self, saved: &TrainState) -> Result<(), Cause> {
@@ -132,15 +153,20 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             Value::Null => Kept::default(),
             kept => serde_json::from_value(kept.clone())?,
         };
-        restore(&named(self.store), &saved.model)?;
+        self.load_weights(saved)?;
         self.state.optimizer.load_state(&saved.optimizer)?;
         self.hooks.load_state(&kept.callbacks)?;
         saved.rng.restore()?;
-        let seen_by_rank = from.samples_seen / self.train.sampler().num_replicas().max(1);
+        let of_step = self.positions_of_turn() * self.train.sampler().num_replicas().max(1);
         self.place = Place { from, turns: 0 };
-        self.state.step_in_epoch = (seen_by_rank / self.samples_of_turn()) as u64;
+        self.state.step_in_epoch = from.samples_seen.div_ceil(of_step) as u64;
         (self.state.epoch, self.state.step) = (saved.epoch, saved.step);
-        self.state.best = kept.best.map(|KeptBest { metric, step, epoch }| Best { metric, step, epoch });
+        self.state.best =
+            kept.best.map(|KeptBest { metric, step, epoch }| Best { metric: metric.0, step, epoch });
+        self.kept_best = kept.kept_best.into_iter().map(|metric| metric.0).collect();
+        if self.kept_best.is_empty() {
+            self.kept_best.extend(self.state.best.map(|best| best.metric));
+        }
         self.state.resumed_at = Some(saved.step);
         self.evaluated_at = kept.evaluated_at;
         let is_due = self.settings.validate_every.is_at_step(saved.step);

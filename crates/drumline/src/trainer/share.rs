@@ -60,6 +60,22 @@ impl Sampler for Box<dyn Sampler> {
         (**self).indices_from(position)
     }
 
+    fn batches_from(
+        &self,
+        position: &SamplerPosition,
+        batch_size: usize,
+    ) -> Result<Vec<Vec<usize>>, SamplerError> {
+        (**self).batches_from(position, batch_size)
+    }
+
+    fn positions_of_batch(&self, batch_size: usize) -> usize {
+        (**self).positions_of_batch(batch_size)
+    }
+
+    fn num_positions(&self, epoch: u64) -> usize {
+        (**self).num_positions(epoch)
+    }
+
     fn seed(&self) -> u64 {
         (**self).seed()
     }

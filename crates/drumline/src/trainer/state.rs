@@ -66,6 +66,7 @@ pub(super) struct Requests {
     pub(super) validation: bool,
     pub(super) checkpoint: bool,
     pub(super) keep_last: Option<usize>,
+    pub(super) keep_best: Option<usize>,
 }
 
 /// Where a training stands. Figures are those of all ranks together, and the same on each.
@@ -162,7 +163,7 @@ impl TrainState {
         self.step_in_epoch
     }
 
-    /// Steps of an epoch.
+    /// Steps of the epoch that is under way, or comes next; with planned batches epochs may differ.
     pub fn steps_per_epoch(&self) -> u64 {
         self.steps_per_epoch
     }
@@ -172,9 +173,11 @@ impl TrainState {
         self.n_epochs
     }
 
-    /// Steps of the whole training.
+    /// Steps of the whole training, if all epochs to come are as long as the one that is under way.
     pub fn total_steps(&self) -> u64 {
-        let whole = self.n_epochs.saturating_mul(self.steps_per_epoch);
+        let epochs = self.n_epochs.saturating_sub(self.epoch);
+        let left = epochs.saturating_mul(self.steps_per_epoch).saturating_sub(self.step_in_epoch);
+        let whole = self.step.saturating_add(left);
         self.max_steps.map_or(whole, |most| most.min(whole))
     }
 
@@ -329,9 +332,14 @@ impl TrainState {
         self.requests.checkpoint = true;
     }
 
-    /// How many checkpoints stay in the trainer's `save_path`, beside the best.
+    /// How many checkpoints stay in the trainer's `save_path`, beside the best; from `on_train_begin`.
     pub fn keep_last_checkpoints(&mut self, num: usize) {
         self.requests.keep_last = Some(num);
+    }
+
+    /// How many checkpoints stay in the trainer's `save_path` because their evaluations were the best; from `on_train_begin`.
+    pub fn keep_best_checkpoints(&mut self, num: usize) {
+        self.requests.keep_best = Some(num);
     }
 
     /// Whether there is a folder for checkpoints.

@@ -4,6 +4,7 @@ mod collecting;
 mod failing;
 mod methods;
 mod norms;
+mod planned;
 mod saving;
 mod tracking;
 mod windows;

@@ -1,10 +1,13 @@
 //! `DistTrainer`: equal on any number of ranks, in the documented order, and with one error for all where something fails.
 
+mod averaging;
 mod bad_input;
 mod ending;
 mod fastnlp_bugs;
+mod keeping;
 mod observed;
 mod order;
+pub(super) mod planned;
 mod resuming;
 mod supplied;
 mod windows;

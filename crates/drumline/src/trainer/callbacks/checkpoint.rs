@@ -9,18 +9,25 @@ use crate::trainer::state::TrainState;
 pub struct Checkpoint {
     every: Every,
     keep_last: Option<usize>,
+    keep_best: Option<usize>,
 }
 
 impl Checkpoint {
     /// After this many steps or epochs.
     pub fn every(every: Every) -> Self {
-        Self { every, keep_last: None }
+        Self { every, keep_last: None, keep_best: None }
     }
 
     /// How many stay, beside the best; two, if it is not said.
     #[must_use]
     pub fn keep_last(self, num: usize) -> Self {
         Self { keep_last: Some(num), ..self }
+    }
+
+    /// How many stay because their evaluations were the best, as NJUNMT's `num_kept_best_model`; one, if it is not said. They are linked as `best`, `best-2`, …
+    #[must_use]
+    pub fn keep_best(self, num: usize) -> Self {
+        Self { keep_best: Some(num), ..self }
     }
 }
 
@@ -30,11 +37,16 @@ impl Callback for Checkpoint {
             return Err("there is no folder to save in; try .save_path(\"save\")".into());
         }
         self.every.check("a checkpoint")?;
-        if self.keep_last == Some(0) {
-            return Err("keep_last is 0, expected at least 1".into());
+        for (name, num) in [("keep_last", self.keep_last), ("keep_best", self.keep_best)] {
+            if num == Some(0) {
+                return Err(format!("{name} is 0, expected at least 1").into());
+            }
         }
         if let Some(num) = self.keep_last {
             state.keep_last_checkpoints(num);
+        }
+        if let Some(num) = self.keep_best {
+            state.keep_best_checkpoints(num);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use drumline::trainer::{
     LoadBestModel, TrainState,
 };
 use drumline::{At, ProcessGroup, Signal, StopRequest, TopK};
-use rank_test::ranks_test;
+use rank_test::{Ranks, ranks_test};
 use tch::Device;
 use tch::nn::VarStore;
 
@@ -14,7 +14,7 @@ use super::windows::{BIG_BATCH, EPOCHS, SAMPLES, reference};
 use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, sgd, trainer, weights};
 
 /// Asks for the end after so many steps.
-struct StopAt(u64);
+pub(super) struct StopAt(pub(super) u64);
 
 impl Callback for StopAt {
     fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
@@ -40,7 +40,7 @@ fn new<'a>(
 }
 
 /// One folder, of rank 0.
-fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
+pub(super) fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
     let temp = tempfile::tempdir()?;
     let path = group.broadcast_object(Some(&temp.path().to_str().unwrap().to_owned()), 0)?;
     Ok((temp, path))
@@ -227,6 +227,20 @@ ranks_test!(without_a_folder_the_best_weights_are_kept_in_memory, 2, {
     assert_eq!(difference(&weights(&store), &noted.lock().unwrap()), 0.0);
 });
 
+/// Two ranks stop after some steps of the whole training, one goes on and stops, too, four come to the end.
+pub(super) fn stop_and_go_on(ranks: &Ranks, stops: [&str; 2]) -> anyhow::Result<()> {
+    let temp = tempfile::tempdir()?;
+    let run = |nproc, stop| {
+        let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
+        ranks.clone().nproc(nproc).env(env).pass()
+    };
+    run(2, stops[0])?;
+    run(1, stops[1])?;
+    let report = run(4, "9")?;
+    assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
+    Ok(())
+}
+
 ranks_test!(
     other_numbers_of_ranks_go_on_as_if_nothing_had_happened,
     2,
@@ -247,15 +261,5 @@ ranks_test!(
             println!("as one process");
         }
     },
-    |ranks| {
-        let temp = tempfile::tempdir()?;
-        let run = |nproc, stop| {
-            let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
-            ranks.clone().nproc(nproc).env(env).pass()
-        };
-        run(2, "3")?;
-        run(1, "5")?;
-        let report = run(4, "9")?;
-        assert!(report.ranks[0].stdout_text().contains("as one process"), "{report}");
-    }
+    |ranks| { stop_and_go_on(&ranks, ["3", "5"])? }
 );

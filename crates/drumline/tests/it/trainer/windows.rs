@@ -113,13 +113,13 @@ fn sentence(index: usize) -> Tensor {
     Tensor::from_slice(&words)
 }
 
-fn sentences(indices: &[usize]) -> Pair {
+pub(super) fn sentences(indices: &[usize]) -> Pair {
     let words = Tensor::stack(&indices.iter().map(|index| sentence(*index)).collect::<Vec<_>>(), 0);
     (words.shallow_clone(), words.roll([1], [1]) * words.ne(0).to_kind(Kind::Int64))
 }
 
 /// The same weights as everywhere.
-fn speaker(store: &VarStore) -> impl Module + use<> {
+pub(super) fn speaker(store: &VarStore) -> impl Module + use<> {
     let words = embedding(store.root() / "words", 9, 4, Default::default());
     let out = linear(store.root() / "out", 4, 9, Default::default());
     for named in drumline::parameters(store) {
