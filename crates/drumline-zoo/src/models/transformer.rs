@@ -203,10 +203,13 @@ impl Transformer {
 
     /// Logits of each next word of the target: sentences × places × words.
     pub fn forward(&self, source: &Tensor, target: &Tensor, train: bool) -> Tensor {
-        let p = if train { self.options.dropout } else { 0.0 };
+        self.generate(&self.decoded(source, target, if train { self.options.dropout } else { 0.0 }))
+    }
+
+    fn decoded(&self, source: &Tensor, target: &Tensor, p: f64) -> Tensor {
         let memory = self.encode_with(source, p);
         let xs = self.tgt_embed.placed(target, 0, p);
-        self.generate(&self.decoder.forward(xs, &memory, p))
+        self.decoder.forward(xs, &memory, p)
     }
 
     fn encode_with(&self, source: &Tensor, p: f64) -> Memory {
@@ -236,11 +239,14 @@ impl Transformer {
     }
 }
 
+/// The logits of all words of the target, words × vocabulary; there are none of padding.
 impl Model<Pairs> for Transformer {
     type Output = Tensor;
 
     fn forward_batch(&self, batch: &Pairs, mode: Mode) -> Result<Tensor, Cause> {
-        Ok(self.forward(&batch.source, &batch.target_in, mode == Mode::Train))
+        let p = if mode == Mode::Train { self.options.dropout } else { 0.0 };
+        let states = self.decoded(&batch.source, &batch.target_in, p);
+        Ok(self.generate(&states.flatten(0, 1).index_select(0, &batch.places)))
     }
 }
 

