@@ -22,7 +22,7 @@ impl Default for Specials {
 }
 
 /// A batch of pairs. Its targets are the words of all translations in one row, without padding, and a [`Transformer`](super::Transformer) gives the
-/// logits of just these: a third less work where lengths differ. With [`CrossEntropy`](drumline::trainer::CrossEntropy) the loss is label-smoothed
+/// logits of just these, so that none are computed for padding. With [`CrossEntropy`](drumline::trainer::CrossEntropy) the loss is label-smoothed
 /// and counted by words.
 ///
 /// ```
