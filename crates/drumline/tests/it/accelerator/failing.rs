@@ -70,7 +70,7 @@ ranks_test!(what_makes_no_sense_is_told_on_all_ranks_and_the_group_goes_on, 2, {
     // A loop whose batches weigh nothing.
     let loader = accelerator.prepare_loader(whole(data(4), 2)?)?.weighing(|_| 0.0);
     let error = loader.epoch(0).next().unwrap().unwrap_err().to_string();
-    assert!(error.contains("weigh 0 together; try"), "{error}");
+    assert!(error.contains("a batch of 2 samples weighs 0; try"), "{error}");
     accelerator.wait_for_everyone()?;
 });
 
