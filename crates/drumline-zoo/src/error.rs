@@ -126,6 +126,14 @@ pub enum ZooError {
         /// Classes of the model.
         expected: i64,
     },
+    /// Sizes or options that do not fit together.
+    #[error("{what}; try {fix}")]
+    Unsuitable {
+        /// What does not fit.
+        what: String,
+        /// What would.
+        fix: String,
+    },
 }
 
 /// How a file of weights differs from the model.

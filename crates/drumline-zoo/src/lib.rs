@@ -6,7 +6,8 @@
 //!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─▶ drumline-observe: a bar or lines, metrics.jsonl
 //! ```
 //!
-//! - `models`: the ResNet family, and two small models for tests
+//! - `models`: the ResNet family, and two small models for tests; the Transformer, and nets that classify text
+//! - `decode`: translations, one word after the other
 //! - `data`: CIFAR, image folders, dummy input
 //! - `synth_cifar`: pictures to learn from where no data set can be fetched
 //! - `transforms`: crops, flips and colours, from an image's bytes straight into the batch
@@ -16,6 +17,7 @@
 
 pub mod config;
 pub mod data;
+pub mod decode;
 mod error;
 #[doc(hidden)]
 pub mod formula;

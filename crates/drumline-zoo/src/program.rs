@@ -12,6 +12,7 @@ mod args;
 mod bench_loader;
 mod bench_observe;
 mod bench_step;
+mod bench_transformer;
 mod callbacks;
 mod checked;
 mod data_kind;
@@ -45,6 +46,7 @@ pub fn main() -> ExitCode {
         Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),
         Command::BenchLoader(args) => bench_loader::run(&args),
+        Command::BenchTransformer(args) => bench_transformer::run(&args),
     });
     ending::end(outcome)
 }

@@ -9,4 +9,5 @@ mod it {
     mod python_weights;
     mod resnet;
     mod running;
+    mod text_nets;
 }

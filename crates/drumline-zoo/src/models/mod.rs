@@ -1,4 +1,4 @@
-//! Models by name.
+//! Models by name; and nets for text ([`text`], [`transformer`]), which are made from their options.
 //!
 //! Names, shapes and order of the tensors are torchvision's, and so are the first weights: after `tch::manual_seed(s)` a model holds
 //! the numbers that torchvision's has after `torch.manual_seed(s)`.
@@ -16,10 +16,13 @@
 //! # Ok::<(), drumline_zoo::ZooError>(())
 //! ```
 
+mod dropout;
 mod layers;
 mod norm;
 mod resnet;
 mod small;
+pub mod text;
+pub mod transformer;
 
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};

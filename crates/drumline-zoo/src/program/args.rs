@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
+use super::bench_transformer::BenchTransformerArgs;
 use crate::synth_cifar;
 
 const EXAMPLES: &str = "\
@@ -45,6 +46,8 @@ pub(super) enum Command {
     BenchStep(BenchStepArgs),
     #[command(hide = true)]
     BenchLoader(BenchLoaderArgs),
+    #[command(hide = true)]
+    BenchTransformer(BenchTransformerArgs),
 }
 
 #[derive(Debug, Args)]

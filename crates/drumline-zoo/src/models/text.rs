@@ -1,0 +1,315 @@
+//! Nets for text: one class for a sentence, or a tag for each word.
+//!
+//! ```text
+//!   ids ─▶ embed ─┬▶ BiLSTM: last states of both directions ──┬▶ fc ─▶ logits of a sentence (TextClassifier)
+//!                 └▶ Transformer's encoder: mean or first word┘
+//!                 └▶ either: the states of all words ─────────▶ fc ─▶ logits of each word (TextTagger)
+//! ```
+//! Ids are i64, sentences × places, filled up at the end with the id of padding. Both are `tch` modules: a trainer takes them with
+//! batches of ids and classes, or of ids and tags; `CrossEntropy` ignores the tag that padding has.
+
+mod bilstm;
+
+use tch::Tensor;
+use tch::nn::{ModuleT, Path};
+
+use super::dropout::dropout;
+use super::transformer::{Embedding, EmbeddingShape, Encoder, LayerShape, Linear, NormPlace};
+use crate::error::ZooError;
+use bilstm::BiLstm;
+
+/// What a sentence becomes before it is classified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pool {
+    /// The mean of all words.
+    Mean,
+    /// The first word, which should be the same in all sentences.
+    First,
+}
+
+/// What reads the words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextNet {
+    /// Two recurrent nets, one for each direction.
+    BiLstm {
+        /// Layers.
+        n_layers: i64,
+        /// Size of the states of one direction.
+        d_hidden: i64,
+    },
+    /// The encoder of a Transformer.
+    Transformer {
+        /// Layers.
+        n_layers: i64,
+        /// Heads of each attention.
+        n_head: i64,
+        /// Size within the feed-forward part of a layer.
+        d_inner_hid: i64,
+        /// What a sentence becomes.
+        pool: Pool,
+    },
+}
+
+/// Sizes of a net for text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextOptions {
+    /// What reads the words.
+    pub net: TextNet,
+    /// How many words there are.
+    pub vocab: i64,
+    /// The id that fills sentences up.
+    pub pad: i64,
+    /// Size of a word's vector.
+    pub d_word_vec: i64,
+    /// Classes, or tags.
+    pub num_classes: i64,
+    /// Probability of dropout, everywhere.
+    pub dropout: f64,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self {
+            net: TextNet::BiLstm { n_layers: 1, d_hidden: 128 },
+            vocab: 30000,
+            pad: 0,
+            d_word_vec: 128,
+            num_classes: 2,
+            dropout: 0.1,
+        }
+    }
+}
+
+impl TextOptions {
+    /// Whether there is such a net.
+    pub fn check(&self) -> Result<(), ZooError> {
+        let refused = |what: String, fix: &str| Err(ZooError::Unsuitable { what, fix: fix.to_owned() });
+        let Self { vocab, pad, d_word_vec, num_classes, dropout, .. } = *self;
+        let (n_layers, width, name) = match self.net {
+            TextNet::BiLstm { n_layers, d_hidden } => (n_layers, d_hidden, "d_hidden"),
+            TextNet::Transformer { n_layers, d_inner_hid, .. } => (n_layers, d_inner_hid, "d_inner_hid"),
+        };
+        let sizes = [
+            ("vocab", vocab),
+            ("d_word_vec", d_word_vec),
+            ("num_classes", num_classes),
+            ("n_layers", n_layers),
+            (name, width),
+        ];
+        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
+            return refused(format!("{name} is {size}"), "1 or more");
+        }
+        if !(0..vocab).contains(&pad) {
+            return refused(format!("the id of padding is {pad}, of {vocab} words"), "0");
+        }
+        if !(0.0..1.0).contains(&dropout) {
+            return refused(format!("dropout is {dropout}"), "0 to below 1");
+        }
+        match self.net {
+            TextNet::Transformer { n_head, .. } if n_head < 1 || d_word_vec % n_head != 0 => {
+                refused(format!("d_word_vec {d_word_vec} cannot be split among {n_head} heads"), "a multiple")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Words' vectors, and what reads them.
+#[derive(Debug)]
+struct Reader {
+    embed: Embedding,
+    net: Net,
+    options: TextOptions,
+}
+
+#[derive(Debug)]
+enum Net {
+    BiLstm(BiLstm),
+    Transformer(Encoder, Pool),
+}
+
+impl Reader {
+    fn new(path: &Path<'_>, options: &TextOptions) -> Result<Self, ZooError> {
+        options.check()?;
+        let TextOptions { vocab, pad, d_word_vec: size, .. } = *options;
+        let shape = EmbeddingShape { vocab, size, pad };
+        let (net, stdev) = match options.net {
+            TextNet::BiLstm { n_layers, d_hidden } => {
+                (Net::BiLstm(BiLstm::new(path / "lstm", size, d_hidden, n_layers)), 1.0)
+            }
+            TextNet::Transformer { n_layers, n_head, d_inner_hid, pool } => {
+                let layer = LayerShape { d_model: size, n_head, d_inner_hid, norm: NormPlace::After };
+                let encoder = Encoder::new(&(path / "encoder"), n_layers, &layer);
+                (Net::Transformer(encoder, pool), (size as f64).powf(-0.5))
+            }
+        };
+        Ok(Self { embed: Embedding::new(path / "embed", shape, stdev), net, options: options.clone() })
+    }
+
+    /// Size of what comes out for a word, and for a sentence.
+    fn size(&self) -> i64 {
+        match self.options.net {
+            TextNet::BiLstm { d_hidden, .. } => 2 * d_hidden,
+            TextNet::Transformer { .. } => self.options.d_word_vec,
+        }
+    }
+
+    /// sentences × places × size.
+    fn words(&self, tokens: &Tensor, p: f64) -> Tensor {
+        match &self.net {
+            Net::BiLstm(lstm) => lstm.forward(&self.embedded(tokens, p), &self.lengths(tokens), p).words,
+            Net::Transformer(encoder, _) => self.encoded(encoder, tokens, p),
+        }
+    }
+
+    /// sentences × size.
+    fn sentences(&self, tokens: &Tensor, p: f64) -> Tensor {
+        match &self.net {
+            Net::BiLstm(lstm) => lstm.forward(&self.embedded(tokens, p), &self.lengths(tokens), p).last,
+            Net::Transformer(encoder, Pool::First) => self.encoded(encoder, tokens, p).select(1, 0),
+            Net::Transformer(encoder, Pool::Mean) => {
+                let states = self.encoded(encoder, tokens, p);
+                let there = tokens.ne(self.options.pad).to_kind(states.kind()).unsqueeze(1);
+                let sums = there.matmul(&states).squeeze_dim(1);
+                sums / self.lengths(tokens).unsqueeze(1)
+            }
+        }
+    }
+
+    fn embedded(&self, tokens: &Tensor, p: f64) -> Tensor {
+        dropout(&self.embed.rows(tokens), p)
+    }
+
+    fn encoded(&self, encoder: &Encoder, tokens: &Tensor, p: f64) -> Tensor {
+        encoder.forward(self.embed.placed(tokens, 0, p), tokens, self.options.pad, p).states
+    }
+
+    /// Words of each sentence; an empty one counts as one word of padding.
+    fn lengths(&self, tokens: &Tensor) -> Tensor {
+        tokens.ne(self.options.pad).sum_dim_intlist(1, false, tch::Kind::Int64).clamp_min(1)
+    }
+}
+
+/// One class for each sentence.
+///
+/// ```
+/// use drumline_zoo::models::text::{Pool, TextClassifier, TextNet, TextOptions};
+/// use tch::nn::{ModuleT, VarStore};
+/// use tch::{Device, Tensor};
+///
+/// let ids = Tensor::from_slice2(&[[4i64, 5, 6], [7, 8, 0]]);
+/// let encoder = TextNet::Transformer { n_layers: 2, n_head: 4, d_inner_hid: 32, pool: Pool::Mean };
+/// for net in [TextNet::BiLstm { n_layers: 1, d_hidden: 24 }, encoder] {
+///     let store = VarStore::new(Device::Cpu);
+///     let options = TextOptions { net, vocab: 20, d_word_vec: 16, num_classes: 5, ..Default::default() };
+///     let model = TextClassifier::new(&store.root(), &options)?;
+///     assert_eq!(model.forward_t(&ids, false).size(), [2, 5]);
+/// }
+/// # Ok::<(), drumline_zoo::ZooError>(())
+/// ```
+#[derive(Debug)]
+pub struct TextClassifier {
+    reader: Reader,
+    fc: Linear,
+}
+
+impl TextClassifier {
+    /// Makes the tensors under `path`.
+    pub fn new(path: &Path<'_>, options: &TextOptions) -> Result<Self, ZooError> {
+        let reader = Reader::new(path, options)?;
+        let fc = Linear::new(path / "fc", reader.size(), options.num_classes);
+        Ok(Self { reader, fc })
+    }
+}
+
+impl ModuleT for TextClassifier {
+    fn forward_t(&self, tokens: &Tensor, train: bool) -> Tensor {
+        let p = if train { self.reader.options.dropout } else { 0.0 };
+        self.fc.forward(&dropout(&self.reader.sentences(tokens, p), p))
+    }
+}
+
+/// A tag for each word: logits are sentences × places × tags.
+///
+/// ```
+/// use drumline_zoo::models::text::{TextOptions, TextTagger};
+/// use tch::nn::{ModuleT, VarStore};
+/// use tch::{Device, Tensor};
+///
+/// let store = VarStore::new(Device::Cpu);
+/// let options = TextOptions { vocab: 20, d_word_vec: 16, num_classes: 5, ..Default::default() };
+/// let model = TextTagger::new(&store.root(), &options)?;
+/// let ids = Tensor::from_slice2(&[[4i64, 5, 6], [7, 8, 0]]);
+/// assert_eq!(model.forward_t(&ids, false).size(), [2, 3, 5]);
+/// # Ok::<(), drumline_zoo::ZooError>(())
+/// ```
+#[derive(Debug)]
+pub struct TextTagger {
+    reader: Reader,
+    fc: Linear,
+}
+
+impl TextTagger {
+    /// Makes the tensors under `path`.
+    pub fn new(path: &Path<'_>, options: &TextOptions) -> Result<Self, ZooError> {
+        let reader = Reader::new(path, options)?;
+        let fc = Linear::new(path / "fc", reader.size(), options.num_classes);
+        Ok(Self { reader, fc })
+    }
+}
+
+impl ModuleT for TextTagger {
+    fn forward_t(&self, tokens: &Tensor, train: bool) -> Tensor {
+        let p = if train { self.reader.options.dropout } else { 0.0 };
+        self.fc.forward(&dropout(&self.reader.words(tokens, p), p))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+    use tch::nn::VarStore;
+
+    const NETS: [TextNet; 3] = [
+        TextNet::BiLstm { n_layers: 2, d_hidden: 6 },
+        TextNet::Transformer { n_layers: 2, n_head: 2, d_inner_hid: 16, pool: Pool::Mean },
+        TextNet::Transformer { n_layers: 1, n_head: 4, d_inner_hid: 16, pool: Pool::First },
+    ];
+
+    #[test]
+    fn padding_and_neighbours_change_nothing() {
+        for net in NETS {
+            let store = VarStore::new(Device::Cpu);
+            let options =
+                TextOptions { net, vocab: 20, d_word_vec: 8, num_classes: 3, ..TextOptions::default() };
+            let classifier = TextClassifier::new(&(store.root() / "a"), &options).unwrap();
+            let tagger = TextTagger::new(&(store.root() / "b"), &options).unwrap();
+            let alone = Tensor::from_slice2(&[[4i64, 5]]);
+            let among = Tensor::from_slice2(&[[0i64, 0, 0, 0], [4, 5, 0, 0], [6, 7, 8, 9]]);
+            let close = |a: &Tensor, b: &Tensor| a.allclose(b, 1e-5, 1e-6, false);
+            let classes = classifier.forward_t(&among, false);
+            assert!(close(&classes.get(1), &classifier.forward_t(&alone, false).get(0)), "{net:?}");
+            let tags = tagger.forward_t(&among, false);
+            assert!(close(&tags.get(1).narrow(0, 0, 2), &tagger.forward_t(&alone, false).get(0)), "{net:?}");
+            assert!(bool::try_from(classes.isfinite().all()).unwrap(), "an empty sentence makes no NaN");
+            assert!(!close(&classes, &classifier.forward_t(&among, true)), "dropout drops: {net:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_told() {
+        let refused = |change: fn(&mut TextOptions)| {
+            let mut options = TextOptions::default();
+            change(&mut options);
+            let store = VarStore::new(Device::Cpu);
+            TextTagger::new(&store.root(), &options).unwrap_err().to_string()
+        };
+        assert_eq!(refused(|o| o.vocab = 0), "vocab is 0; try 1 or more");
+        assert_eq!(refused(|o| o.pad = -1), "the id of padding is -1, of 30000 words; try 0");
+        let heads = refused(|o| {
+            o.net = TextNet::Transformer { n_layers: 1, n_head: 3, d_inner_hid: 4, pool: Pool::Mean }
+        });
+        assert_eq!(heads, "d_word_vec 128 cannot be split among 3 heads; try a multiple");
+    }
+}

@@ -1,0 +1,56 @@
+//! A recurrent net in both directions, under the names of PyTorch's `nn.LSTM`.
+//!
+//! Sentences are packed, longest first, so that neither direction sees padding.
+
+use tch::nn::{Init, Path};
+use tch::{Device, Tensor};
+
+/// The net.
+#[derive(Debug)]
+pub(super) struct BiLstm {
+    /// Of each layer and direction: weights of input and of state, and their biases.
+    params: Vec<Tensor>,
+    n_layers: i64,
+    d_hidden: i64,
+}
+
+/// What comes out; the states of both directions are side by side.
+pub(super) struct States {
+    /// Of all words: sentences × places × size. Zero at padding.
+    pub(super) words: Tensor,
+    /// Of the last layer's last step in each direction: sentences × size.
+    pub(super) last: Tensor,
+}
+
+impl BiLstm {
+    pub(super) fn new(path: Path<'_>, inputs: i64, d_hidden: i64, n_layers: i64) -> Self {
+        let bound = (d_hidden as f64).powf(-0.5);
+        let init = Init::Uniform { lo: -bound, up: bound };
+        let mut params = Vec::new();
+        for (layer, direction) in (0..n_layers).flat_map(|layer| [(layer, ""), (layer, "_reverse")]) {
+            let inputs = if layer == 0 { inputs } else { 2 * d_hidden };
+            let var = |name: &str, size: &[i64]| path.var(&format!("{name}_l{layer}{direction}"), size, init);
+            params.push(var("weight_ih", &[4 * d_hidden, inputs]));
+            params.push(var("weight_hh", &[4 * d_hidden, d_hidden]));
+            params.push(var("bias_ih", &[4 * d_hidden]));
+            params.push(var("bias_hh", &[4 * d_hidden]));
+        }
+        Self { params, n_layers, d_hidden }
+    }
+
+    /// `xs` are sentences × places × size; `p` is the dropout between layers.
+    pub(super) fn forward(&self, xs: &Tensor, lengths: &Tensor, p: f64) -> States {
+        let (sorted, order) = lengths.sort(0, true);
+        let back = order.argsort(0, false);
+        let (data, sizes) =
+            xs.index_select(0, &order).internal_pack_padded_sequence(&sorted.to_device(Device::Cpu), true);
+        let zeros = Tensor::zeros([2 * self.n_layers, xs.size()[0], self.d_hidden], (xs.kind(), xs.device()));
+        let start = [&zeros, &zeros];
+        let params: Vec<_> = self.params.iter().collect();
+        let (out, hidden, _) =
+            Tensor::lstm_data(&data, &sizes, &start, &params, true, self.n_layers, p, p > 0.0, true);
+        let (words, _) = Tensor::internal_pad_packed_sequence(&out, &sizes, true, 0.0, xs.size()[1]);
+        let last = hidden.narrow(0, 2 * self.n_layers - 2, 2).transpose(0, 1).flatten(1, 2);
+        States { words: words.index_select(0, &back), last: last.index_select(0, &back) }
+    }
+}

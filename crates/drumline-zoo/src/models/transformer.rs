@@ -1,0 +1,328 @@
+//! The Transformer of "Attention is all you need": encoder and decoder, for translation.
+//!
+//! ```text
+//!   source ids ─▶ src_embed + waves ─▶ encoder ─▶ Memory ─┐
+//!   target ids ─▶ tgt_embed + waves ──────────────────────┴▶ decoder ─▶ generator ─▶ logits
+//! ```
+//! Ids are i64, sentences × places, filled up with the id of padding. Tensors have the names of PyTorch's `nn.TransformerEncoder` (as
+//! `encoder`) and `nn.TransformerDecoder` (as `decoder`), beside `src_embed.weight`, `tgt_embed.weight` and `generator.weight`; those
+//! that are shared have only the name `tgt_embed.weight`. [`weights`](crate::weights) reads and writes them.
+//!
+//! Read in this order: `attention`, `layer`, `stack`, `embedding`, `pairs`. Not here: one word after the other ([`decode`](crate::decode)).
+
+mod attention;
+mod embedding;
+mod layer;
+mod linear;
+mod pairs;
+mod stack;
+
+use drumline::Cause;
+use drumline::trainer::{Mode, Model};
+use tch::Tensor;
+use tch::nn::Path;
+
+pub use layer::NormPlace;
+pub use pairs::{Pairs, Specials, padded};
+pub use stack::Memory;
+
+pub(crate) use attention::KeysValues;
+pub(crate) use embedding::{Embedding, EmbeddingShape};
+pub(crate) use layer::LayerShape;
+pub(crate) use linear::Linear;
+pub(crate) use stack::{DecoderStack, Encoder};
+
+use crate::error::ZooError;
+
+/// Sizes of a Transformer, by NJUNMT's names. The default is the base model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransformerOptions {
+    /// Layers of the encoder, and as many of the decoder.
+    pub n_layers: i64,
+    /// Heads of each attention.
+    pub n_head: i64,
+    /// Size of a word's vector: that of the model.
+    pub d_word_vec: i64,
+    /// Size of the vectors between layers.
+    pub d_model: i64,
+    /// Size within the feed-forward part of a layer.
+    pub d_inner_hid: i64,
+    /// Probability of dropout, everywhere.
+    pub dropout: f64,
+    /// Whether the target's word vectors are those of the output, too.
+    pub proj_share_weight: bool,
+    /// Whether source and target have the same word vectors.
+    pub share_embeddings: bool,
+    /// Where the layers' norms are.
+    pub norm: NormPlace,
+    /// Words of the source.
+    pub src_vocab: i64,
+    /// Words of the target.
+    pub tgt_vocab: i64,
+    /// The id that fills sentences up.
+    pub pad: i64,
+}
+
+impl Default for TransformerOptions {
+    fn default() -> Self {
+        Self {
+            n_layers: 6,
+            n_head: 8,
+            d_word_vec: 512,
+            d_model: 512,
+            d_inner_hid: 2048,
+            dropout: 0.1,
+            proj_share_weight: true,
+            share_embeddings: false,
+            norm: NormPlace::After,
+            src_vocab: 30000,
+            tgt_vocab: 30000,
+            pad: 0,
+        }
+    }
+}
+
+impl TransformerOptions {
+    /// Whether there is such a model.
+    pub fn check(&self) -> Result<(), ZooError> {
+        let refused = |what: String, fix: String| Err(ZooError::Unsuitable { what, fix });
+        let Self { n_layers, n_head, d_word_vec, d_model, d_inner_hid, dropout, .. } = *self;
+        let Self { src_vocab, tgt_vocab, pad, .. } = *self;
+        let sizes = [
+            ("n_layers", n_layers),
+            ("n_head", n_head),
+            ("d_model", d_model),
+            ("d_inner_hid", d_inner_hid),
+            ("src_vocab", src_vocab),
+            ("tgt_vocab", tgt_vocab),
+        ];
+        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
+            return refused(format!("{name} is {size}"), "1 or more".into());
+        }
+        if d_word_vec != d_model {
+            return refused(
+                format!("d_word_vec is {d_word_vec}, but d_model {d_model}"),
+                "the same for both".into(),
+            );
+        }
+        if d_model % n_head != 0 {
+            return refused(
+                format!("d_model {d_model} cannot be split among {n_head} heads"),
+                "a multiple".into(),
+            );
+        }
+        if !(0.0..1.0).contains(&dropout) {
+            return refused(format!("dropout is {dropout}"), "0 to below 1".into());
+        }
+        if !(0..src_vocab.min(tgt_vocab)).contains(&pad) {
+            return refused(
+                format!("the id of padding is {pad}, of {src_vocab} and {tgt_vocab} words"),
+                "0".into(),
+            );
+        }
+        if self.share_embeddings && src_vocab != tgt_vocab {
+            let what =
+                format!("source and target share word vectors, but have {src_vocab} and {tgt_vocab} words");
+            return refused(what, "one vocabulary for both".into());
+        }
+        Ok(())
+    }
+
+    fn layer(&self) -> LayerShape {
+        let Self { d_model, n_head, d_inner_hid, norm, .. } = *self;
+        LayerShape { d_model, n_head, d_inner_hid, norm }
+    }
+}
+
+/// A Transformer.
+///
+/// ```
+/// use drumline_zoo::models::transformer::{Transformer, TransformerOptions};
+/// use tch::nn::VarStore;
+/// use tch::{Device, Tensor};
+///
+/// let store = VarStore::new(Device::Cpu);
+/// let (d_word_vec, d_model, src_vocab, tgt_vocab) = (16, 16, 11, 13);
+/// let small = TransformerOptions { n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default() };
+/// let model = Transformer::new(&store.root(), &small)?;
+/// // Two sentences of 3 and 2 words, and what their translations begin with.
+/// let source = Tensor::from_slice2(&[[4i64, 5, 6], [7, 8, 0]]);
+/// let target = Tensor::from_slice2(&[[3i64, 9], [3, 10]]);
+/// assert_eq!(model.forward(&source, &target, false).size(), [2, 2, 13]);
+/// assert!(store.variables().contains_key("decoder.layers.1.multihead_attn.in_proj_weight"));
+/// # Ok::<(), drumline_zoo::ZooError>(())
+/// ```
+#[derive(Debug)]
+pub struct Transformer {
+    src_embed: Embedding,
+    tgt_embed: Embedding,
+    encoder: Encoder,
+    decoder: DecoderStack,
+    /// vocabulary × `d_model`; there is no bias.
+    generator: Tensor,
+    options: TransformerOptions,
+}
+
+impl Transformer {
+    /// Makes the tensors under `path`.
+    pub fn new(path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
+        options.check()?;
+        let TransformerOptions { n_layers, d_model, tgt_vocab, src_vocab, pad, .. } = *options;
+        // So that the scaled vectors, and the logits of shared ones, are of the size of 1.
+        let stdev = (d_model as f64).powf(-0.5);
+        let embedding = |name: &str, vocab| {
+            Embedding::new(path / name, EmbeddingShape { vocab, size: d_model, pad }, stdev)
+        };
+        let tgt_embed = embedding("tgt_embed", tgt_vocab);
+        let src_embed = match options.share_embeddings {
+            true => tgt_embed.shared(),
+            false => embedding("src_embed", src_vocab),
+        };
+        let layer = options.layer();
+        let encoder = Encoder::new(&(path / "encoder"), n_layers, &layer);
+        let decoder = DecoderStack::new(&(path / "decoder"), n_layers, &layer);
+        let generator = match options.proj_share_weight {
+            true => tgt_embed.weight.shallow_clone(),
+            false => {
+                let init = Linear::xavier(d_model, tgt_vocab);
+                (path / "generator").var("weight", &[tgt_vocab, d_model], init)
+            }
+        };
+        Ok(Self { src_embed, tgt_embed, encoder, decoder, generator, options: options.clone() })
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &TransformerOptions {
+        &self.options
+    }
+
+    /// What the decoder sees of source sentences.
+    pub fn encode(&self, source: &Tensor) -> Memory {
+        self.encode_with(source, 0.0)
+    }
+
+    /// Logits of each next word of the target: sentences × places × words.
+    pub fn forward(&self, source: &Tensor, target: &Tensor, train: bool) -> Tensor {
+        self.generate(&self.decoded(source, target, if train { self.options.dropout } else { 0.0 }))
+    }
+
+    fn decoded(&self, source: &Tensor, target: &Tensor, p: f64) -> Tensor {
+        let memory = self.encode_with(source, p);
+        let xs = self.tgt_embed.placed(target, 0, p);
+        self.decoder.forward(xs, &memory, p)
+    }
+
+    fn encode_with(&self, source: &Tensor, p: f64) -> Memory {
+        let xs = self.src_embed.placed(source, 0, p);
+        self.encoder.forward(xs, source, self.options.pad, p)
+    }
+
+    fn generate(&self, states: &Tensor) -> Tensor {
+        states.linear(&self.generator, None::<Tensor>)
+    }
+
+    /// Keys and values of the source, for each layer of the decoder.
+    pub(crate) fn keys_values(&self, memory: &Memory) -> Vec<KeysValues> {
+        self.decoder.keys_values(memory)
+    }
+
+    /// Logits of the next word of each row, whose last word is given and stands at `place`.
+    pub(crate) fn next(
+        &self,
+        words: &Tensor,
+        place: i64,
+        source: (&[KeysValues], &Tensor),
+        past: impl FnMut(usize, KeysValues) -> KeysValues,
+    ) -> Tensor {
+        let xs = self.tgt_embed.placed(&words.unsqueeze(1), place, 0.0).squeeze_dim(1);
+        self.generate(&self.decoder.next(xs, source.0, source.1, past))
+    }
+}
+
+/// The logits of all words of the target, words × vocabulary; there are none of padding.
+impl Model<Pairs> for Transformer {
+    type Output = Tensor;
+
+    fn forward_batch(&self, batch: &Pairs, mode: Mode) -> Result<Tensor, Cause> {
+        let p = if mode == Mode::Train { self.options.dropout } else { 0.0 };
+        let states = self.decoded(&batch.source, &batch.target_in, p);
+        Ok(self.generate(&states.flatten(0, 1).index_select(0, &batch.places)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+    use tch::nn::VarStore;
+
+    fn small() -> TransformerOptions {
+        let (d_word_vec, d_model, src_vocab, tgt_vocab) = (8, 8, 12, 12);
+        TransformerOptions {
+            n_layers: 2,
+            n_head: 2,
+            d_word_vec,
+            d_model,
+            d_inner_hid: 16,
+            src_vocab,
+            tgt_vocab,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_told() {
+        let refused = |change: fn(&mut TransformerOptions)| {
+            let mut options = small();
+            change(&mut options);
+            let store = VarStore::new(Device::Cpu);
+            let error = Transformer::new(&store.root(), &options).unwrap_err().to_string();
+            assert!(store.is_empty());
+            error
+        };
+        assert_eq!(refused(|o| o.n_head = 3), "d_model 8 cannot be split among 3 heads; try a multiple");
+        assert_eq!(refused(|o| o.d_word_vec = 4), "d_word_vec is 4, but d_model 8; try the same for both");
+        assert_eq!(refused(|o| o.n_layers = 0), "n_layers is 0; try 1 or more");
+        assert_eq!(refused(|o| o.dropout = 1.0), "dropout is 1; try 0 to below 1");
+        assert!(refused(|o| o.pad = 12).starts_with("the id of padding is 12"));
+        assert!(refused(|o| { (o.src_vocab, o.share_embeddings) = (11, true) }).contains("11 and 12 words"));
+    }
+
+    #[test]
+    fn shared_tensors_are_there_once() {
+        let names = |options: &TransformerOptions| {
+            let store = VarStore::new(Device::Cpu);
+            Transformer::new(&store.root(), options).unwrap();
+            let mut names: Vec<_> = store.variables().into_keys().collect();
+            names.retain(|name| !name.contains("layers"));
+            names.sort();
+            names
+        };
+        let apart = TransformerOptions { proj_share_weight: false, norm: NormPlace::Before, ..small() };
+        let all = [
+            "decoder.norm.bias",
+            "decoder.norm.weight",
+            "encoder.norm.bias",
+            "encoder.norm.weight",
+            "generator.weight",
+        ];
+        assert_eq!(names(&apart), [&all[..], &["src_embed.weight", "tgt_embed.weight"]].concat());
+        assert_eq!(names(&TransformerOptions { share_embeddings: true, ..small() }), ["tgt_embed.weight"]);
+    }
+
+    #[test]
+    fn padding_and_later_words_change_nothing() {
+        let store = VarStore::new(Device::Cpu);
+        let model = Transformer::new(&store.root(), &small()).unwrap();
+        let source = Tensor::from_slice2(&[[4i64, 5, 6]]);
+        let target = Tensor::from_slice2(&[[3i64, 7, 8]]);
+        let logits = model.forward(&source, &target, false);
+        let longer = model.forward(
+            &Tensor::from_slice2(&[[4i64, 5, 6, 0, 0]]),
+            &Tensor::from_slice2(&[[3i64, 7, 8, 9]]),
+            false,
+        );
+        assert!(logits.allclose(&longer.narrow(1, 0, 3), 1e-5, 1e-6, false));
+        assert!(!logits.allclose(&model.forward(&source, &target, true), 1e-5, 1e-6, false), "dropout drops");
+    }
+}

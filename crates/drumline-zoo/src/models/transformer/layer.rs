@@ -1,0 +1,144 @@
+//! Layers of encoder and decoder, under the names of PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
+
+use tch::Tensor;
+use tch::nn::Path;
+
+use super::attention::{Attention, KeysValues, Mask};
+use super::linear::{LayerNorm, Linear};
+use crate::models::dropout::dropout;
+
+/// Where the norms are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NormPlace {
+    /// After each sum, as in "Attention is all you need".
+    #[default]
+    After,
+    /// Before each part, and once more at the end: deeper models train without a long warm-up.
+    Before,
+}
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerShape {
+    pub(crate) d_model: i64,
+    pub(crate) n_head: i64,
+    pub(crate) d_inner_hid: i64,
+    pub(crate) norm: NormPlace,
+}
+
+/// A part of a layer is added to what goes into it, with a norm before or after.
+#[derive(Debug)]
+struct Residual {
+    norm: LayerNorm,
+    place: NormPlace,
+}
+
+impl Residual {
+    fn new(path: Path<'_>, shape: &LayerShape) -> Self {
+        Self { norm: LayerNorm::new(path, shape.d_model), place: shape.norm }
+    }
+
+    fn around(&self, xs: &Tensor, p: f64, part: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+        match self.place {
+            NormPlace::After => self.norm.forward(&(xs + dropout(&part(xs), p))),
+            NormPlace::Before => xs + dropout(&part(&self.norm.forward(xs)), p),
+        }
+    }
+}
+
+/// Two linear layers with ReLU between them.
+#[derive(Debug)]
+struct FeedForward {
+    linear1: Linear,
+    linear2: Linear,
+}
+
+impl FeedForward {
+    fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
+        let LayerShape { d_model, d_inner_hid, .. } = *shape;
+        let linear1 = Linear::new(path / "linear1", d_model, d_inner_hid);
+        Self { linear1, linear2: Linear::new(path / "linear2", d_inner_hid, d_model) }
+    }
+
+    fn forward(&self, xs: &Tensor, p: f64) -> Tensor {
+        self.linear2.forward(&dropout(&self.linear1.forward(xs).relu_(), p))
+    }
+}
+
+/// A layer of the encoder.
+#[derive(Debug)]
+pub(crate) struct EncoderLayer {
+    self_attn: Attention,
+    feed_forward: FeedForward,
+    norms: [Residual; 2],
+}
+
+impl EncoderLayer {
+    pub(crate) fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
+        Self {
+            self_attn: Attention::new(path / "self_attn", shape.d_model, shape.n_head),
+            feed_forward: FeedForward::new(path, shape),
+            norms: ["norm1", "norm2"].map(|name| Residual::new(path / name, shape)),
+        }
+    }
+
+    pub(crate) fn forward(&self, xs: &Tensor, mask: Mask<'_>, p: f64) -> Tensor {
+        let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, mask, p));
+        self.norms[1].around(&xs, p, |xs| self.feed_forward.forward(xs, p))
+    }
+}
+
+/// A layer of the decoder.
+#[derive(Debug)]
+pub(crate) struct DecoderLayer {
+    pub(crate) self_attn: Attention,
+    pub(crate) multihead_attn: Attention,
+    feed_forward: FeedForward,
+    norms: [Residual; 3],
+}
+
+/// What a layer of the decoder sees of the source.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) kept: &'a KeysValues,
+    pub(crate) mask: &'a Tensor,
+}
+
+impl DecoderLayer {
+    pub(crate) fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
+        let attention = |name: &str| Attention::new(path / name, shape.d_model, shape.n_head);
+        Self {
+            self_attn: attention("self_attn"),
+            multihead_attn: attention("multihead_attn"),
+            feed_forward: FeedForward::new(path, shape),
+            norms: ["norm1", "norm2", "norm3"].map(|name| Residual::new(path / name, shape)),
+        }
+    }
+
+    /// All places at once, each of which sees those before it.
+    pub(crate) fn forward(&self, xs: &Tensor, source: Source<'_>, p: f64) -> Tensor {
+        let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, Mask::Causal, p));
+        let mask = Mask::Added(source.mask);
+        let xs = self.norms[1].around(&xs, p, |xs| self.multihead_attn.across(xs, source.kept, mask, p));
+        self.norms[2].around(&xs, p, |xs| self.feed_forward.forward(xs, p))
+    }
+
+    /// The next place of each row; `xs` are rows × size, as many rows for each sentence of the source. `past` adds the new place to
+    /// those before it and gives all of them.
+    pub(crate) fn next(
+        &self,
+        xs: &Tensor,
+        source: Source<'_>,
+        past: impl FnOnce(KeysValues) -> KeysValues,
+    ) -> Tensor {
+        let xs = self.norms[0].around(xs, 0.0, |xs| self.self_attn.within_next(xs, past));
+        // The rows of a sentence see the same source: they are the places of one attention, and nothing is repeated.
+        let (sentences, size) = (source.mask.size()[0], xs.size());
+        let xs = self.norms[1].around(&xs, 0.0, |xs| {
+            let rows = xs.view([sentences, size[0] / sentences, size[1]]);
+            let seen = self.multihead_attn.across(&rows, source.kept, Mask::Added(source.mask), 0.0);
+            seen.flatten(0, 1)
+        });
+        self.norms[2].around(&xs, 0.0, |xs| self.feed_forward.forward(xs, 0.0))
+    }
+}
