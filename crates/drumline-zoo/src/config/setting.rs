@@ -35,6 +35,24 @@ impl Setting for bool {
     }
 }
 
+impl Setting for i64 {
+    fn expects() -> String {
+        "a whole number, also a negative one".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match value {
+            Value::Int(value) => Some(*value),
+            Value::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        }
+    }
+
+    fn write(&self) -> Value {
+        Value::Int(*self)
+    }
+}
+
 impl Setting for u64 {
     fn expects() -> String {
         "a whole number".into()
@@ -185,24 +203,26 @@ macro_rules! choice {
             }
         }
 
-        impl Setting for $name {
+        impl $crate::config::setting::Setting for $name {
             fn expects() -> String {
                 $expects.into()
             }
 
-            fn read(value: &Value) -> Option<Self> {
-                match String::read(value)?.trim() {
+            fn read(value: &$crate::config::Value) -> Option<Self> {
+                match <String as $crate::config::setting::Setting>::read(value)?.trim() {
                     $($text => Some(Self::$variant),)*
                     _ => None,
                 }
             }
 
-            fn write(&self) -> Value {
-                Value::Text(self.name().into())
+            fn write(&self) -> $crate::config::Value {
+                $crate::config::Value::Text(self.name().into())
             }
         }
     };
 }
+
+pub(crate) use choice;
 
 choice! {
     /// How the learning rate falls.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::Spanned;
+use serde_saphyr::{Location, Spanned};
 
 /// A scalar, a list, or in a file a section. What comes from a command line is always a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +22,14 @@ pub enum Value {
     List(Vec<Value>),
     /// Keys with their values, and where in the file these stand.
     Section(Vec<(String, Spanned<Value>)>),
+}
+
+impl Value {
+    /// A section that stands in no file.
+    pub(crate) fn section(pairs: impl IntoIterator<Item = (&'static str, Self)>) -> Self {
+        let spanned = |value| Spanned { value, referenced: Location::UNKNOWN, defined: Location::UNKNOWN };
+        Self::Section(pairs.into_iter().map(|(key, value)| (key.to_owned(), spanned(value))).collect())
+    }
 }
 
 /// As it stands in a YAML file.
