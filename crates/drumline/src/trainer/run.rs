@@ -1,7 +1,7 @@
 //! The training itself: epochs of steps, and between the steps whatever a rank asks for.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -263,7 +263,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.step_in_epoch = 0;
         self.place = Place { from: self.train.sampler().start(self.state.epoch), turns: 0 };
         self.is_unsaved = true;
-        let cut = self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut;
+        let cut =
+            self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut;
         if cut {
             // Whoever goes on from the checkpoint ends the epoch again, with its evaluation.
             self.state.epoch -= 1;
