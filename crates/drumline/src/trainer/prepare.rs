@@ -102,10 +102,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
 
     /// What must be the same on all ranks.
     fn given(&self, config: &BTreeMap<String, Value>, parts: &Parts<'a, B, M::Output>) -> Given {
-        // Only rank 0 touches them; folders may have other names on other machines.
+        // Only rank 0 touches them; folders may have other names on other machines, but all ranks take part where there is one.
         let folders = ["save_path", "log_path", "resume_from"];
-        let settings = config.iter().filter(|(name, _)| !folders.contains(&name.as_str()));
-        let mut given: Given = settings.map(|(name, value)| (name.clone(), value.to_string())).collect();
+        let told = |(name, value): (&String, &Value)| match folders.contains(&name.as_str()) {
+            true if !value.is_null() => (name.clone(), "a folder".to_owned()),
+            _ => (name.clone(), value.to_string()),
+        };
+        let mut given: Given = config.iter().map(told).collect();
         let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
         // A sampler of one's own may be there because ranks have data of their own.
         if !self.has_sampler {

@@ -136,7 +136,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let Some(found) = found else { return Ok(()) };
         let gone_on = self.go_on(&found.state);
         self.resumed_from = found.path.parent().map(Into::into);
-        let is_saved = self.resumed_from == self.settings.save_path;
+        // Rank 0's folder counts, where the others know it by another name.
+        let mut is_saved = [u8::from(self.resumed_from == self.settings.save_path)];
+        self.state.group.broadcast(&mut is_saved, 0)?;
+        let is_saved = is_saved[0] > 0;
         self.state.saved_at = is_saved.then_some(found.state.step);
         self.is_unsaved = !is_saved;
         let gone_on = gone_on.map_err(|cause| {

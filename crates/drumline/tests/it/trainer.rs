@@ -121,6 +121,13 @@ pub(super) fn folder() -> anyhow::Result<PathBuf> {
     Ok(std::env::var(FOLDER)?.into())
 }
 
+/// One folder, of rank 0.
+pub(super) fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
+    let temp = tempfile::tempdir()?;
+    let path = group.broadcast_object(Some(&temp.path().to_str().unwrap().to_owned()), 0)?;
+    Ok((temp, path))
+}
+
 /// Ends a rank as a program's `main` does.
 fn end_as_a_program<T>(outcome: Result<T, TrainerError>) -> ! {
     let code = drumline::exit_code(outcome.map(drop));

@@ -67,6 +67,8 @@ ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
     let options = SgdOptions { lr: 0.1 * more as f64, ..SgdOptions::default() };
     let other_rate = new()?.optimizer(Sgd::new(parameters(&store), options)?);
     assert_refused(&group, other_rate, &differs("the learning rate", "0.9"))?;
+    let alone = if group.rank() == 0 { new()?.save_path("/nonexistent") } else { new()? };
+    assert_refused(&group, alone, &differs("save_path", "null"))?;
     let epochs = group.rank() as u64 + 1;
     assert_refused(
         &group,

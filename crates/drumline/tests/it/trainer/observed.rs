@@ -1,7 +1,7 @@
 //! What is left for people and programs to look at.
 
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use drumline::trainer::{
@@ -14,12 +14,12 @@ use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
 use tch::{Device, Kind};
 
-use super::{Net, collate, data, sample, trainer};
+use super::{Net, collate, data, sample, shared_folder, trainer};
 
 ranks_test!(a_training_leaves_its_story_its_ranks_and_its_curves, 2, {
     let group = ProcessGroup::from_env()?;
-    let folder = (group.rank() == 0).then(tempfile::tempdir).transpose()?;
-    let out = group.broadcast_object(folder.as_ref().map(|folder| folder.path().to_owned()).as_ref(), 0)?;
+    let (_temp, out) = shared_folder(&group)?;
+    let out = PathBuf::from(out);
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let trainer = trainer(&group, &net, &store, 16)?
@@ -139,8 +139,8 @@ impl Callback for AlwaysSlow {
 
 ranks_test!(who_computes_long_and_who_waits_for_it_is_told, 2, {
     let group = ProcessGroup::from_env()?;
-    let folder = (group.rank() == 0).then(tempfile::tempdir).transpose()?;
-    let out = group.broadcast_object(folder.as_ref().map(|folder| folder.path().to_owned()).as_ref(), 0)?;
+    let (_temp, out) = shared_folder(&group)?;
+    let out = PathBuf::from(out);
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let trainer = trainer(&group, &net, &store, 40)?.batch_size_per_gpu(2);
@@ -180,8 +180,8 @@ fn at_a_long_wait(out: &Path) -> Vec<RankStatus> {
 
 ranks_test!(a_rank_that_waits_for_another_says_in_what, 2, {
     let group = ProcessGroup::from_env()?;
-    let folder = (group.rank() == 0).then(tempfile::tempdir).transpose()?;
-    let out = group.broadcast_object(folder.as_ref().map(|folder| folder.path().to_owned()).as_ref(), 0)?;
+    let (_temp, out) = shared_folder(&group)?;
+    let out = PathBuf::from(out);
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let trainer = trainer(&group, &net, &store, 16)?

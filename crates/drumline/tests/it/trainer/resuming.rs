@@ -11,7 +11,9 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use super::windows::{BIG_BATCH, EPOCHS, SAMPLES, reference};
-use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, sgd, trainer, weights};
+use super::{
+    FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, sgd, shared_folder, trainer, weights,
+};
 
 /// Asks for the end after so many steps.
 pub(super) struct StopAt(pub(super) u64);
@@ -37,13 +39,6 @@ fn new<'a>(
         .metric("acc", TopK::new(1))
         .callback(schedule)
         .callback(EarlyStop::patience(9)))
-}
-
-/// One folder, of rank 0.
-pub(super) fn shared_folder(group: &ProcessGroup) -> anyhow::Result<(tempfile::TempDir, String)> {
-    let temp = tempfile::tempdir()?;
-    let path = group.broadcast_object(Some(&temp.path().to_str().unwrap().to_owned()), 0)?;
-    Ok((temp, path))
 }
 
 ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
