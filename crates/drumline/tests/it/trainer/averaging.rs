@@ -12,7 +12,8 @@ use rank_test::ranks_test;
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
-use super::resuming::{StopAt, shared_folder};
+use super::resuming::StopAt;
+use super::shared_folder;
 use super::{Net, Pair, data, difference, same_on_all_ranks, trainer, weights};
 
 /// Of 2 epochs of 30 samples over two ranks.

@@ -14,7 +14,8 @@ use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
 use tch::{Device, Reduction, Tensor};
 
-use super::resuming::{StopAt, shared_folder, stop_and_go_on};
+use super::resuming::{StopAt, stop_and_go_on};
+use super::shared_folder;
 use super::windows::{sentences, speaker};
 use super::{Pair, difference, folder, same_on_all_ranks, sgd, weights};
 
