@@ -107,7 +107,7 @@ ranks_test!(a_run_that_goes_on_ranks_with_those_before_and_may_keep_fewer, 2, {
         group.barrier()?;
         anyhow::Ok(found)
     };
-    let first = run(3, 3, &[3.0, f64::INFINITY, 4.0])?;
+    let first = run(3, 3, &[3.0, 20.0, 4.0])?;
     let second = run(3, 5, &[3.5, 2.0])?;
     let third = run(1, 7, &[1.0, 9.0])?;
     if group.rank() == 0 {
