@@ -23,6 +23,7 @@ mod beside;
 pub mod bleu;
 mod codec;
 mod corpus;
+mod detokens;
 mod error;
 mod labels;
 mod lines;
@@ -36,6 +37,7 @@ mod vocab;
 
 pub use codec::Codec;
 pub use corpus::{CorpusOptions, LeftOut, ParallelCorpus, Side};
+pub use detokens::detokenized;
 pub use error::TextError;
 pub use labels::Labels;
 pub use lines::LineFile;

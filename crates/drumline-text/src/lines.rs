@@ -45,7 +45,7 @@ impl LineFile {
     }
 
     /// The same, and show each line to `see` on the way.
-    pub(crate) fn open_with(
+    pub fn open_with(
         path: &Path,
         mut see: impl FnMut(&str) -> Result<(), TextError>,
     ) -> Result<Self, TextError> {

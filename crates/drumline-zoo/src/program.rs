@@ -19,6 +19,7 @@ mod data_kind;
 mod ending;
 mod evaluate;
 mod job;
+mod nmt;
 mod parity;
 mod pieces;
 mod predict;
@@ -26,6 +27,7 @@ mod shown;
 mod step;
 mod test;
 mod train;
+mod translate;
 
 use std::process::ExitCode;
 
@@ -40,7 +42,9 @@ pub fn main() -> ExitCode {
     drumline::install_panic_file();
     let outcome = start_logging().and_then(|()| match Cli::parse().command {
         Command::Train(args) => train::run(&args),
+        Command::Nmt(args) => nmt::run(*args),
         Command::Test(args) => test::run(&args),
+        Command::Translate(args) => translate::run(&args),
         Command::Data { command: DataCommand::SynthCifar(args) } => args.write(),
         Command::Keys => show_keys(),
         Command::BenchObserve(args) => bench_observe::run(&args),

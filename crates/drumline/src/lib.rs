@@ -34,6 +34,7 @@ mod alike;
 pub mod checkpoint;
 mod device;
 mod ending;
+mod exchange;
 mod loader;
 mod logging;
 mod main_first;
@@ -47,6 +48,7 @@ mod spawn;
 mod step_trace;
 mod stop_request;
 pub mod trainer;
+mod work_queue;
 
 /// The guides' examples compile, too.
 #[cfg(doctest)]
@@ -89,7 +91,9 @@ pub use drumline_parallel::{
     Traffic, Turn, Uneven, broadcast_optimizer_state, subgroup,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
-pub use drumline_rendezvous::{InitError, InitOptions, JobKey, Member, Store, from_env, init, worker_env};
+pub use drumline_rendezvous::{
+    InitError, InitOptions, JobKey, Member, Store, StoreError, from_env, init, worker_env,
+};
 pub use drumline_torch::{
     Adam, AdamOptions, AdamW, Determinism, Named, NormType, Optimizer, OptimizerState, ParameterGroup,
     ParameterGroups, RngState, Sgd, SgdOptions, TensorCollectives, TorchError, buffers, clip_grad_norm,
@@ -97,6 +101,7 @@ pub use drumline_torch::{
     use_deterministic_algorithms,
 };
 pub use ending::exit_code;
+pub use exchange::Exchange;
 /// The version of libtorch that all of this is made for.
 pub const LIBTORCH: &str = "2.11.0";
 pub use loader::{
@@ -126,3 +131,4 @@ pub use stop_request::StopRequest;
 /// The tensors and layers that all of this is made for, at the version that it is made for.
 pub use tch;
 pub use trainer::{DistTrainer, TrainerError};
+pub use work_queue::WorkQueue;

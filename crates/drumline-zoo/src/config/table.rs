@@ -47,6 +47,11 @@ pub(crate) fn entries<T: Table>(table: &T) -> Vec<Entry> {
     table.sections().iter().flat_map(|section| section.entries()).collect()
 }
 
+/// Every key with its value, for programs.
+pub(crate) fn to_json<T: Table>(table: &T) -> impl Iterator<Item = (String, serde_json::Value)> + use<T> {
+    entries(table).into_iter().map(|entry| (entry.key, entry.value.to_json()))
+}
+
 /// As YAML, in a form that [`load`] and Python's yacs read.
 pub(crate) fn to_yaml<T: Table>(table: &T) -> String {
     let mut text = String::new();

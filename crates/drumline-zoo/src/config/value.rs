@@ -25,6 +25,21 @@ pub enum Value {
 }
 
 impl Value {
+    /// For programs; sections have no values of their own.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Null => serde_json::Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Int(value) => (*value).into(),
+            Self::Float(value) => (*value).into(),
+            Self::Text(text) => text.as_str().into(),
+            Self::List(values) => values.iter().map(Self::to_json).collect(),
+            Self::Section(pairs) => {
+                pairs.iter().map(|(key, value)| (key.clone(), value.value.to_json())).collect()
+            }
+        }
+    }
+
     /// A section that stands in no file.
     pub(crate) fn section(pairs: impl IntoIterator<Item = (&'static str, Self)>) -> Self {
         let spanned = |value| Spanned { value, referenced: Location::UNKNOWN, defined: Location::UNKNOWN };

@@ -15,7 +15,7 @@ choice! {
     VocabularyKind, "word or bpe" {
         /// Words between spaces.
         Word = "word",
-        /// Pieces of words: text that is split already (`@@`), or split by `codes`.
+        /// Pieces of words: text that is split already (`@@`), or split by `bpe_codes`.
         Bpe = "bpe",
     }
 }
@@ -29,8 +29,8 @@ pub struct VocabularyKeys {
     pub dict_path: PathBuf,
     /// `max_n_words`: the most frequent; all, if it is -1.
     pub max_n_words: i64,
-    /// `codes`: how words are split, if they are not yet.
-    pub codes: Option<PathBuf>,
+    /// `bpe_codes`: how words are split, if they are not yet: subword-nmt's codes, or a `.json` of Hugging Face's tokenizers.
+    pub bpe_codes: Option<PathBuf>,
 }
 
 impl Setting for VocabularyKeys {
@@ -40,7 +40,7 @@ impl Setting for VocabularyKeys {
 
     fn read(value: &Value) -> Option<Self> {
         let Value::Section(pairs) = value else { return None };
-        let known = ["type", "dict_path", "max_n_words", "codes"];
+        let known = ["type", "dict_path", "max_n_words", "bpe_codes"];
         if pairs.iter().any(|(key, _)| !known.contains(&key.as_str())) {
             return None;
         }
@@ -49,12 +49,12 @@ impl Setting for VocabularyKeys {
             kind: of("type").map_or(Some(VocabularyKind::Word), VocabularyKind::read)?,
             dict_path: PathBuf::read(of("dict_path")?)?,
             max_n_words: of("max_n_words").map_or(Some(-1), i64::read)?,
-            codes: of("codes").map_or(Some(None), Option::read)?,
+            bpe_codes: of("bpe_codes").map_or(Some(None), Option::read)?,
         })
     }
 
     fn write(&self) -> Value {
-        let codes = self.codes.as_ref().map(|codes| ("codes", codes.write()));
+        let codes = self.bpe_codes.as_ref().map(|codes| ("bpe_codes", codes.write()));
         let pairs = [
             ("type", self.kind.write()),
             ("dict_path", self.dict_path.write()),
@@ -76,11 +76,13 @@ choice! {
 
 choice! {
     /// How the learning rate changes.
-    ScheduleMethod, "noam, isqrt or loss" {
+    ScheduleMethod, "noam, isqrt, linear or loss" {
         /// Up for `warmup_steps`, then down with the square root of the step.
         Noam = "noam",
         /// The same with a rate of one's own at the top.
         Isqrt = "isqrt",
+        /// Down evenly to `min_lr` at `decay_steps`.
+        Linear = "linear",
         /// Down when the validation's loss gets no better.
         Loss = "loss",
     }
@@ -121,7 +123,7 @@ section! {
         "bleu_valid_reference" bleu_valid_reference: Option<PathBuf> = None;
         /// Of the source, of the target
         "vocabularies" vocabularies: Vec<VocabularyKeys> = Vec::new();
-        /// Longest sentences, of the source and of the target; -1: any
+        /// Longest sentences to train on, of the source and of the target; -1: any
         "max_len" max_len: Vec<i64> = vec![-1, -1];
         /// References for each sentence
         "num_refs" num_refs: usize = 1;
@@ -161,7 +163,7 @@ section! {
     OptimizerConfigs "optimizer_configs" {
         /// Its name
         "optimizer" optimizer: OptimizerName = OptimizerName::Adam;
-        /// Learning rate; with noam a factor
+        /// Learning rate; with noam a factor, which NJUNMT takes ten times: its examples have 0.1 and 0.2
         "learning_rate" learning_rate: f64 = 2.0;
         /// Largest norm of the gradient; -1: any
         "grad_clip" grad_clip: f64 = -1.0;
@@ -173,12 +175,14 @@ section! {
 }
 
 section! {
-    /// `optimizer_configs.optimizer_params`: of Adam.
+    /// `optimizer_configs.optimizer_params`: PyTorch's arguments.
     OptimizerParams "optimizer_configs.optimizer_params" {
         /// How slowly means forget
-        "betas" betas: Vec<f64> = vec![0.9, 0.98];
+        "betas" betas: Vec<f64> = vec![0.9, 0.999];
         /// Added to the denominator
-        "eps" eps: f64 = 1e-9;
+        "eps" eps: f64 = 1e-8;
+        /// Of sgd
+        "momentum" momentum: f64 = 0.0;
     }
 }
 
@@ -189,13 +193,13 @@ section! {
         "d_model" d_model: Option<usize> = None;
         /// noam, isqrt: steps of warm-up
         "warmup_steps" warmup_steps: u64 = 8000;
-        /// isqrt: the rate is held up to this step
+        /// isqrt: the rate is held up to this step, for ever if it is not given; linear: the last step
         "decay_steps" decay_steps: Option<u64> = None;
         /// isqrt: the first learning rate
         "init_lr" init_lr: f64 = 1e-7;
         /// loss: evaluations without a better one
         "patience" patience: u64 = 20;
-        /// The least learning rate; -1: any
+        /// The least learning rate; -1: any; with loss 5e-5 unless given
         "min_lr" min_lr: f64 = -1.0;
         /// loss: factor
         "scale" scale: f64 = 0.5;
@@ -247,7 +251,7 @@ section! {
         "early_stop_patience" early_stop_patience: u64 = 100_000;
         /// Averaged weights for validations and best models
         "moving_average_method" moving_average_method: Option<MovingAverageMethod> = None;
-        /// ema: part of the old mean; 0: none
+        /// ema: weight of each step in the mean, between 0 and 1
         "moving_average_alpha" moving_average_alpha: f64 = 0.0;
         /// Epochs before averaging begins
         "moving_average_start_epoch" moving_average_start_epoch: u64 = 0;
@@ -271,8 +275,22 @@ section! {
 }
 
 section! {
-    /// Keys of ours.
+    /// Keys of ours: what NJUNMT takes from the command line.
     RunConfigs "run_configs" {
+        /// Name of the model, in what is shown
+        "model_name" model_name: String = "transformer".into();
+        /// Folder of checkpoints
+        "saveto" saveto: PathBuf = "save".into();
+        /// Folder of metrics.jsonl, log.txt and TensorBoard's files
+        "log_path" log_path: PathBuf = "log".into();
+        /// Folder of translations made in validations
+        "valid_path" valid_path: PathBuf = "valid".into();
+        /// Whether to go on from the last checkpoint in saveto, if there is one
+        "reload" reload: bool = true;
+        /// Weights to begin with, a .safetensors file or a checkpoint
+        "pretrain_path" pretrain_path: Option<PathBuf> = None;
+        /// Folder that all ranks see, to exchange large objects through files; without it they go from rank to rank
+        "shared_dir" shared_dir: Option<PathBuf> = None;
         /// What computes; auto takes a GPU if there is one
         "device" device: DeviceKind = DeviceKind::Auto;
         /// Threads that make batches, for each rank
@@ -312,8 +330,19 @@ impl Table for NmtConfig {
         vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, run]
     }
 
-    fn settle(&mut self, _: &BTreeSet<String>) {
+    fn settle(&mut self, given: &BTreeSet<String>) {
         self.scheduler.d_model.get_or_insert(self.model.d_model);
+        let is_given = |key: &str| given.contains(key);
+        if self.optimizer.schedule_method == Some(ScheduleMethod::Loss)
+            && !is_given("optimizer_configs.scheduler_configs.min_lr")
+        {
+            self.scheduler.min_lr = 5e-5;
+        }
+        if !is_given("optimizer_configs.scheduler_configs.warmup_steps")
+            && self.optimizer.schedule_method == Some(ScheduleMethod::Isqrt)
+        {
+            self.scheduler.warmup_steps = 1;
+        }
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -387,7 +416,7 @@ impl NmtConfig {
         }
         match self.optimizer_params.betas.len() {
             2 => Ok(()),
-            _ => unfit("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.98]"),
+            _ => unfit("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.999]"),
         }
     }
 }

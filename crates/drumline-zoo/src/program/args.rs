@@ -8,6 +8,8 @@ use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use super::bench_transformer::BenchTransformerArgs;
+use super::nmt::NmtArgs;
+use super::translate::TranslateArgs;
 use crate::synth_cifar;
 
 const EXAMPLES: &str = "\
@@ -33,6 +35,8 @@ pub(super) enum Command {
     Train(TrainArgs),
     /// Evaluate a network on the test set: its last checkpoint, or MODEL.WEIGHTS
     Test(TestArgs),
+    Nmt(Box<NmtArgs>),
+    Translate(Box<TranslateArgs>),
     /// Make data sets
     Data {
         #[command(subcommand)]

@@ -62,12 +62,10 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
     }
 }
 
-/// Makes `OUT_DIR` and tries to write to it, so that hours of work are not lost at their end.
-pub(super) fn check_out_dir(folder: &Path) -> anyhow::Result<()> {
+/// Makes a folder and tries to write to it, so that hours of work are not lost at their end.
+pub(super) fn check_writable(name: &str, folder: &Path) -> anyhow::Result<()> {
     let trial = std::fs::create_dir_all(folder).and_then(|()| tempfile(folder));
-    trial.map_err(|cause| {
-        anyhow!("cannot write to OUT_DIR {}: {cause}; try another OUT_DIR", folder.display())
-    })
+    trial.map_err(|cause| anyhow!("cannot write to {name} {}: {cause}; try another {name}", folder.display()))
 }
 
 fn tempfile(folder: &Path) -> std::io::Result<()> {

@@ -4,12 +4,16 @@
 //! can fail on one rank is put to the vote: all end together, with one text.
 
 use anyhow::Context;
-use drumline::{GroupOptions, InitError, InitOptions, ProcessGroup, Signal, StopRequest, worker_env};
+use drumline::{
+    GroupOptions, InitError, InitOptions, ProcessGroup, Signal, StopRequest, WorkQueue, worker_env,
+};
 
 pub(super) struct Job {
     pub(super) group: ProcessGroup,
     pub(super) local_rank: usize,
     pub(super) stop: StopRequest,
+    /// For work that ranks take piece by piece.
+    pub(super) queue: WorkQueue,
     /// No launcher started it.
     is_alone: bool,
 }
@@ -26,8 +30,9 @@ impl Job {
             member => (member?, false),
         };
         let local_rank = member.local_rank;
+        let queue = WorkQueue::new(&member, "job", 0);
         let group = ProcessGroup::new(member, GroupOptions::from_env()?)?;
-        Ok(Self { group, local_rank, stop, is_alone })
+        Ok(Self { group, local_rank, stop, queue, is_alone })
     }
 
     /// The line that every rank says.

@@ -8,18 +8,17 @@ use drumline::trainer::{
 use drumline::{At, ImageBatch, SamplerPosition, Schedule};
 use drumline_observe::bar::Progress;
 use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
-use serde_json::Value as Json;
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
 use super::callbacks::{FiniteLoss, SaveConfig};
-use super::checked::{CheckedTraining, check_out_dir, device};
+use super::checked::{CheckedTraining, check_writable, device};
 use super::ending::Stopped;
 use super::job::Job;
 use super::parity;
 use super::pieces::{self, Percent};
 use super::shown::Shown;
-use crate::config::{Config, Value};
+use crate::config::{Config, table};
 use crate::models::Model;
 
 /// Steps that are not traced: memory is new, and files are read for the first time.
@@ -38,7 +37,7 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     if let Some(steps) = args.verify_parity {
         return parity::verify(&job, &checked, seed, steps);
     }
-    job.agree(if job.is_first() { check_out_dir(&config.run.out_dir) } else { Ok(()) })?;
+    job.agree(if job.is_first() { check_writable("OUT_DIR", &config.run.out_dir) } else { Ok(()) })?;
     let found = find_checkpoint(&job, config)?;
     let progress = progress(&job, config);
     if let Some(found) = found.as_ref().filter(|found| is_over(found, config)) {
@@ -117,7 +116,7 @@ fn trainer<'a>(
         .seed(seed)
         .print_every(0)
         .save_path(pieces::checkpoints(config).dir())
-        .config(config.entries().into_iter().map(|entry| (entry.key, json(&entry.value))));
+        .config(table::to_json(config));
     let k = train.topk.min(config.model.num_classes);
     if k > 1 {
         trainer = trainer.metric(format!("acc{k}"), Percent::of_top(k));
@@ -179,17 +178,6 @@ fn progress(job: &Job, config: &Config) -> Progress {
     match job.is_first() {
         true => Progress::new(config.train.print_freq as u64),
         false => Progress::silent(),
-    }
-}
-
-fn json(value: &Value) -> Json {
-    match value {
-        Value::Null | Value::Section(_) => Json::Null,
-        Value::Bool(value) => (*value).into(),
-        Value::Int(value) => (*value).into(),
-        Value::Float(value) => (*value).into(),
-        Value::Text(text) => text.as_str().into(),
-        Value::List(values) => values.iter().map(json).collect(),
     }
 }
 

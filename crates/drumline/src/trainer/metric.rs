@@ -23,6 +23,12 @@ pub trait BatchMetric<B, O> {
 
     /// Forgets all batches.
     fn reset(&mut self);
+
+    /// Whether this evaluation measures it; asked when the evaluation begins, and the same on all ranks. Where it is not, the figures are without it: for
+    /// what takes too long to be measured each time.
+    fn is_due(&self) -> bool {
+        true
+    }
 }
 
 impl<T: Metric, B: Supervised> BatchMetric<B, Tensor> for T {
@@ -46,16 +52,19 @@ impl<T: Metric, B: Supervised> BatchMetric<B, Tensor> for T {
 /// The name of the loss among the metrics.
 pub(super) const LOSS: &str = "loss";
 
-/// The metrics that were asked for, in their order.
-pub(super) struct Scores<'a, B, O>(pub(super) Vec<(String, Box<dyn BatchMetric<B, O> + 'a>)>);
+/// A metric with its name.
+pub(super) type Scored<'a, B, O> = (String, Box<dyn BatchMetric<B, O> + 'a>);
 
-impl<B, O> Scores<'_, B, O> {
+/// The metrics that were asked for, in their order.
+pub(super) struct Scores<'a, B, O>(pub(super) Vec<Scored<'a, B, O>>);
+
+impl<'a, B, O> Scores<'a, B, O> {
     pub(super) fn reset(&mut self) {
         self.0.iter_mut().for_each(|(_, metric)| metric.reset());
     }
 
     pub(super) fn update(&mut self, output: &O, batch: &B) -> Result<(), Cause> {
-        for (name, metric) in &mut self.0 {
+        for (name, metric) in self.0.iter_mut().filter(|(_, metric)| metric.is_due()) {
             let updated = metric.update(output, batch);
             updated.map_err(|cause| format!("metric `{name}`: {cause}"))?;
         }
@@ -77,18 +86,22 @@ impl<B, O> Scores<'_, B, O> {
 
     /// This rank's sums of all metrics.
     pub(super) fn sums(&self) -> Vec<f64> {
-        self.0.iter().flat_map(|(_, metric)| metric.sums()).collect()
+        self.due().flat_map(|(_, metric)| metric.sums()).collect()
     }
 
     /// Each metric's value for such sums.
     pub(super) fn values_of(&self, sums: &[f64]) -> Vec<(String, f64)> {
         let mut rest = sums;
-        let values = self.0.iter().map(|(name, metric)| {
+        let values = self.due().map(|(name, metric)| {
             let (these, others) = rest.split_at(metric.sums().len());
             rest = others;
             (name.clone(), metric.value_of(these))
         });
         values.collect()
+    }
+
+    fn due(&self) -> impl Iterator<Item = &Scored<'a, B, O>> {
+        self.0.iter().filter(|(_, metric)| metric.is_due())
     }
 
     /// The names that a key may have; an error if one is there twice.

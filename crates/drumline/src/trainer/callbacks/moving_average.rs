@@ -27,6 +27,7 @@ use crate::trainer::state::TrainState;
 #[derive(Debug)]
 pub struct MovingAverage {
     method: Method,
+    first_epoch: u64,
     /// Values in the average.
     count: u64,
     average: Option<Vec<Named>>,
@@ -50,12 +51,19 @@ impl MovingAverage {
     }
 
     fn by(method: Method) -> Self {
-        Self { method, count: 1, average: None }
+        Self { method, first_epoch: 0, count: 1, average: None }
     }
 
-    fn add(&mut self, weights: &[Named]) -> Result<(), Cause> {
-        self.count += 1;
+    /// Epochs before it begins (`moving_average_start_epoch`); until then the average is the weights themselves.
+    #[must_use]
+    pub fn from_epoch(self, first_epoch: u64) -> Self {
+        Self { first_epoch, ..self }
+    }
+
+    fn add(&mut self, weights: &[Named], epoch: u64) -> Result<(), Cause> {
+        self.count = if epoch < self.first_epoch { 1 } else { self.count + 1 };
         let alpha = match self.method {
+            _ if epoch < self.first_epoch => 1.0,
             Method::Simple => 1.0 / self.count as f64,
             Method::Exponential { alpha } => alpha,
         };
@@ -96,7 +104,7 @@ impl Callback for MovingAverage {
     }
 
     fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        self.add(state.parameters())
+        self.add(state.parameters(), state.epoch())
     }
 
     fn evaluation_weights(&self) -> Option<&[Named]> {

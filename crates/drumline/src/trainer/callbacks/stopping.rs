@@ -8,7 +8,7 @@ use crate::shared_failure::PlainWords;
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::state::{Evaluation, TrainState};
 
-/// Stops when so many evaluations in a row were not better than the best.
+/// Stops when so many evaluations in a row were not better than the best. Those that did not measure it do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlyStop {
     patience: u64,
@@ -31,6 +31,9 @@ impl Callback for EarlyStop {
     }
 
     fn on_valid_end(&mut self, state: &mut TrainState, evaluation: &Evaluation) -> CallbackResult {
+        if evaluation.metric(&evaluation.metric_key).is_none() {
+            return Ok(());
+        }
         self.waited = if evaluation.is_better { 0 } else { self.waited + 1 };
         if self.waited >= self.patience {
             let (key, waited) = (&evaluation.metric_key, self.waited);

@@ -1,0 +1,179 @@
+//! BLEU of a validation: each rank translates its share, and the counts of all ranks make one score.
+
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use drumline::Cause;
+use drumline::trainer::BatchMetric;
+use drumline_text::bleu::{BleuOptions, BleuStats, BleuTokens};
+use drumline_text::{LineFile, TextError, detokenized};
+use tch::Tensor;
+
+use super::bitext::{Bitext, Codecs, NumberedPairs, SPECIALS};
+use super::config::NmtConfig;
+use crate::decode::{BeamOptions, beam_search};
+use crate::models::transformer::Transformer;
+
+/// What translations are held against: one file or several, line by line.
+#[derive(Debug)]
+pub struct References(Vec<LineFile>);
+
+impl References {
+    /// Of `path`, or where there are several references of `path0`, `path1`, …; all of as many lines as `source` has.
+    pub fn open(path: &Path, num_refs: usize, source: (&Path, usize)) -> Result<Self, TextError> {
+        let paths: Vec<PathBuf> = match num_refs {
+            1 => vec![path.to_owned()],
+            several => (0..several).map(|place| format!("{}{place}", path.display()).into()).collect(),
+        };
+        let files = paths.iter().map(|path| {
+            let file = LineFile::open(path)?;
+            match file.len() == source.1 {
+                true => Ok(file),
+                false => Err(TextError::UnequalLines {
+                    source_path: source.0.to_owned(),
+                    source_lines: source.1 as u64,
+                    target_path: path.clone(),
+                    target_lines: file.len() as u64,
+                }),
+            }
+        });
+        Ok(Self(files.collect::<Result<_, _>>()?))
+    }
+
+    /// The references of a line.
+    pub fn of_line(&self, line: usize) -> Result<Vec<String>, TextError> {
+        self.0.iter().map(|file| file.line(line)).collect()
+    }
+}
+
+/// Judges translations of lines.
+#[derive(Debug)]
+pub struct Judge {
+    /// What is right.
+    pub references: References,
+    /// How it is counted.
+    pub options: BleuOptions,
+}
+
+impl Judge {
+    /// For the validation of `config`.
+    pub(crate) fn of_validation(config: &NmtConfig, valid: &Bitext) -> Result<Self, TextError> {
+        let data = &config.data;
+        let path = data.bleu_valid_reference.as_ref().unwrap_or(&data.valid_data[1]);
+        let source = (data.valid_data[0].as_path(), valid.corpus().left_out().of);
+        let references = References::open(path, data.num_refs, source)?;
+        Ok(Self { references, options: options(config)? })
+    }
+
+    /// What a line's translation counts for.
+    pub fn stats(&self, line: usize, translation: &str) -> Result<BleuStats, TextError> {
+        let references = self.references.of_line(line)?;
+        let references: Vec<_> = references.iter().map(String::as_str).collect();
+        Ok(BleuStats::with(&self.options, translation, &references))
+    }
+}
+
+/// How `config` counts BLEU.
+pub(crate) fn options(config: &NmtConfig) -> Result<BleuOptions, TextError> {
+    let options: BleuOptions = config.bleu.sacrebleu_args.parse()?;
+    Ok(match config.data.eval_at_char_level {
+        true => BleuOptions { tokens: BleuTokens::Characters, ..options },
+        false => options,
+    })
+}
+
+/// Whether a validation translates, and what it has translated; of the metric and of those who decide and write.
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    pub(crate) translates: Cell<bool>,
+    /// Lines with their translations, of this rank's share.
+    pub(crate) translations: RefCell<Vec<(usize, String)>>,
+}
+
+/// The metric `bleu`.
+pub(crate) struct Bleu<'a> {
+    pub(crate) model: &'a Transformer,
+    pub(crate) codecs: Codecs,
+    pub(crate) valid: Bitext,
+    pub(crate) judge: Judge,
+    pub(crate) search: BeamOptions,
+    /// Pieces are joined, and spaces put as people write.
+    pub(crate) postprocess: bool,
+    pub(crate) round: Rc<Round>,
+    /// Of lines that no rank is given, as they have no words: on rank 0, zero on others.
+    pub(crate) left_out: BleuStats,
+    pub(crate) stats: BleuStats,
+}
+
+impl<'a> Bleu<'a> {
+    pub(crate) fn new(
+        model: &'a Transformer,
+        config: &NmtConfig,
+        valid: &Bitext,
+        codecs: &Codecs,
+    ) -> Result<Self, TextError> {
+        let bleu = &config.bleu;
+        Ok(Self {
+            model,
+            codecs: codecs.clone(),
+            valid: valid.clone(),
+            judge: Judge::of_validation(config, valid)?,
+            search: BeamOptions {
+                beam_size: bleu.beam_size,
+                alpha: bleu.alpha,
+                keep_n: 1,
+                max_steps: bleu.max_steps,
+                batch: config.training.bleu_valid_batch_size,
+                specials: SPECIALS,
+            },
+            postprocess: bleu.postprocess,
+            round: Rc::default(),
+            left_out: BleuStats::default(),
+            stats: BleuStats::default(),
+        })
+    }
+
+    /// This rank answers for lines that have no words.
+    pub(crate) fn counting_left_out(mut self) -> Result<Self, TextError> {
+        let corpus = self.valid.corpus();
+        let mut next = (0..corpus.len()).map(|index| corpus.line_of(index)).peekable();
+        for line in 0..corpus.left_out().of {
+            if next.next_if_eq(&line).is_none() {
+                self.left_out += self.judge.stats(line, "")?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl BatchMetric<NumberedPairs, Tensor> for Bleu<'_> {
+    fn update(&mut self, _: &Tensor, batch: &NumberedPairs) -> Result<(), Cause> {
+        let found = beam_search(&[self.model], &batch.pairs.source, &self.search)?;
+        for (index, best) in batch.indices.iter().zip(found) {
+            let text = self.codecs.target_text(best.first().map_or(&[], |best| &best.tokens))?;
+            let text = if self.postprocess { detokenized(&text) } else { text };
+            let line = self.valid.corpus().line_of(*index);
+            self.stats += self.judge.stats(line, &text)?;
+            self.round.translations.borrow_mut().push((line, text));
+        }
+        Ok(())
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        self.stats.to_sums().to_vec()
+    }
+
+    fn value_of(&self, sums: &[f64]) -> f64 {
+        BleuStats::from_sums(&std::array::from_fn(|place| sums[place])).score()
+    }
+
+    fn reset(&mut self) {
+        self.stats = self.left_out;
+        self.round.translations.borrow_mut().clear();
+    }
+
+    fn is_due(&self) -> bool {
+        self.round.translates.get()
+    }
+}

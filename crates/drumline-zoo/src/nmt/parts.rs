@@ -1,0 +1,193 @@
+//! From NJUNMT's keys to what a trainer is given.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::Context;
+use drumline::trainer::{
+    BatchMetric, CrossEntropy, DistTrainer, LearningRate, Loss, ReduceOnPlateau, Supervised,
+};
+use drumline::{At, Cause, InverseSqrt, LrPolicy, LrSchedule, Noam};
+use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
+use tch::Tensor;
+use tch::nn::VarStore;
+
+use super::bitext::{Codecs, NumberedPairs, SPECIALS};
+use super::config::{NmtConfig, OptimizerName, ScheduleMethod};
+use crate::error::ZooError;
+use crate::models::transformer::{NormPlace, Transformer, TransformerOptions};
+
+/// What NJUNMT multiplies Noam's learning rate by.
+const NOAM: f64 = 10.0;
+
+/// The network, with its first weights.
+pub(crate) fn transformer(
+    config: &NmtConfig,
+    codecs: &Codecs,
+    store: &VarStore,
+) -> Result<Transformer, ZooError> {
+    let model = &config.model;
+    let options = TransformerOptions {
+        n_layers: model.n_layers as i64,
+        n_head: model.n_head as i64,
+        d_word_vec: model.d_word_vec as i64,
+        d_model: model.d_model as i64,
+        d_inner_hid: model.d_inner_hid as i64,
+        dropout: model.dropout,
+        proj_share_weight: model.proj_share_weight,
+        share_embeddings: model.share_embeddings,
+        norm: NormPlace::Before,
+        src_vocab: codecs.source.vocabulary().len() as i64,
+        tgt_vocab: codecs.target.vocabulary().len() as i64,
+        pad: SPECIALS.pad,
+    };
+    Transformer::new(&store.root(), &options)
+}
+
+/// What trains translations.
+pub(crate) type NmtTrainer<'a> = DistTrainer<'a, Transformer, NumberedPairs>;
+
+/// With the optimizer that the keys ask for, of all parameters of `store`.
+pub(crate) fn with_optimizer<'a>(
+    trainer: NmtTrainer<'a>,
+    config: &NmtConfig,
+    store: &VarStore,
+) -> anyhow::Result<NmtTrainer<'a>> {
+    let (keys, params) = (&config.optimizer, &config.optimizer_params);
+    let (lr, weight_decay) = (keys.learning_rate, keys.weight_decay);
+    let adam = AdamOptions {
+        lr,
+        betas: (params.betas[0], params.betas[1]),
+        eps: params.eps,
+        weight_decay: Some(weight_decay),
+        ..AdamOptions::default()
+    };
+    let sgd = SgdOptions { lr, weight_decay, momentum: params.momentum, ..SgdOptions::default() };
+    Ok(match keys.optimizer {
+        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam)?),
+        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam)?),
+        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd)?),
+    })
+}
+
+/// With what sets the learning rate, if anything does.
+pub(crate) fn with_learning_rate<'a>(
+    trainer: NmtTrainer<'a>,
+    config: &NmtConfig,
+) -> anyhow::Result<NmtTrainer<'a>> {
+    let (base, scheduler) = (config.optimizer.learning_rate, &config.scheduler);
+    let (min_lr, warmup_steps) = (scheduler.min_lr.max(0.0), scheduler.warmup_steps);
+    let policy = match config.optimizer.schedule_method {
+        None => return Ok(trainer),
+        Some(ScheduleMethod::Loss) => {
+            let plateau = ReduceOnPlateau::patience(scheduler.patience).scale(scheduler.scale);
+            return Ok(trainer.callback(plateau.min_lr(min_lr)));
+        }
+        Some(ScheduleMethod::Linear) => {
+            let schedule = linear(base, min_lr, scheduler.decay_steps)?;
+            return Ok(trainer.callback(LearningRate::by(schedule)));
+        }
+        Some(ScheduleMethod::Noam) => {
+            let d_model = scheduler.d_model.unwrap_or(config.model.d_model) as u64;
+            LrPolicy::Noam(Noam { d_model, warmup_steps, factor: NOAM, min_lr })
+        }
+        Some(ScheduleMethod::Isqrt) => LrPolicy::InverseSqrt(InverseSqrt {
+            warmup_steps,
+            // NJUNMT's never falls without.
+            decay_steps: Some(scheduler.decay_steps.unwrap_or(u64::MAX)),
+            init_lr: scheduler.init_lr,
+            min_lr,
+        }),
+    };
+    Ok(trainer.callback(LearningRate::by(LrSchedule::new(base, policy)?)))
+}
+
+/// Evenly from the base to the least, which it has at the last step.
+fn linear(base: f64, min_lr: f64, decay_steps: Option<u64>) -> anyhow::Result<impl Fn(At) -> f64> {
+    let steps = decay_steps.filter(|steps| *steps > 0).context(
+        "optimizer_configs.scheduler_configs.decay_steps is not given, and schedule_method linear needs it; try the number \
+         of all steps",
+    )?;
+    Ok(move |at: At| {
+        let left = 1.0 - (at.step + 1) as f64 / steps as f64;
+        (base - min_lr) * left.max(0.0) + min_lr
+    })
+}
+
+/// Label-smoothed cross-entropy, added up over the words of a sentence, and then a mean over sentences, or over words (`norm_by_words`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TranslationLoss {
+    words: CrossEntropy,
+    by_words: bool,
+}
+
+impl TranslationLoss {
+    /// As the keys say.
+    pub fn new(config: &NmtConfig) -> Self {
+        let words = CrossEntropy { label_smoothing: config.model.label_smoothing, ..CrossEntropy::default() };
+        Self { words, by_words: config.training.norm_by_words }
+    }
+}
+
+impl Loss<NumberedPairs, Tensor> for TranslationLoss {
+    fn sum(&self, output: &Tensor, batch: &NumberedPairs) -> Result<Tensor, Cause> {
+        self.words.sum(output, batch)
+    }
+
+    fn count(&self, batch: &NumberedPairs) -> Result<f64, Cause> {
+        match self.by_words {
+            true => Ok(batch.target().numel() as f64),
+            false => Ok(batch.indices.len() as f64),
+        }
+    }
+}
+
+/// Words of the target that all ranks learn from in a second, from the end of a step to that of the next.
+#[derive(Debug)]
+pub(crate) struct WordsPerSecond {
+    words: f64,
+    since: Rc<Cell<Instant>>,
+}
+
+impl WordsPerSecond {
+    /// `since` is when the last step ended; who does something else between steps sets it anew.
+    pub(crate) fn new(since: Rc<Cell<Instant>>) -> Self {
+        Self { words: 0.0, since }
+    }
+}
+
+impl BatchMetric<NumberedPairs, Tensor> for WordsPerSecond {
+    fn update(&mut self, _: &Tensor, batch: &NumberedPairs) -> Result<(), Cause> {
+        self.words += batch.target().numel() as f64;
+        Ok(())
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        vec![self.words]
+    }
+
+    fn value_of(&self, sums: &[f64]) -> f64 {
+        let since = self.since.replace(Instant::now());
+        sums[0] / since.elapsed().as_secs_f64().max(1e-9)
+    }
+
+    fn reset(&mut self) {
+        self.words = 0.0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_falls_evenly() {
+        let rate = linear(1.0, 0.2, Some(4)).unwrap();
+        let rates: Vec<_> = (0..5).map(|step| rate(At { epoch: 0.0, step })).collect();
+        for (rate, expected) in rates.iter().zip([0.8, 0.6, 0.4, 0.2, 0.2]) {
+            assert!((rate - expected).abs() < 1e-12, "{rates:?}");
+        }
+        assert!(linear(1.0, 0.2, None).unwrap_err().to_string().contains("decay_steps is not given"));
+    }
+}

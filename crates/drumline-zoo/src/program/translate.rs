@@ -1,0 +1,260 @@
+//! `drumline-train translate`: lines translated by all ranks, written in their order.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use drumline::Exchange;
+use drumline_observe::bar::{At, Figure, Pace, Progress};
+use drumline_text::bleu::BleuStats;
+use drumline_text::{BatchBy, detokenized};
+use drumline_torch::{flush_denormals, keep_freed_memory};
+use tch::Device;
+use tch::nn::VarStore;
+
+use super::checked::{check_writable, device};
+use super::job::{Job, say};
+use super::nmt::weights_file;
+use crate::config::setting::Setting;
+use crate::config::{DeviceKind, Value};
+use crate::decode::BeamOptions;
+use crate::models::transformer::Transformer;
+use crate::nmt::{
+    Codecs, Judge, Lines, NmtConfig, References, SPECIALS, Translated, Translator, WorkOptions, bleu_options,
+    transformer, write_lines,
+};
+use crate::weights;
+
+/// The resolved configuration's file, beside the checkpoints.
+pub(super) const CONFIG: &str = "config.yaml";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BatchingKey {
+    Samples,
+    Tokens,
+}
+
+/// Translate a text file with all ranks, which take batches as they come to them
+#[derive(Debug, Args)]
+pub(super) struct TranslateArgs {
+    /// Weights: a folder of checkpoints (its best is taken), a checkpoint, or a .safetensors file; several are an ensemble
+    #[arg(long, alias = "model_path", alias = "model-path", value_name = "PATH", required = true, num_args = 1.., value_delimiter = ',')]
+    model: Vec<PathBuf>,
+    /// Text to translate, a sentence a line
+    #[arg(long, alias = "source_path", alias = "source-path", value_name = "FILE")]
+    source: PathBuf,
+    /// Where translations are written; FILE.0, FILE.1, … if several of each line are kept
+    #[arg(long, alias = "saveto", value_name = "FILE")]
+    out: PathBuf,
+    /// The training's configuration [default: config.yaml beside the checkpoints]
+    #[arg(long, alias = "config_path", alias = "config-path", alias = "cfg", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Translations to compare with, for BLEU
+    #[arg(long, value_name = "FILE")]
+    reference: Option<PathBuf>,
+    /// Partial translations kept of each sentence
+    #[arg(long, alias = "beam_size", default_value_t = 5, value_name = "N")]
+    beam_size: usize,
+    /// Length penalty; 0 or less: none, scores are divided by the length
+    #[arg(long, default_value_t = -1.0, allow_hyphen_values = true, value_name = "A")]
+    alpha: f64,
+    /// Translations given of each sentence
+    #[arg(long, alias = "keep_n", default_value_t = 1, value_name = "N")]
+    keep_n: usize,
+    /// Longest translation
+    #[arg(long, alias = "max_steps", default_value_t = 150, value_name = "N")]
+    max_steps: usize,
+    /// Size of a batch
+    #[arg(long, alias = "batch_size", default_value_t = 1024, value_name = "N")]
+    batch_size: usize,
+    /// What the size of a batch counts
+    #[arg(long, alias = "batching_key", value_enum, default_value = "tokens")]
+    batching_key: BatchingKey,
+    /// Join pieces, and put spaces and capitals as people write
+    #[arg(long)]
+    postprocess: bool,
+    /// Gather translations through files in this folder, which all ranks see [default: from rank to rank]
+    #[arg(long, alias = "shared_dir", value_name = "DIR")]
+    shared_dir: Option<PathBuf>,
+    /// What computes: auto, cpu or cuda
+    #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = device_kind)]
+    device: DeviceKind,
+    /// The same as --device cuda
+    #[arg(long = "use_gpu", alias = "use-gpu", conflicts_with = "device")]
+    use_gpu: bool,
+}
+
+impl TranslateArgs {
+    fn search(&self) -> BeamOptions {
+        BeamOptions {
+            beam_size: self.beam_size,
+            alpha: self.alpha,
+            keep_n: self.keep_n,
+            max_steps: self.max_steps,
+            // Batches are made already.
+            batch: usize::MAX,
+            specials: SPECIALS,
+        }
+    }
+
+    fn device(&self) -> DeviceKind {
+        if self.use_gpu { DeviceKind::Cuda } else { self.device }
+    }
+
+    fn outputs(&self) -> Vec<PathBuf> {
+        match self.keep_n {
+            1 => vec![self.out.clone()],
+            several => (0..several).map(|place| self.out.with_added_extension(place.to_string())).collect(),
+        }
+    }
+}
+
+fn device_kind(text: &str) -> Result<DeviceKind, String> {
+    DeviceKind::read(&Value::Text(text.to_owned()))
+        .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
+}
+
+/// What every rank finds out alone.
+struct Checked {
+    config: NmtConfig,
+    codecs: Codecs,
+    lines: Lines,
+    weights: Vec<PathBuf>,
+}
+
+impl Checked {
+    fn new(args: &TranslateArgs) -> anyhow::Result<Self> {
+        device(args.device(), 0)?;
+        if args.batch_size == 0 {
+            bail!("--batch-size is 0; try 1 or more");
+        }
+        let config = NmtConfig::load::<&str>(Some(&config_file(args)?), &[])?;
+        let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<_, _>>()?;
+        let codecs = Codecs::read(&config)?;
+        let by = match args.batching_key {
+            BatchingKey::Samples => BatchBy::Samples(args.batch_size),
+            BatchingKey::Tokens => BatchBy::Tokens(args.batch_size),
+        };
+        let lines = Lines::open(&args.source, &codecs, by)?;
+        Ok(Self { config, codecs, lines, weights })
+    }
+}
+
+/// The configuration that was given, or that a training has left beside its checkpoints.
+fn config_file(args: &TranslateArgs) -> anyhow::Result<PathBuf> {
+    if let Some(given) = &args.config {
+        return Ok(given.clone());
+    }
+    let model = &args.model[0];
+    let beside = model.ancestors().take(3).map(|folder| folder.join(CONFIG)).find(|file| file.is_file());
+    beside.with_context(|| {
+        format!(
+            "no {CONFIG} in {} or above it; try --config FILE, the training's configuration",
+            model.display()
+        )
+    })
+}
+
+/// Translates as the command line says.
+pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
+    keep_freed_memory();
+    flush_denormals(true)?;
+    let job = Job::join()?;
+    let checked = job.agree(Checked::new(args))?;
+    job.agree(same_lines(&job, &checked)?)?;
+    let judge = job.agree(if job.is_first() { judge(args, &checked) } else { Ok(None) })?;
+    job.agree(if job.is_first() { check_output(args) } else { Ok(()) })?;
+    let device = job.agree(device(args.device(), job.local_rank))?;
+    let loaded = job.agree(load(&checked, device))?;
+    let translator = Translator {
+        models: loaded.iter().map(|(model, _)| model).collect(),
+        codecs: &checked.codecs,
+        search: args.search(),
+        device,
+    };
+    let work = WorkOptions {
+        group: &job.group,
+        queue: job.queue.clone().of_len(checked.lines.num_batches()),
+        exchange: Exchange::by(args.shared_dir.as_deref()),
+        stop: job.stop.clone(),
+    };
+    let progress = if job.is_first() { Progress::new(20) } else { Progress::silent() };
+    let translated = translator.translate(&checked.lines, &work, shown(&progress, &checked.lines));
+    progress.finish();
+    let told = translated?.map(|translated| finish(args, translated, judge.as_ref())).transpose();
+    if let Some(told) = job.agree(told)? {
+        say(&told);
+    }
+    Ok(())
+}
+
+/// Plans must be the same, or lines would be translated twice or not at all.
+fn same_lines(job: &Job, checked: &Checked) -> anyhow::Result<anyhow::Result<()>> {
+    let all = job.group.all_gather_object(&checked.lines.shape())?;
+    Ok(match all.iter().position(|shape| *shape != all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            Err(anyhow::anyhow!("rank {rank} has another source than rank 0; try the same file on all nodes"))
+        }
+    })
+}
+
+fn judge(args: &TranslateArgs, checked: &Checked) -> anyhow::Result<Option<Judge>> {
+    let Some(path) = &args.reference else { return Ok(None) };
+    let references = References::open(path, 1, (&args.source, checked.lines.len()))?;
+    Ok(Some(Judge { references, options: bleu_options(&checked.config)? }))
+}
+
+fn check_output(args: &TranslateArgs) -> anyhow::Result<()> {
+    let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    check_writable("the folder of --out", folder.unwrap_or(Path::new(".")))
+}
+
+fn load(checked: &Checked, device: Device) -> anyhow::Result<Vec<(Transformer, VarStore)>> {
+    let load = |file: &PathBuf| {
+        let store = VarStore::new(device);
+        let model = transformer(&checked.config, &checked.codecs, &store)?;
+        weights::load(&store, file)?;
+        Ok((model, store))
+    };
+    checked.weights.iter().map(load).collect()
+}
+
+fn shown<'a>(progress: &'a Progress, lines: &Lines) -> impl FnMut(usize) + use<'a> {
+    let steps = lines.num_batches() as u64;
+    let mut pace = Pace::new();
+    progress.begin_epoch(At { epoch: 0, epochs: 1, step: 0, steps });
+    move |number| {
+        pace.step(1);
+        let step = number as u64 + 1;
+        let figure = Figure::unnamed(format!("{:.1} batches/s of rank 0", pace.mean()));
+        progress.step(At { epoch: 0, epochs: 1, step, steps }, &[figure], None);
+    }
+}
+
+/// Writes what was translated, and says how it went.
+fn finish(args: &TranslateArgs, translated: Translated, judge: Option<&Judge>) -> anyhow::Result<String> {
+    let Translated { lines, tokens, seconds, ranks } = translated;
+    let shown = |text: &String| if args.postprocess { detokenized(text) } else { text.clone() };
+    for (place, path) in args.outputs().iter().enumerate() {
+        let texts: Vec<_> = lines.iter().map(|kept| shown(&kept[place])).collect();
+        write_lines(path, &texts)?;
+    }
+    let at_work: f64 = ranks.iter().map(|(_, at_work)| at_work).sum();
+    let busy = 100.0 * at_work / (seconds * ranks.len() as f64).max(1e-9);
+    let mut told = format!(
+        "translated {} lines in {seconds:.1} s: {tokens} tokens, {:.0} tokens/s by {} ranks, {busy:.0} % of the time at work; {}",
+        lines.len(),
+        tokens as f64 / seconds.max(1e-9),
+        ranks.len(),
+        args.out.display()
+    );
+    if let Some(judge) = judge {
+        let mut stats = BleuStats::default();
+        for (line, kept) in lines.iter().enumerate() {
+            stats += judge.stats(line, &shown(&kept[0]))?;
+        }
+        told.push_str(&format!("\n{stats}"));
+    }
+    Ok(told)
+}
