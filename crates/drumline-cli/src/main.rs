@@ -10,6 +10,7 @@ mod run;
 mod sbatch;
 mod telling;
 mod train;
+mod translate;
 mod watch;
 
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ enum Command {
     Sbatch(Box<sbatch::SbatchArgs>),
     Train(Box<train::TrainArgs>),
     Test(Box<train::TestArgs>),
+    Translate(Box<translate::TranslateArgs>),
     Data(train::DataArgs),
     Plot(plot::PlotArgs),
     Bench(bench::BenchArgs),
@@ -56,6 +58,7 @@ impl Cli {
         let command =
             command.mut_subcommand("run", run::as_torchrun).mut_subcommand("launch", run::as_torchrun);
         let command = command.mut_subcommand("sbatch", run::as_torchrun);
+        let command = command.mut_subcommand("translate", translate::without_program);
         let mut command =
             command.mut_subcommand("train", train::with_pairs).mut_subcommand("test", train::with_pairs);
         let matches = command.try_get_matches_from_mut(std::env::args_os())?;
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Sbatch(args) => sbatch::sbatch(&args),
         Command::Train(args) => train::train(*args),
         Command::Test(args) => train::test(*args),
+        Command::Translate(args) => translate::translate(*args),
         Command::Data(args) => train::data(args),
         Command::Plot(args) => plot::plot(&args),
         Command::Bench(args) => bench::run(&args),

@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
-pub(crate) use run_line::RunLine;
+pub(crate) use run_line::{RunLine, typed};
 use script::Job;
 
 const SLURM: &str = "The job";

@@ -111,12 +111,12 @@ pub(crate) fn with_pairs(command: clap::Command) -> clap::Command {
 /// Carries out `drumline train`; an error if a rank failed.
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     let parity = args.verify_parity.map(|steps| format!("--verify-parity={steps}").into());
-    start("train", parity, args.job)
+    configured("train", parity, args.job)
 }
 
 /// Carries out `drumline test`; an error if a rank failed.
 pub(crate) fn test(args: TestArgs) -> anyhow::Result<()> {
-    start("test", None, args.job)
+    configured("test", None, args.job)
 }
 
 /// Becomes `drumline-train data …`.
@@ -125,11 +125,28 @@ pub(crate) fn data(args: DataArgs) -> anyhow::Result<()> {
     become_program(&words, &[])
 }
 
-fn start(what: &str, extra: Option<OsString>, job: JobArgs) -> anyhow::Result<()> {
-    let JobArgs { cfg, run: RunLine { args, flags, program: pairs } } = job;
+fn configured(name: &'static str, extra: Option<OsString>, job: JobArgs) -> anyhow::Result<()> {
+    let JobArgs { cfg, mut run } = job;
+    let pairs = std::mem::take(&mut run.program);
     check_pairs(&pairs)?;
-    let mut words: Vec<OsString> = vec![trainer()?.into(), what.into(), "--cfg".into(), cfg.into()];
-    words.extend(extra);
+    let flags = [OsString::from("--cfg"), cfg.into()].into_iter().chain(extra).collect();
+    start(ReadyProgram { name, flags, pairs }, run)
+}
+
+/// One of `drumline-train`'s programs.
+pub(crate) struct ReadyProgram {
+    pub(crate) name: &'static str,
+    pub(crate) flags: Vec<OsString>,
+    /// Keys with their values.
+    pub(crate) pairs: Vec<OsString>,
+}
+
+/// Starts it in as many ranks as were asked for; an error if one failed.
+pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<()> {
+    let ReadyProgram { name, flags: own, pairs } = program;
+    let RunLine { args, flags, .. } = run_line;
+    let mut words: Vec<OsString> = vec![trainer()?.into(), name.into()];
+    words.extend(own);
     let args = args.of_program(&words);
     let place = place(&args, &flags)?;
     words.extend(pairs);

@@ -181,7 +181,7 @@ impl fmt::Display for Mismatch {
                 write!(f, " and {} more", list.len() - LISTED)?;
             }
         }
-        write!(f, "; try the MODEL.ARCH that they were saved from")
+        write!(f, "; try the configuration that they were saved with")
     }
 }
 

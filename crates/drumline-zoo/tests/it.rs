@@ -4,6 +4,7 @@
 mod it {
     mod failing_runs;
     mod golden;
+    mod nmt;
     mod parity;
     mod programs;
     mod python_weights;

@@ -57,7 +57,7 @@ impl Args for RunLine {
 }
 
 /// A flag as it is handed on; nothing if it was not typed.
-fn typed(arg: &Arg, matches: &ArgMatches) -> Vec<OsString> {
+pub(crate) fn typed(arg: &Arg, matches: &ArgMatches) -> Vec<OsString> {
     let id = arg.get_id().as_str();
     let Some(long) = arg.get_long() else { return Vec::new() };
     if matches.value_source(id) != Some(ValueSource::CommandLine) {

@@ -71,6 +71,21 @@ fn one_rank_is_this_process() {
 }
 
 #[test]
+fn translate_hands_its_flags_on() {
+    let drumline = Installed::new();
+    let said = drumline
+        .said("translate --model_path a b --source s --saveto o --alpha -1 --beam_size=3 --use_gpu", &[]);
+    let flags = "--model=a --model=b --source=s --out=o --beam-size=3 --alpha=-1 --use_gpu";
+    assert_eq!(said, format!("rank=0 world=1 args=translate {flags}\n"));
+    let said = drumline.said("translate --nproc-per-node 2 --model a --source s --out o", &[]);
+    assert_eq!(said.matches("world=2 args=translate --model=a --source=s --out=o").count(), 2, "{said}");
+    let ended = drumline.ends("translate --model a --source s --out o more", &[]);
+    assert!(ended.code != Some(0) && ended.stderr.contains("`more` belongs to no flag"), "{}", ended.stderr);
+    let ended = drumline.ends("translate --model a --out o", &[]);
+    assert!(ended.code != Some(0) && ended.stderr.contains("--source"), "{}", ended.stderr);
+}
+
+#[test]
 fn several_ranks_are_started_as_run_starts_them() {
     let said = Installed::new().said("train --nproc_per_node=2 --cfg c.yaml --verify-parity RNG_SEED 1", &[]);
     let mut lines: Vec<_> = said.lines().collect();

@@ -65,7 +65,7 @@ fn codec(keys: &VocabularyKeys) -> Result<Codec, TextError> {
 
 /// Which sentences a corpus keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+enum Keep {
     /// Those within `max_len`.
     UpToMaxLen,
     /// All but empty ones.

@@ -188,6 +188,7 @@ mod tests {
         for (rate, expected) in rates.iter().zip([0.8, 0.6, 0.4, 0.2, 0.2]) {
             assert!((rate - expected).abs() < 1e-12, "{rates:?}");
         }
-        assert!(linear(1.0, 0.2, None).unwrap_err().to_string().contains("decay_steps is not given"));
+        let refused = linear(1.0, 0.2, None).err().unwrap().to_string();
+        assert!(refused.contains("decay_steps is not given"), "{refused}");
     }
 }

@@ -59,7 +59,9 @@ pub(crate) struct Validation {
 
 impl Validation {
     fn is_last(&self, state: &TrainState) -> bool {
-        state.epoch() >= state.n_epochs() || self.max_steps.is_some_and(|most| state.step() >= most)
+        let ends_epoch = state.step_in_epoch() >= state.steps_per_epoch();
+        let epochs = state.epoch() + u64::from(ends_epoch);
+        epochs >= state.n_epochs() || self.max_steps.is_some_and(|most| state.step() >= most)
     }
 
     /// Brings all translations to rank 0, which writes them in the order of the source.

@@ -47,8 +47,7 @@ impl Place {
     pub(super) fn start(&self, nproc: usize, words: &str) -> RunningJob {
         let mut args: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         args.splice(1..1, ["--cfg".to_owned(), self.path("c.yaml").display().to_string()]);
-        let job = LocalJob::new(nproc, BINARY, args).env("OMP_NUM_THREADS", "1");
-        job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30)).start().unwrap()
+        start(nproc, args)
     }
 
     pub(super) fn run(&self, nproc: usize, words: &str) -> Vec<Rank> {
@@ -68,6 +67,12 @@ impl Place {
     pub(super) fn events(&self) -> Vec<Value> {
         events(&self.path("exp/metrics.jsonl"))
     }
+}
+
+/// Starts `drumline-train` with these words as so many ranks.
+pub(super) fn start(nproc: usize, args: Vec<String>) -> RunningJob {
+    let job = LocalJob::new(nproc, BINARY, args).env("OMP_NUM_THREADS", "1");
+    job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30)).start().unwrap()
 }
 
 pub(super) fn ended(job: RunningJob) -> Vec<Rank> {

@@ -1,0 +1,111 @@
+//! What is learned: alike on any number of ranks, by each schedule, to a good BLEU.
+
+use super::{Task, difference};
+
+/// The losses of all steps, the BLEU of validations, and the last translations.
+fn curve(nproc: usize, cycle: usize) -> (Vec<f64>, Vec<f64>, String) {
+    let task = Task::new();
+    let said = task.train(nproc, &format!("training_configs.update_cycle {cycle}"));
+    let steps = task.column("step", "step").len();
+    assert_eq!(said.matches("[done] ==").count(), 1, "{said}");
+    let last = task.read(&format!("valid/step-{steps:08}.txt"));
+    (task.column("step", "loss"), task.column("eval", "bleu"), last)
+}
+
+/// The seed's experiment: what ranks add is taken from the cycle, and nothing changes.
+#[test]
+fn ranks_and_update_cycles_are_exchangeable() {
+    let (losses, bleu, last) = curve(1, 4);
+    assert!(losses.len() >= 8 && losses.last() < losses.first(), "{losses:?}");
+    for (nproc, cycle) in [(2, 2), (4, 1)] {
+        let (others, other_bleu, other_last) = curve(nproc, cycle);
+        assert!(difference(&losses, &others) < 1e-4, "{nproc} ranks: {losses:?} {others:?}");
+        assert_eq!(bleu.len(), other_bleu.len());
+        assert_eq!(last, other_last, "{nproc} ranks");
+    }
+    let (others, ..) = curve(2, 1);
+    assert!(others.len() > losses.len(), "the control: another batch is another training");
+}
+
+#[test]
+fn a_training_goes_on_with_the_same_bits_and_keeps_the_best_and_the_last() {
+    let (whole, parts) = (Task::new(), Task::new());
+    let keep = "training_configs.num_kept_checkpoints 2 training_configs.num_kept_best_model 2";
+    let average = "training_configs.moving_average_method ema training_configs.moving_average_alpha 0.1";
+    whole.train(2, &format!("{keep} {average} training_configs.max_steps 20"));
+    parts.train(2, &format!("{keep} {average} training_configs.max_steps 8"));
+    let refused = parts.run(2, "nmt --config_path DIR/nmt.yaml");
+    assert!(!refused[0].exit.is_success());
+    assert!(
+        refused[0].stderr.contains("has checkpoints of another training; try --reload"),
+        "{}",
+        refused[0].stderr
+    );
+    let said = parts.passes(
+        2,
+        &format!("nmt --config_path DIR/nmt.yaml --reload {keep} {average} training_configs.max_steps 20"),
+    );
+    assert!(said.contains("[resume] == after step 8"), "{said}");
+    for key in ["loss", "lr"] {
+        assert_eq!(whole.column("step", key), parts.column("step", key), "{key}");
+    }
+    assert_eq!(whole.column("eval", "ppl"), parts.column("eval", "ppl"));
+    let steps = |task: &Task| {
+        let names = std::fs::read_dir(task.path("save")).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.retain(|name| name.starts_with("step-"));
+        names.len()
+    };
+    assert!((2..=4).contains(&steps(&whole)), "{}", steps(&whole));
+    let again = parts.train(2, "--reload training_configs.max_steps 20");
+    assert!(again.contains("nothing left to do after step 20"), "{again}");
+}
+
+#[test]
+fn schedules_clipping_and_averages_of_njunmt_are_taken() {
+    for (pairs, first_and_last) in [
+        (
+            "optimizer_configs.schedule_method isqrt optimizer_configs.learning_rate 0.001 \
+             optimizer_configs.scheduler_configs.warmup_steps 1",
+            Some((0.001, 0.001)),
+        ),
+        (
+            "optimizer_configs.schedule_method linear optimizer_configs.learning_rate 0.008 \
+             optimizer_configs.scheduler_configs.decay_steps 8",
+            Some((0.007, 0.0)),
+        ),
+        (
+            "optimizer_configs.schedule_method loss optimizer_configs.learning_rate 0.00005 \
+             optimizer_configs.optimizer sgd training_configs.moving_average_method sma",
+            Some((0.00005, 0.00005)),
+        ),
+        (
+            "training_configs.norm_by_words False training_configs.batching_key samples training_configs.batch_size 6",
+            None,
+        ),
+        (
+            "optimizer_configs.schedule_method None optimizer_configs.optimizer adamw optimizer_configs.learning_rate 0.01",
+            Some((0.01, 0.01)),
+        ),
+    ] {
+        let task = Task::new();
+        task.train(2, &format!("training_configs.max_steps 8 {pairs}"));
+        let (losses, rates) = (task.column("step", "loss"), task.column("step", "lr"));
+        assert!(losses.len() == 8 && losses.iter().all(|loss| loss.is_finite()), "{pairs}: {losses:?}");
+        if let Some((first, last)) = first_and_last {
+            assert!((rates[0] - first).abs() < 1e-9 && (rates[7] - last).abs() < 1e-9, "{pairs}: {rates:?}");
+        }
+    }
+}
+
+#[test]
+fn a_validation_that_gets_no_better_ends_the_training() {
+    let task = Task::new();
+    let said = task.train(
+        2,
+        "optimizer_configs.schedule_method None optimizer_configs.learning_rate 0.0 training_configs.bleu_valid_freq 4 \
+         training_configs.early_stop_patience 2 training_configs.loss_valid_freq 1",
+    );
+    assert!(said.contains("early stop: no better bleu in 2 evaluations"), "{said}");
+    assert_eq!(task.column("step", "step").len(), 12, "validations by loss alone do not count");
+}
