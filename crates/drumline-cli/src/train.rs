@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, anyhow};
-use drumline_launch::shell;
+use drumline_launch::{shell, short_spins};
 use drumline_rendezvous::worker_env;
 
 use crate::job::rank_variable;
@@ -152,7 +152,10 @@ pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<
     words.extend(pairs);
     match (place, args.dry_run) {
         (Where::InRank, false) => become_program(&words, &[]),
-        (Where::Here, false) => become_program(&words, &ALONE),
+        (Where::Here, false) => {
+            let variables = ALONE.into_iter().chain(short_spins()).collect::<Vec<_>>();
+            become_program(&words, &variables)
+        }
         (Where::Here | Where::InRank, true) => {
             let line = shell::line(words.iter().map(OsString::as_os_str));
             Ok(writeln!(std::io::stdout(), "plan (one rank); this process becomes\n  $ {}", line.display())?)

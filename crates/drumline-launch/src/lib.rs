@@ -44,7 +44,7 @@ mod tail;
 mod worker;
 
 pub use agent::{AgentOptions, Outcome, run_agent};
-pub use environment::{Environment, Meeting, Place, worker_environment};
+pub use environment::{Environment, Meeting, Place, short_spins, worker_environment};
 pub use error::LaunchError;
 pub use failure::{
     Evidence, ExitCodes, Failure, FailureReport, LogPids, OomKill, OomSources, OomWatch, ProcessState,

@@ -41,6 +41,8 @@ pub const TORCHELASTIC_ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 pub const TORCH_NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 /// Threads of one worker's CPU kernels.
 pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+/// How often GNU's OpenMP, which libtorch has, looks for an end of waiting before a thread sleeps.
+pub const GOMP_SPINCOUNT: &str = "GOMP_SPINCOUNT";
 /// The GPUs that a program may see, in its order.
 pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 

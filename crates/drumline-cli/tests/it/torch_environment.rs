@@ -52,6 +52,7 @@ fn every_variable_that_torchrun_sets_is_set_and_right() {
             ("TORCHELASTIC_RUN_ID", "job-7"),
             ("TORCHELASTIC_USE_AGENT_STORE", "False"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            ("GOMP_SPINCOUNT", "10000"),
             ("OF_THE_PARENT", "kept"),
         ] {
             assert_eq!(text(told, name), expected, "{name} of rank {rank}");
@@ -72,10 +73,12 @@ fn what_the_user_has_set_is_left_alone() {
     if !require_tool("python3") {
         return;
     }
-    let variables = [("OMP_NUM_THREADS", "3"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")];
+    let variables =
+        [("OMP_NUM_THREADS", "3"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"), ("GOMP_SPINCOUNT", "7")];
     for told in started(&[&script("environment.py")], &variables) {
         assert_eq!(text(&told, "OMP_NUM_THREADS"), "3");
         assert_eq!(text(&told, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "0");
+        assert_eq!(text(&told, "GOMP_SPINCOUNT"), "7");
     }
 }
 

@@ -104,6 +104,20 @@ ranks_test!(averages_are_evaluated_and_saved_and_training_does_not_know_of_them,
     }
 });
 
+ranks_test!(an_average_begins_with_its_epoch, 2, {
+    let group = ProcessGroup::from_env()?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let noting = Noting::default();
+    let trainer = new(&group, &net, &store)?.callback(MovingAverage::sma().from_epoch(1));
+    trainer.callback(noting.clone()).train(LoadBestModel::No)?;
+    let (trained, evaluated) = (noting.trained.lock().unwrap(), noting.evaluated.lock().unwrap());
+    // Four steps an epoch, evaluated after 3 and 6: before it, and after two steps of it.
+    assert!(difference(&evaluated[0], &trained[3]) < 1e-6);
+    assert!(difference(&evaluated[1], &mean(&trained[4..=6], |_| 1.0 / 3.0)) < 1e-6);
+    assert!(difference(&evaluated[1], &trained[6]) > 1e-4, "the control");
+});
+
 ranks_test!(the_best_model_is_the_averaged_one, 2, {
     let group = ProcessGroup::from_env()?;
     for has_folder in [false, true] {

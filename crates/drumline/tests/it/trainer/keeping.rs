@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
 use drumline::trainer::{
-    BatchMetric, Callback, CallbackResult, Checkpoint, Evaluation, Every, LoadBestModel, ReduceOnPlateau,
-    TrainState,
+    BatchMetric, Callback, CallbackResult, Checkpoint, EarlyStop, Evaluation, Every, LoadBestModel,
+    ReduceOnPlateau, TrainState,
 };
-use drumline::{Cause, Optimizer, ProcessGroup};
+use drumline::{Cause, MeanLoss, Optimizer, ProcessGroup};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
@@ -122,6 +122,63 @@ ranks_test!(a_run_that_goes_on_ranks_with_those_before_and_may_keep_fewer, 2, {
         assert_eq!(third, (vec![2, 7], links(&[("best", 2), ("latest", 7)])));
     }
     group.barrier()?;
+});
+
+/// A script that has a value for every third evaluation only.
+struct Now(Scripted, Cell<usize>);
+
+impl BatchMetric<Pair, Tensor> for Now {
+    fn update(&mut self, _: &Tensor, _: &Pair) -> Result<(), Cause> {
+        assert!(self.is_due(), "nobody asks for it");
+        Ok(())
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        vec![1.0]
+    }
+
+    fn value_of(&self, sums: &[f64]) -> f64 {
+        assert!(self.is_due());
+        self.0.value_of(sums)
+    }
+
+    fn reset(&mut self) {
+        self.1.set(self.1.get() + 1);
+    }
+
+    fn is_due(&self) -> bool {
+        self.1.get().is_multiple_of(3)
+    }
+}
+
+/// Notes which metrics each evaluation has.
+struct Names(Arc<Mutex<Vec<String>>>);
+
+impl Callback for Names {
+    fn on_valid_end(&mut self, _: &mut TrainState, evaluation: &Evaluation) -> CallbackResult {
+        let names: Vec<_> = evaluation.metrics.iter().map(|(name, _)| name.as_str()).collect();
+        self.0.lock().unwrap().push(names.join(" "));
+        Ok(())
+    }
+}
+
+ranks_test!(an_evaluation_without_its_metric_is_no_reason_to_stop, 2, {
+    let group = ProcessGroup::from_env()?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let names = Arc::default();
+    let trainer = trainer(&group, &net, &store, 40)?.batch_size_per_gpu(1).dev_data(data(2));
+    let script = Now(Scripted(&[3.0, 5.0, 4.0, 4.0, 9.0], Cell::new(0)), Cell::new(0));
+    let outcome = trainer
+        .metric("score", script)
+        .metric("other", MeanLoss::default())
+        .validate_every(Every::Steps(1))
+        .callback(EarlyStop::patience(2))
+        .callback(Names(Arc::clone(&names)))
+        .train(LoadBestModel::No)?;
+    assert_eq!((outcome.best_metric, outcome.best_step, outcome.steps), (Some(5.0), Some(6), 12));
+    let names = names.lock().unwrap();
+    assert_eq!(names[..3], ["loss other", "loss other", "loss score other"]);
 });
 
 /// Notes the learning rate after each evaluation.
