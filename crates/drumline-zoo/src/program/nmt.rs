@@ -1,100 +1,25 @@
 //! `drumline-train nmt`, and `train` with NJUNMT's configuration: translation, from text files to a trained Transformer.
 
-use std::cell::Cell;
+mod args;
+mod trainer;
+
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
-use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use clap::Args;
 use drumline::checkpoint::{Checkpoints, Loaded};
-use drumline::trainer::{
-    CallbackResult, Checkpoint, DistTrainer, EarlyStop, End, EventFile, Every, GradientClip, LoadBestModel,
-    MasterCallback, MovingAverage, RankFiles, StopOnNan, TensorBoard, TrainOutcome, TrainState,
-};
-use drumline::{Exchange, Perplexity};
+use drumline::trainer::{End, LoadBestModel, TrainOutcome};
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::nn::VarStore;
 
 use super::checked::{check_writable, device};
 use super::ending::Stopped;
 use super::job::{Job, say};
-use crate::config::{DeviceKind, table};
 use crate::models::transformer::Transformer;
-use crate::nmt::config::MovingAverageMethod;
-use crate::nmt::{
-    Bitext, Bleu, Codecs, Due, NmtConfig, NmtTrainer, TranslationLoss, Validation, WordsPerSecond,
-    transformer, with_learning_rate, with_optimizer,
-};
+use crate::nmt::{Bitext, Codecs, NmtConfig, transformer};
 use crate::weights;
+use trainer::trainer;
 
-const EXAMPLES: &str = "\
-Examples:
-  drumline data synth-translation --out data/translation
-  drumline run --nproc-per-node 2 -- drumline-train nmt --config_path config/nmt.yaml --saveto exp/save --log_path exp/log --valid_path exp/valid
-  drumline run --nproc-per-node 2 -- drumline-train nmt --config_path config/nmt.yaml --saveto exp/save --reload
-
-The flags are NJUNMT's, with its defaults; drumline train --cfg FILE does the same, with these as keys of run_configs.";
-
-/// Train a translation model with NJUNMT's command line
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct NmtArgs {
-    /// The configuration: NJUNMT's YAML
-    #[arg(long = "config_path", alias = "config-path", alias = "cfg", value_name = "FILE")]
-    config_path: PathBuf,
-    /// Name of the model, in what is shown
-    #[arg(long = "model_name", alias = "model-name", value_name = "NAME")]
-    model_name: Option<String>,
-    /// Go on from the last checkpoint in --saveto
-    #[arg(long)]
-    reload: bool,
-    /// Folder of metrics.jsonl, log.txt and TensorBoard's files [default: ./log]
-    #[arg(long = "log_path", alias = "log-path", value_name = "DIR")]
-    log_path: Option<PathBuf>,
-    /// Folder of checkpoints [default: ./save]
-    #[arg(long, value_name = "DIR")]
-    saveto: Option<PathBuf>,
-    /// Folder of translations made in validations [default: ./valid]
-    #[arg(long = "valid_path", alias = "valid-path", value_name = "DIR")]
-    valid_path: Option<PathBuf>,
-    /// Weights to begin with: a .safetensors file, or a checkpoint
-    #[arg(long = "pretrain_path", alias = "pretrain-path", value_name = "PATH")]
-    pretrain_path: Option<PathBuf>,
-    /// Compute on GPUs, the one that LOCAL_RANK names
-    #[arg(long = "use_gpu", alias = "use-gpu")]
-    use_gpu: bool,
-    /// Exchange large objects through files in this folder, which all ranks see [default: from rank to rank]
-    #[arg(long = "shared_dir", alias = "shared-dir", value_name = "DIR")]
-    shared_dir: Option<PathBuf>,
-    /// What NJUNMT's launcher adds; the number of ranks says it already
-    #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
-    _multi_gpu: bool,
-    /// Keys of the configuration with their values, which win over the file
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_names = ["KEY", "VALUE"])]
-    pairs: Vec<String>,
-}
-
-impl NmtArgs {
-    fn config(self) -> anyhow::Result<NmtConfig> {
-        let mut config = NmtConfig::load(Some(&self.config_path), &self.pairs)?;
-        let run = &mut config.run;
-        (run.reload, run.device) =
-            (self.reload, if self.use_gpu { DeviceKind::Cuda } else { DeviceKind::Cpu });
-        run.model_name = self.model_name.unwrap_or_else(|| run.model_name.clone());
-        let folders = [
-            (&mut run.log_path, self.log_path),
-            (&mut run.saveto, self.saveto),
-            (&mut run.valid_path, self.valid_path),
-        ];
-        for (folder, given) in folders {
-            *folder = given.unwrap_or_else(|| folder.clone());
-        }
-        run.pretrain_path = self.pretrain_path.or(run.pretrain_path.take());
-        run.shared_dir = self.shared_dir.or(run.shared_dir.take());
-        Ok(config)
-    }
-}
+pub(super) use args::NmtArgs;
 
 /// Trains as NJUNMT's command line says.
 pub(super) fn run(args: NmtArgs) -> anyhow::Result<()> {
@@ -248,127 +173,6 @@ pub(super) fn weights_file(path: &Path) -> anyhow::Result<PathBuf> {
             path.display()
         )
     })
-}
-
-/// The trainer that the configuration asks for, by the rank alone.
-fn trainer<'a>(
-    job: &Job,
-    checked: &Checked,
-    net: &'a Transformer,
-    store: &'a VarStore,
-) -> anyhow::Result<NmtTrainer<'a>> {
-    let config = &checked.config;
-    let (training, run) = (&config.training, &config.run);
-    let since = Rc::new(Cell::new(Instant::now()));
-    let sampler = checked.train.train_sampler(config, &job.group).map_err(anyhow::Error::from_boxed)?;
-    let trainer = DistTrainer::new(&job.group, net, store, checked.train.clone())
-        .loss(TranslationLoss::new(config))
-        .sampler(sampler)
-        .train_metric("words_per_s", WordsPerSecond::new(Rc::clone(&since)))
-        .stop_request(job.stop.clone())
-        .callback(StopOnNan)
-        .update_every(training.update_cycle)
-        .n_epochs(training.max_epochs)
-        .validate_every(Every::Never)
-        .num_workers(run.workers)
-        .seed(training.seed)
-        .print_every(training.disp_freq)
-        .save_path(&run.saveto)
-        .log_path(&run.log_path)
-        .config(table::to_json(config));
-    let trainer = with_optimizer(trainer, config, store)?;
-    // Callbacks come in this order: gradients are clipped, then the rate of the step is set.
-    let trainer = match config.optimizer.grad_clip {
-        most if most > 0.0 => trainer.callback(GradientClip::norm(most)),
-        _ => trainer,
-    };
-    let trainer = with_learning_rate(trainer, config)?;
-    let trainer = with_average(trainer, config);
-    let trainer = match &checked.valid {
-        Some(valid) => with_validation(trainer, checked, valid, ValidationParts { job, net, since })?,
-        None => trainer,
-    };
-    let checkpoint = Checkpoint::every(Every::Steps(training.save_freq))
-        .keep_last(training.num_kept_checkpoints)
-        .keep_best(training.num_kept_best_model.max(1));
-    let trainer = trainer.callback(checkpoint);
-    Ok(observed(
-        match training.max_steps {
-            Some(most) => trainer.max_steps(most),
-            None => trainer,
-        },
-        config,
-    ))
-}
-
-fn with_average<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'a> {
-    let training = &config.training;
-    let average = match training.moving_average_method {
-        None => return trainer,
-        Some(MovingAverageMethod::Sma) => MovingAverage::sma(),
-        Some(MovingAverageMethod::Ema) => MovingAverage::ema(training.moving_average_alpha),
-    };
-    trainer.callback(average.from_epoch(training.moving_average_start_epoch))
-}
-
-struct ValidationParts<'a, 'j> {
-    job: &'j Job,
-    net: &'a Transformer,
-    since: Rc<Cell<Instant>>,
-}
-
-/// By loss, perplexity and BLEU; the best has the best BLEU.
-fn with_validation<'a>(
-    trainer: NmtTrainer<'a>,
-    checked: &Checked,
-    valid: &Bitext,
-    parts: ValidationParts<'a, '_>,
-) -> anyhow::Result<NmtTrainer<'a>> {
-    let Checked { config, codecs, .. } = checked;
-    let ValidationParts { job, net, since } = parts;
-    let bleu = Bleu::new(net, config, valid, codecs)?;
-    let bleu = if job.is_first() { bleu.counting_left_out()? } else { bleu };
-    let validation = Validation {
-        due: Due::new(config),
-        max_steps: config.training.max_steps,
-        round: Rc::clone(&bleu.round),
-        exchange: Exchange::by(config.run.shared_dir.as_deref()),
-        folder: config.run.valid_path.clone(),
-        lines: valid.corpus().left_out().of,
-        since,
-        last: None,
-    };
-    let sampler = valid.valid_sampler(config, &job.group).map_err(anyhow::Error::from_boxed)?;
-    Ok(trainer
-        .dev_data(valid.clone())
-        .dev_sampler(sampler)
-        .metric("ppl", Perplexity::default())
-        .metric("bleu", bleu)
-        .metric_key("bleu")
-        .callback(validation)
-        .callback(EarlyStop::patience(config.training.early_stop_patience)))
-}
-
-/// With those that write what happens.
-fn observed<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'a> {
-    let run = &config.run;
-    trainer
-        .callback(RankFiles::in_folder(&run.log_path))
-        .master_callback(SaveConfig { folder: run.saveto.clone(), text: config.to_yaml() })
-        .master_callback(EventFile::in_folder(&run.log_path))
-        .master_callback(TensorBoard::in_folder(run.log_path.join("tensorboard")))
-}
-
-/// Writes the resolved configuration beside the checkpoints, once nothing stands against the run.
-struct SaveConfig {
-    folder: PathBuf,
-    text: String,
-}
-
-impl MasterCallback for SaveConfig {
-    fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
-        Ok(std::fs::write(self.folder.join(super::translate::CONFIG), &self.text)?)
-    }
 }
 
 fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {

@@ -1,0 +1,145 @@
+//! The trainer that a translation's configuration asks for.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+use drumline::trainer::{
+    CallbackResult, Checkpoint, DistTrainer, EarlyStop, EventFile, Every, GradientClip, MasterCallback,
+    MovingAverage, RankFiles, StopOnNan, TensorBoard, TrainState,
+};
+use drumline::{Exchange, Perplexity};
+use tch::nn::VarStore;
+
+use super::Checked;
+use crate::config::table;
+use crate::models::transformer::Transformer;
+use crate::nmt::config::MovingAverageMethod;
+use crate::nmt::{
+    Bitext, Bleu, Due, NmtConfig, NmtTrainer, TranslationLoss, Validation, WordsPerSecond,
+    with_learning_rate, with_optimizer,
+};
+use crate::program::job::Job;
+use crate::program::translate::CONFIG;
+
+/// By the rank alone.
+pub(super) fn trainer<'a>(
+    job: &Job,
+    checked: &Checked,
+    net: &'a Transformer,
+    store: &'a VarStore,
+) -> anyhow::Result<NmtTrainer<'a>> {
+    let config = &checked.config;
+    let (training, run) = (&config.training, &config.run);
+    let since = Rc::new(Cell::new(Instant::now()));
+    let sampler = checked.train.train_sampler(config, &job.group).map_err(anyhow::Error::from_boxed)?;
+    let trainer = DistTrainer::new(&job.group, net, store, checked.train.clone())
+        .loss(TranslationLoss::new(config))
+        .sampler(sampler)
+        .train_metric("words_per_s", WordsPerSecond::new(Rc::clone(&since)))
+        .stop_request(job.stop.clone())
+        .callback(StopOnNan)
+        .update_every(training.update_cycle)
+        .n_epochs(training.max_epochs)
+        .validate_every(Every::Never)
+        .num_workers(run.workers)
+        .seed(training.seed)
+        .print_every(training.disp_freq)
+        .save_path(&run.saveto)
+        .log_path(&run.log_path)
+        .config(table::to_json(config));
+    let trainer = with_optimizer(trainer, config, store)?;
+    // Callbacks come in this order: gradients are clipped, then the rate of the step is set.
+    let trainer = match config.optimizer.grad_clip {
+        most if most > 0.0 => trainer.callback(GradientClip::norm(most)),
+        _ => trainer,
+    };
+    let trainer = with_learning_rate(trainer, config)?;
+    let trainer = with_average(trainer, config);
+    let trainer = match &checked.valid {
+        Some(valid) => with_validation(trainer, checked, valid, ValidationParts { job, net, since })?,
+        None => trainer,
+    };
+    let checkpoint = Checkpoint::every(Every::Steps(training.save_freq))
+        .keep_last(training.num_kept_checkpoints)
+        .keep_best(training.num_kept_best_model.max(1));
+    let trainer = trainer.callback(checkpoint);
+    Ok(observed(
+        match training.max_steps {
+            Some(most) => trainer.max_steps(most),
+            None => trainer,
+        },
+        config,
+    ))
+}
+
+fn with_average<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'a> {
+    let training = &config.training;
+    let average = match training.moving_average_method {
+        None => return trainer,
+        Some(MovingAverageMethod::Sma) => MovingAverage::sma(),
+        Some(MovingAverageMethod::Ema) => MovingAverage::ema(training.moving_average_alpha),
+    };
+    trainer.callback(average.from_epoch(training.moving_average_start_epoch))
+}
+
+struct ValidationParts<'a, 'j> {
+    job: &'j Job,
+    net: &'a Transformer,
+    since: Rc<Cell<Instant>>,
+}
+
+/// By loss, perplexity and BLEU; the best has the best BLEU.
+fn with_validation<'a>(
+    trainer: NmtTrainer<'a>,
+    checked: &Checked,
+    valid: &Bitext,
+    parts: ValidationParts<'a, '_>,
+) -> anyhow::Result<NmtTrainer<'a>> {
+    let Checked { config, codecs, .. } = checked;
+    let ValidationParts { job, net, since } = parts;
+    let bleu = Bleu::new(net, config, valid, codecs)?;
+    let bleu = if job.is_first() { bleu.counting_left_out()? } else { bleu };
+    let validation = Validation {
+        due: Due::new(config),
+        max_steps: config.training.max_steps,
+        round: Rc::clone(&bleu.round),
+        exchange: Exchange::by(config.run.shared_dir.as_deref()),
+        folder: config.run.valid_path.clone(),
+        lines: valid.corpus().left_out().of,
+        since,
+        last: None,
+    };
+    let sampler = valid.valid_sampler(config, &job.group).map_err(anyhow::Error::from_boxed)?;
+    Ok(trainer
+        .dev_data(valid.clone())
+        .dev_sampler(sampler)
+        .metric("ppl", Perplexity::default())
+        .metric("bleu", bleu)
+        .metric_key("bleu")
+        .callback(validation)
+        .callback(EarlyStop::patience(config.training.early_stop_patience)))
+}
+
+/// With those that write what happens.
+fn observed<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'a> {
+    let run = &config.run;
+    trainer
+        .callback(RankFiles::in_folder(&run.log_path))
+        .master_callback(SaveConfig { folder: run.saveto.clone(), text: config.to_yaml() })
+        .master_callback(EventFile::in_folder(&run.log_path))
+        .master_callback(TensorBoard::in_folder(run.log_path.join("tensorboard")))
+}
+
+/// Writes the resolved configuration beside the checkpoints, once nothing stands against the run.
+struct SaveConfig {
+    folder: PathBuf,
+    text: String,
+}
+
+impl MasterCallback for SaveConfig {
+    fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
+        Ok(std::fs::write(self.folder.join(CONFIG), &self.text)?)
+    }
+}
