@@ -82,5 +82,5 @@ fn company(random: &mut Random) -> Vec<&'static str> {
 }
 
 fn pick(words: &[&'static str], random: &mut Random) -> &'static str {
-    *random.choose(words)
+    words[random.below(words.len())]
 }

@@ -88,19 +88,22 @@ pub(super) struct RunArgs {
 #[derive(Debug, Subcommand)]
 pub(super) enum DataCommand {
     /// A learnable data set in CIFAR-10's binary format
-    SynthCifar(SynthCifarArgs),
+    #[command(name = "synth-cifar")]
+    Cifar(SynthCifarArgs),
     /// Texts to classify, as CSV, and sentences to tag, in CoNLL's columns
-    SynthText(SynthTextArgs),
+    #[command(name = "synth-text")]
+    Text(SynthTextArgs),
     /// Two languages made by rule, as parallel text with vocabularies
-    SynthTranslation(SynthTranslationArgs),
+    #[command(name = "synth-translation")]
+    Translation(SynthTranslationArgs),
 }
 
 impl DataCommand {
     pub(super) fn write(&self) -> anyhow::Result<()> {
         match self {
-            Self::SynthCifar(args) => args.write(),
-            Self::SynthText(args) => args.write(),
-            Self::SynthTranslation(args) => args.write(),
+            Self::Cifar(args) => args.write(),
+            Self::Text(args) => args.write(),
+            Self::Translation(args) => args.write(),
         }
     }
 }
@@ -184,5 +187,28 @@ impl SynthTranslationArgs {
         synth::write(&self.out, &SynthOptions { train, valid, test, seed })?;
         println!("{train} training, {valid} validation and {test} test pairs in {out}");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_sets_are_made() {
+        let folder = tempfile::tempdir().unwrap();
+        for (words, files) in [
+            ("synth-cifar --train 5 --test 1", ["data_batch_5.bin", "test_batch.bin"]),
+            ("synth-text --train 5 --dev 2 --test 1", ["train.csv", "dev.conll"]),
+            ("synth-translation --train 5 --valid 2 --test 1 --seed 3", ["valid.src", "vocab.tgt.json"]),
+        ] {
+            let name = words.split(' ').next().unwrap();
+            let out = folder.path().join(name);
+            let words = ["drumline-train", "data"].into_iter().chain(words.split(' '));
+            let cli = Cli::try_parse_from(words.chain(["--out", out.to_str().unwrap()])).unwrap();
+            let Command::Data { command } = cli.command else { panic!("{name}: {cli:?}") };
+            command.write().unwrap();
+            assert!(files.iter().all(|file| out.join(file).is_file()), "{name}");
+        }
     }
 }
