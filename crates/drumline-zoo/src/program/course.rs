@@ -1,13 +1,14 @@
 //! What a training goes by, whatever it trains: where it writes and goes on from, how far it goes, and what is told of it.
 //!
 //! ```text
-//!   Config, TextConfig ─▶ Course ─ begin ─▶ the last checkpoint, if any ─ set_up, observed ─▶ DistTrainer ─ end ─▶ the last words
+//!   Config, TextConfig ─▶ Course ─ begin ─▶ the last checkpoint, if any ─▶ a DistTrainer of its kind ─ train ─▶ the last words
 //! ```
 
 use drumline::SamplerPosition;
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::trainer::{
-    Batch, Checkpoint, DistTrainer, End, EventFile, Every, Model, RankFiles, TensorBoard, TrainOutcome,
+    Batch, Checkpoint, DistTrainer, End, EventFile, Every, LoadBestModel, Model, RankFiles, TensorBoard,
+    TrainOutcome,
 };
 use drumline_observe::bar::Progress;
 use serde_json::Value as Json;
@@ -17,7 +18,7 @@ use super::checked::check_out_dir;
 use super::ending::Stopped;
 use super::job::Job;
 use super::pieces;
-use super::shown::Shown;
+use super::shown::{IMAGES, Shown, Words};
 use crate::config::{Config, Entry, Run, Value};
 
 /// Steps that are not traced: memory is new, and files are read for the first time.
@@ -34,6 +35,9 @@ pub(super) struct Course {
     pub(super) max_epoch: u64,
     pub(super) max_steps: Option<u64>,
     pub(super) print_freq: u64,
+    /// Batches of an evaluation from line to line.
+    pub(super) eval_print_freq: u64,
+    pub(super) words: Words,
     pub(super) tensorboard: bool,
     pub(super) trace_steps: u64,
     /// What the best model is the best by.
@@ -60,6 +64,8 @@ impl From<&Config> for Course {
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
             print_freq: train.print_freq as u64,
+            eval_print_freq: config.test.print_freq as u64,
+            words: IMAGES,
             tensorboard: train.tensorboard,
             trace_steps: train.trace_steps,
             best_by: "Acc@1".to_owned(),
@@ -89,12 +95,29 @@ impl Course {
     }
 
     /// The run's checkpoints.
-    pub(super) fn checkpoints(&self) -> Checkpoints {
+    fn checkpoints(&self) -> Checkpoints {
         pieces::checkpoints(&self.run)
     }
 
+    /// Trains to the end, with what is shown, written and kept of all trainings, and tells how it ended.
+    pub(super) fn train<M: Model<B> + ?Sized, B: Batch>(
+        &self,
+        job: &Job,
+        trainer: DistTrainer<'_, M, B>,
+        (progress, seed): (Progress, u64),
+    ) -> anyhow::Result<()> {
+        let progress = job.agree(progress.log_to(&self.run.out_dir).map_err(Into::into))?;
+        let trainer = self.set_up(trainer, job, seed);
+        let outcome = self.observed(trainer, progress.clone()).train(LoadBestModel::No)?;
+        progress.say(&self.last_words(&outcome));
+        match (job.signal_that_ended_it(), &outcome.end) {
+            (Some(signal), End::Stopped { .. }) => Err(Stopped { signal }.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// With what all trainings have, behind the callbacks of its own.
-    pub(super) fn set_up<'a, M: Model<B> + ?Sized, B: Batch>(
+    fn set_up<'a, M: Model<B> + ?Sized, B: Batch>(
         &self,
         trainer: DistTrainer<'a, M, B>,
         job: &Job,
@@ -117,12 +140,13 @@ impl Course {
     }
 
     /// With those that show and write what happens.
-    pub(super) fn observed<'a, M: Model<B> + ?Sized, B: Batch>(
+    fn observed<'a, M: Model<B> + ?Sized, B: Batch>(
         &self,
         trainer: DistTrainer<'a, M, B>,
-        shown: Shown,
+        progress: Progress,
     ) -> DistTrainer<'a, M, B> {
         let folder = &self.run.out_dir;
+        let shown = Shown::new(progress, self.eval_print_freq, self.words);
         let trainer = trainer
             .callback(RankFiles::in_folder(folder))
             .master_callback(SaveConfig { run: self.run.clone(), yaml: self.yaml.clone() })
@@ -133,15 +157,6 @@ impl Course {
             false => trainer,
         };
         trainer.trace_steps(WARM_UP..WARM_UP + self.trace_steps, folder)
-    }
-
-    /// Tells how it ended.
-    pub(super) fn end(&self, job: &Job, progress: &Progress, outcome: &TrainOutcome) -> anyhow::Result<()> {
-        progress.say(&self.last_words(outcome));
-        match (job.signal_that_ended_it(), &outcome.end) {
-            (Some(signal), End::Stopped { .. }) => Err(Stopped { signal }.into()),
-            _ => Ok(()),
-        }
     }
 
     /// Whether the checkpoint is that of the last step.

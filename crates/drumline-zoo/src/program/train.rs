@@ -1,7 +1,7 @@
 //! `drumline-train train`: from a configuration to a trained network, with [`DistTrainer`].
 
 use anyhow::bail;
-use drumline::trainer::{CrossEntropy, DistTrainer, LearningRate, LoadBestModel};
+use drumline::trainer::{CrossEntropy, DistTrainer, LearningRate};
 use drumline::{At, ImageBatch, Schedule};
 use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use tch::nn::VarStore;
@@ -13,7 +13,6 @@ use super::job::Job;
 use super::kind::{Kind, kind_of};
 use super::parity;
 use super::pieces::{self, Percent};
-use super::shown::{IMAGES, Shown};
 use super::text;
 use crate::models::Model;
 
@@ -56,17 +55,11 @@ fn train(job: &Job, checked: &CheckedTraining, course: &Course, begin: Begin) ->
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
     let trainer = job.agree(trainer(job, checked, (&net, &store), seed))?.ddp_options(options);
-    let trainer = course.set_up(trainer, job, seed);
-    let log = job.agree(begin.progress.log_to(&config.run.out_dir).map_err(Into::into));
-    let progress = log?;
-    let shown = Shown::new(progress.clone(), config.test.print_freq as u64, IMAGES);
-    let trainer = course.observed(trainer, shown);
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(job.agree(pieces::with_optimizer(found, config, &store))?),
         None => trainer,
     };
-    let outcome = trainer.train(LoadBestModel::No)?;
-    course.end(job, &progress, &outcome)
+    course.train(job, trainer, (begin.progress, seed))
 }
 
 type ImageTrainer<'a> = DistTrainer<'a, Model, ImageBatch>;

@@ -1,5 +1,6 @@
 //! Batches of ids, filled up to the longest text.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -55,6 +56,15 @@ impl TextData {
         let samples = texts.samples.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
         let lengths = samples.iter().map(|sample| (sample.ids.len() as u32, 0)).collect();
         Ok(Self { path: texts.path.clone(), task, samples, lengths: Arc::new(lengths) })
+    }
+
+    /// A number that ranks compare before they begin, so that their plans are of the same texts.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for sample in &self.samples {
+            (&sample.ids, &sample.labels).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// The batches of a plan that are a rank's, of so many ranks.
@@ -158,6 +168,9 @@ mod tests {
         let data = TextData::new(&train, &lexicon, Task::Tag, None).unwrap();
         assert_eq!(batch(&data).1, Tensor::from_slice2(&[[0i64, 1], [1, NO_TAG]]));
         assert!(data.name(1).starts_with("line 4 of"));
+        let cut = TextData::new(&train, &lexicon, Task::Tag, Some(1)).unwrap();
+        assert_eq!(batch(&cut).1, Tensor::from_slice2(&[[0i64], [1]]));
+        assert_ne!(cut.fingerprint(), data.fingerprint());
         let dev = texts("d.conll", "Ada B-PER\n\nin O\nRome B-LOC\n", &keys);
         let error = TextData::new(&dev, &lexicon, Task::Tag, None).unwrap_err().to_string();
         assert!(error.starts_with("line 4 of") && error.contains("d.conll"), "{error}");

@@ -41,7 +41,10 @@ impl Lexicon {
 
     /// Reads what a run has left in its folder.
     pub fn read(folder: &Path) -> Result<Self, TextError> {
-        let words = Vocabulary::read(folder.join(WORDS), None)?;
+        let words = Vocabulary::read(folder.join(WORDS), None).map_err(|error| match error {
+            TextError::NoVocabulary { path, source } => TextError::ReadFile { path, source },
+            other => other,
+        })?;
         Ok(Self { words, labels: Labels::read(folder.join(LABELS))? })
     }
 
@@ -92,7 +95,10 @@ impl Lexicon {
     #[track_caller]
     pub fn read_by_all(group: &ProcessGroup, folder: &Path) -> Result<Self, RunError> {
         let own = main_first(group, "reading the vocabulary", || match is_master(group) {
-            true => Ok(Some(Self::read(folder)?)),
+            true => {
+                let untrained = |error| format!("{error}; try the OUT_DIR of a run that has trained");
+                Ok(Some(Self::read(folder).map_err(untrained)?))
+            }
             false => Ok(Self::read(folder).ok()),
         })?;
         Self::of_rank_0(group, own)

@@ -156,7 +156,7 @@ fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
         (nothing, "train MODEL.NET cnn", "MODEL.NET: expected bilstm or transformer, got cnn"),
         (nothing, "train --verify-parity", "--verify-parity is for images"),
         (nothing, "train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
-        (nothing, "test", "cannot read the vocabulary"),
+        (nothing, "test", "vocab.json\": No such file or directory (os error 2); try the OUT_DIR of a run"),
     ] {
         let place = Place::of_texts("classify", &SMALL);
         spoil(&place);

@@ -1,7 +1,7 @@
 //! `drumline-train train` on text.
 
 use anyhow::{Context, ensure};
-use drumline::trainer::{DistTrainer, EarlyStop, GradientClip, LoadBestModel, Warmup};
+use drumline::trainer::{DistTrainer, EarlyStop, GradientClip, Warmup};
 use drumline::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
 use drumline_observe::bar::Progress;
 use drumline_text::{BatchBy, BatchPlan};
@@ -15,7 +15,7 @@ use crate::program::checked::device;
 use crate::program::course::{Begin, Course};
 use crate::program::job::Job;
 use crate::program::pieces::Percent;
-use crate::program::shown::{Shown, TEXTS};
+use crate::program::shown::TEXTS;
 use crate::text::config::{AfterWarmup, TextOptim, TextTrain};
 use crate::text::{Lexicon, Task, TextConfig, TextData, Texts, figure_of_step, figures, loss};
 
@@ -41,6 +41,7 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let lexicon = lexicon(&job, &config, &begin)?;
     course.best_by = best_by(&config, &lexicon);
     let sets = job.agree(Sets::read(&config, &lexicon))?;
+    sets.check_alike(&job)?;
     sets.tell(&begin.progress);
     run(&job, &config, &course, (begin, lexicon, sets))
 }
@@ -102,6 +103,21 @@ impl Sets {
         Ok(Self { train, dev, left_out })
     }
 
+    /// Hosts with other files would make other plans, and train past each other.
+    fn check_alike(&self, job: &Job) -> anyhow::Result<()> {
+        let own = [Some(&self.train), self.dev.as_ref()].map(|data| data.map_or(0, TextData::fingerprint));
+        let mut first = own;
+        job.group.broadcast(&mut first, 0)?;
+        let alike = |place: usize, key: &str| {
+            ensure!(
+                own[place] == first[place],
+                "{key} has other texts here than on rank 0; try to copy it again"
+            );
+            Ok(())
+        };
+        job.agree(alike(0, "TEXT.TRAIN").and_then(|()| alike(1, "TEXT.DEV")))
+    }
+
     fn tell(&self, progress: &Progress) {
         self.left_out.iter().for_each(|line| progress.say(&format!("note: {line}")));
     }
@@ -120,17 +136,11 @@ fn run(
     let seed = begin.seed;
     let trainer = job.agree(trainer(job, (config, &lexicon), (&*net, &store), (sets, seed)))?;
     let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
-    let trainer = course.set_up(trainer, job, seed);
-    let log = job.agree(begin.progress.log_to(&config.run.out_dir).map_err(Into::into));
-    let progress = log?;
-    let shown = Shown::new(progress.clone(), config.train.print_freq as u64, TEXTS);
-    let trainer = course.observed(trainer, shown);
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(found),
         None => trainer,
     };
-    let outcome = trainer.train(LoadBestModel::No)?;
-    course.end(job, &progress, &outcome)
+    course.train(job, trainer, (begin.progress, seed))
 }
 
 /// The trainer that the configuration asks for, by the rank alone.
@@ -215,6 +225,8 @@ impl From<&TextConfig> for Course {
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
             print_freq: train.print_freq as u64,
+            eval_print_freq: train.print_freq as u64,
+            words: TEXTS,
             tensorboard: train.tensorboard,
             trace_steps: train.trace_steps,
             best_by: train.metric_key.clone().unwrap_or_else(|| match config.text.task {
