@@ -1,11 +1,13 @@
-//! What the training examples have in common: their arguments, and pictures to train on where none are given.
+//! What the training examples have in common: their arguments, pictures to train on where none are given, a log.
 #![forbid(unsafe_code)]
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use drumline::tch::Kind;
 use drumline::tch::nn::VarStore;
+use drumline::trainer::{CallbackResult, Evaluation, MasterCallback, TrainState};
 use drumline_zoo::synth_cifar;
 
 /// What is made when no data is given: enough for a loss that falls, in a second or two.
@@ -55,6 +57,35 @@ impl Args {
     /// Steps of an epoch that would have so many.
     pub fn steps_of(&self, num_batches: usize) -> usize {
         self.steps.min(num_batches)
+    }
+}
+
+/// On the master: a line in `fitlog.txt` for each evaluation.
+#[derive(Debug)]
+pub struct FitLog {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl FitLog {
+    /// In this folder, which the training makes.
+    pub fn in_folder(folder: impl AsRef<Path>) -> Self {
+        Self { path: folder.as_ref().join("fitlog.txt"), file: None }
+    }
+}
+
+impl MasterCallback for FitLog {
+    fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
+        fs::create_dir_all(self.path.with_file_name(""))?;
+        self.file = Some(File::create(&self.path)?);
+        Ok(())
+    }
+
+    fn on_valid_end(&mut self, state: &TrainState, evaluation: &Evaluation) -> CallbackResult {
+        if let Some(file) = &mut self.file {
+            writeln!(file, "step {} loss {:.5} {:?}", state.step(), state.loss(), evaluation.metrics)?;
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ mod it {
     mod collectives;
     mod dist_trainer;
     mod dp_vs_ddp;
+    mod fastnlp;
     mod launch_try;
     mod same_result;
     mod slurm;

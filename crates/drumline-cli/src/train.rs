@@ -30,6 +30,7 @@ const TRAIN_EXAMPLES: &str = "\
 Examples:
   drumline train --cfg config/resnet18.yaml                             one rank
   drumline train --nproc-per-node 2 --cfg config/cifar-resnet18.yaml    two ranks on this node
+  drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text: one label each
   drumline train --nproc-per-node gpu --cfg config/resnet50.yaml OPTIM.BASE_LR 0.8 OUT_DIR exp/a
   srun -n 8 drumline train --cfg config/resnet50.yaml                   under Slurm, a rank for each task
   drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
@@ -86,7 +87,7 @@ struct JobArgs {
     run: RunLine,
 }
 
-/// Make data sets, such as a learnable one in CIFAR-10's format: drumline data synth-cifar --help
+/// Make data sets to learn from: synth-cifar, synth-text, synth-translation; drumline data synth-text --help
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct DataArgs {

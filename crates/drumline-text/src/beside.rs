@@ -14,6 +14,15 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
     Ok(())
 }
 
+/// The same, but what is there and differs is somebody's data.
+pub(crate) fn write_once(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
+    match std::fs::read(path) {
+        Ok(there) if there == bytes => Ok(()),
+        Ok(_) => Err(TextError::InTheWay { path: path.to_owned() }),
+        Err(_) => write_whole(path, bytes),
+    }
+}
+
 /// For all, less the user's umask, as for any new file; a temporary one would be for its owner alone.
 fn readable() -> std::fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(0o666)

@@ -128,7 +128,7 @@ pub enum TextError {
         name: String,
     },
     /// A task that cannot be made.
-    #[error("cannot make a translation task: {what}")]
+    #[error("cannot make the data: {what}")]
     Synth {
         /// What is wrong, and what to try.
         what: String,

@@ -1,7 +1,10 @@
 //! Names of classes or tags, and their numbers.
 
+use crate::TextError;
+use crate::beside::write_whole;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
 
 /// Labels and their ids, from 0, in the order of their letters: the same on all ranks that saw the same labels.
 ///
@@ -41,6 +44,32 @@ impl Labels {
         self.ids.get(name).copied()
     }
 
+    /// All, in the order of their numbers.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Read a file that [`write`](Self::write) has made: a JSON list.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, TextError> {
+        let path = path.as_ref();
+        let bytes =
+            std::fs::read(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
+        let bad = |what| TextError::BadFile { path: path.to_owned(), what };
+        let labels: Self = serde_json::from_slice(&bytes)
+            .map_err(|error| bad(format!("is no list of labels: {error}; expected [\"name\", …]")))?;
+        match labels.ids.len() == labels.names.len() {
+            true => Ok(labels),
+            false => Err(bad("lists a label twice; try to build it again".to_owned())),
+        }
+    }
+
+    /// Write it, whole or not at all.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), TextError> {
+        let mut text = serde_json::json!(self.names).to_string();
+        text.push('\n');
+        write_whole(path.as_ref(), text.as_bytes())
+    }
+
     /// The label of a number.
     pub fn name(&self, id: u32) -> Option<&str> {
         self.names.get(id as usize).map(String::as_str)
@@ -57,5 +86,24 @@ impl From<Vec<String>> for Labels {
 impl From<Labels> for Vec<String> {
     fn from(labels: Labels) -> Self {
         labels.names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_bring_back_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("labels.json");
+        let labels = Labels::of(["O", "B-\"x\"", "两"]);
+        labels.write(&path).unwrap();
+        assert_eq!(Labels::read(&path).unwrap(), labels);
+        for (text, told) in [("[\"a\", \"a\"]", "lists a label twice"), ("{}", "is no list of labels")] {
+            std::fs::write(&path, text).unwrap();
+            let error = Labels::read(&path).unwrap_err().to_string();
+            assert!(error.contains(told) && error.contains("labels.json"), "{error}");
+        }
     }
 }

@@ -7,7 +7,7 @@
 //!   tokens: words or pieces ◀─ codec ─▶ vocab: ids       table: CSV, TSV, JSON lines, CoNLL ─▶ examples, labels
 //!                                │
 //!          ids of a model ─▶ text ─▶ bleu: counts that add up over sentences and ranks ─▶ score
-//!   synth: a translation task made by rule, in such files
+//!   synth, synth_text: tasks made by rule, in such files: translation; classification and tagging
 //! ```
 //! Whatever is wrong with a file is said with its name and line ([`TextError`]).
 #![forbid(unsafe_code)]
@@ -31,6 +31,7 @@ mod pieces;
 mod plan;
 mod random;
 pub mod synth;
+pub mod synth_text;
 pub mod table;
 mod tokens;
 mod vocab;

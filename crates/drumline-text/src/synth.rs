@@ -13,7 +13,7 @@
 mod clause;
 mod lexicon;
 
-use crate::beside::write_whole;
+use crate::beside::write_once;
 use crate::random::Random;
 use crate::{TextError, Vocabulary, VocabularyOptions, WordCounts};
 use clause::Sentence;
@@ -116,15 +116,6 @@ fn write_vocabulary(path: &Path, text: &str) -> Result<(), TextError> {
     let mut counts = WordCounts::default();
     counts.add(text.split_whitespace());
     write_once(path, Vocabulary::build(counts, &VocabularyOptions::default()).to_json().as_bytes())
-}
-
-/// What is there and differs is somebody's data.
-fn write_once(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
-    match fs::read(path) {
-        Ok(there) if there == bytes => Ok(()),
-        Ok(_) => Err(TextError::InTheWay { path: path.to_owned() }),
-        Err(_) => write_whole(path, bytes),
-    }
 }
 
 #[cfg(test)]

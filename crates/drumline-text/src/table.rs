@@ -72,6 +72,8 @@ impl Fields {
 pub struct Table {
     /// In the order of the file.
     pub examples: Vec<Example>,
+    /// The line on which each begins, from 1: for whoever finds something wrong with it later.
+    pub lines: Vec<u64>,
     /// Examples with an empty text: to be told once, by rank 0.
     pub left_out: usize,
 }
@@ -83,9 +85,9 @@ impl Table {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         let mut table = Self::default();
         match extension {
-            "csv" => delimited::read(path, b',', fields, |example| table.take(example))?,
-            "tsv" => delimited::read(path, b'\t', fields, |example| table.take(example))?,
-            "jsonl" | "json" => json_lines::read(path, fields, |example| table.take(example))?,
+            "csv" => delimited::read(path, b',', fields, |line, example| table.take(line, example))?,
+            "tsv" => delimited::read(path, b'\t', fields, |line, example| table.take(line, example))?,
+            "jsonl" | "json" => json_lines::read(path, fields, |line, example| table.take(line, example))?,
             _ => {
                 let what = "is of an unknown format; try a name that ends in .csv, .tsv or .jsonl".to_owned();
                 return Err(TextError::BadFile { path: path.to_owned(), what });
@@ -100,10 +102,13 @@ impl Table {
         }
     }
 
-    fn take(&mut self, example: Example) {
+    fn take(&mut self, line: u64, example: Example) {
         match example.texts.iter().any(|text| text.trim().is_empty()) {
             true => self.left_out += 1,
-            false => self.examples.push(example),
+            false => {
+                self.examples.push(example);
+                self.lines.push(line);
+            }
         }
     }
 }
@@ -145,6 +150,8 @@ mod tests {
         let fields = Fields::labelled("text", "label");
         let table = read("a.csv", b"text,label\n\"two\nlines\",1\n", &fields).unwrap();
         assert_eq!(table.examples, [example("two\nlines", "1")]);
+        let table = read("a.csv", b"text,label\n\"two\nlines\",1\n,0\nx,1\n", &fields).unwrap();
+        assert_eq!(table.lines, [2, 5]);
         let error = read("a.csv", b"text,label\n\"two\nlines\",1\nx\n", &fields).unwrap_err().to_string();
         assert!(error.contains("line 4 of"), "{error}");
     }

@@ -9,6 +9,7 @@
 //! - `models`: the ResNet family, and two small models for tests; the Transformer, and nets that classify text
 //! - `decode`: translations, one word after the other
 //! - `nmt`: translation, from NJUNMT's configuration to BLEU
+//! - `text`: classification and tagging, from files to figures
 //! - `data`: CIFAR, image folders, dummy input
 //! - `synth_cifar`: pictures to learn from where no data set can be fetched
 //! - `transforms`: crops, flips and colours, from an image's bytes straight into the batch
@@ -26,6 +27,7 @@ pub mod models;
 pub mod nmt;
 pub mod program;
 pub mod synth_cifar;
+pub mod text;
 pub mod transforms;
 pub mod weights;
 

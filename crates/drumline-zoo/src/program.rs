@@ -1,7 +1,7 @@
 //! The ready programs, as `drumline-train` offers them.
 //!
 //! ```text
-//!   main ─▶ args ─┬▶ train ─▶ pieces, callbacks, shown ─▶ drumline's DistTrainer
+//!   main ─▶ args ─┬▶ train ─▶ kind: images, or text ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
 //!                 ├▶ data  ─▶ a data set on disk
 //!                 └▶ keys  ─▶ the configuration's keys, for people
@@ -15,10 +15,12 @@ mod bench_step;
 mod bench_transformer;
 mod callbacks;
 mod checked;
+mod course;
 mod data_kind;
 mod ending;
 mod evaluate;
 mod job;
+mod kind;
 mod nmt;
 mod parity;
 mod pieces;
@@ -26,6 +28,7 @@ mod predict;
 mod shown;
 mod step;
 mod test;
+mod text;
 mod train;
 mod translate;
 
@@ -35,7 +38,10 @@ use clap::Parser;
 use drumline::LogOptions;
 
 use crate::config::Config;
-use args::{Cli, Command, DataCommand};
+use crate::nmt::NmtConfig;
+use crate::text::TextConfig;
+use args::{Cli, Command};
+use kind::Kind;
 
 /// Carries out the command line of this process.
 pub fn main() -> ExitCode {
@@ -45,8 +51,8 @@ pub fn main() -> ExitCode {
         Command::Nmt(args) => nmt::run(*args),
         Command::Test(args) => test::run(&args),
         Command::Translate(args) => translate::run(&args),
-        Command::Data { command: DataCommand::SynthCifar(args) } => args.write(),
-        Command::Keys => show_keys(),
+        Command::Data { command } => command.write(),
+        Command::Keys { kind } => show_keys(kind),
         Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),
         Command::BenchLoader(args) => bench_loader::run(&args),
@@ -60,10 +66,15 @@ fn start_logging() -> anyhow::Result<()> {
     Ok(drumline::init_logging(LogOptions { filter: Some("warn".into()), ..LogOptions::default() })?)
 }
 
-fn show_keys() -> anyhow::Result<()> {
+fn show_keys(kind: Kind) -> anyhow::Result<()> {
     use std::io::Write;
     let mut text = String::new();
-    for entry in Config::default().entries() {
+    let entries = match kind {
+        Kind::Images => Config::default().entries(),
+        Kind::Translation => NmtConfig::default().entries(),
+        Kind::Text => TextConfig::default().entries(),
+    };
+    for entry in entries {
         text.push_str(&format!(
             "{:<22} {:<18} {} ({})\n",
             entry.key,

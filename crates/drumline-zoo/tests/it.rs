@@ -1,4 +1,4 @@
-//! Models, weights and data sets, held against torchvision and PIL.
+//! Models, weights and data sets, held against torchvision and PIL; the ready programs.
 #![allow(clippy::unwrap_used)]
 
 mod it {
@@ -11,4 +11,5 @@ mod it {
     mod resnet;
     mod running;
     mod text_nets;
+    mod texts;
 }

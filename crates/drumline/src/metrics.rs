@@ -91,6 +91,25 @@ pub trait Metric {
     }
 }
 
+/// One that is chosen while the program runs.
+impl<M: Metric + ?Sized> Metric for Box<M> {
+    fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
+        (**self).update(output, target)
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        (**self).sums()
+    }
+
+    fn value_of(&self, sums: &[f64]) -> f64 {
+        (**self).value_of(sums)
+    }
+
+    fn reset(&mut self) {
+        (**self).reset();
+    }
+}
+
 /// The values of several metrics over all ranks' samples, in one call to the group.
 ///
 /// ```

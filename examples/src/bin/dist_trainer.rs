@@ -5,22 +5,19 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use drumline::tch::nn::VarStore;
 use drumline::trainer::{
-    Callback, CallbackResult, CrossEntropy, DistTrainer, Evaluation, LoadBestModel, MasterCallback,
-    TrainState, Warmup,
+    Callback, CallbackResult, CrossEntropy, DistTrainer, LoadBestModel, TrainState, Warmup,
 };
 use drumline::{
     AdamOptions, AdamW, Cause, ImageBatch, LogOptions, ProcessGroup, TopK, local_device, main_first,
     parameters,
 };
-use drumline_examples::Args;
+use drumline_examples::{Args, FitLog};
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{Model, ModelOptions, build};
 use drumline_zoo::transforms::Transform;
@@ -42,23 +39,6 @@ struct Options {
     /// Folder of checkpoints and of the log
     #[arg(long, default_value = "save", value_name = "DIR")]
     save: PathBuf,
-}
-
-/// On the master: a line in a file for each evaluation.
-struct FitLog(File);
-
-impl FitLog {
-    fn new(options: &Options) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(&options.save)?;
-        Ok(Self(File::create(options.save.join("fitlog.txt"))?))
-    }
-}
-
-impl MasterCallback for FitLog {
-    fn on_valid_end(&mut self, state: &TrainState, evaluation: &Evaluation) -> CallbackResult {
-        writeln!(self.0, "step {} loss {:.5} {:?}", state.step(), state.loss(), evaluation.metrics)?;
-        Ok(())
-    }
 }
 
 /// On all ranks: no more than so many steps.
@@ -89,7 +69,7 @@ fn train(options: &Options) -> anyhow::Result<()> {
 
     // the trainer; each rank has its own, and all are the same
     let optimizer = AdamW::new(parameters(&store), AdamOptions { lr: options.lr, ..Default::default() })?;
-    let mut trainer = DistTrainer::<_, ImageBatch>::new(&group, &model, &store, train_set)
+    let trainer = DistTrainer::<_, ImageBatch>::new(&group, &model, &store, train_set)
         .save_path(&options.save)
         .dev_data(dev_set)
         .loss(CrossEntropy::default())
@@ -98,13 +78,11 @@ fn train(options: &Options) -> anyhow::Result<()> {
         .optimizer(optimizer)
         .callback(Warmup::steps(options.warmup)) // on all ranks: what changes the training
         .callback(Enough(options.args.steps))
+        .master_callback(FitLog::in_folder(&options.save)) // on the master: what writes
         .batch_size_per_gpu(options.args.batch_size)
         .update_every(options.update)
         .n_epochs(options.args.epochs)
         .use_tqdm(true);
-    if trainer.is_master() {
-        trainer = trainer.master_callback(FitLog::new(options)?); // on the master: what writes
-    }
     let is_master = trainer.is_master();
     let outcome = trainer.train(LoadBestModel::Yes)?;
     if is_master {

@@ -67,6 +67,10 @@ fn one_rank_is_this_process() {
     assert_eq!(said, "rank=0 world=1 args=test --cfg c.yaml\n");
     let said = drumline.said("data synth-cifar --out d --train 10", &[]);
     assert_eq!(said, "rank=none world=none args=data synth-cifar --out d --train 10\n");
+    for data in ["synth-text --out d --dev 10", "synth-translation --out d --valid 10 --seed 3"] {
+        let said = drumline.said(&format!("data {data}"), &[]);
+        assert_eq!(said, format!("rank=none world=none args=data {data}\n"));
+    }
     assert_eq!(drumline.said("data --help", &[]), "rank=none world=none args=data --help\n");
 }
 

@@ -14,6 +14,8 @@ pub struct TaggedSentence {
     pub words: Vec<String>,
     /// As many.
     pub tags: Vec<String>,
+    /// The line of each word, from 1.
+    pub lines: Vec<u64>,
 }
 
 /// Where words and tags stand. The default: CoNLL-2003's words and names.
@@ -66,6 +68,7 @@ pub fn read_conll(path: impl AsRef<Path>, options: &ConllOptions) -> Result<Vec<
         };
         sentence.words.push((*word).to_owned());
         sentence.tags.push((*tag).to_owned());
+        sentence.lines.push(line);
         Ok(())
     })?;
     sentences.push(sentence);
@@ -97,6 +100,7 @@ mod tests {
         let words: Vec<_> = sentences.iter().map(|sentence| sentence.words.join(" ")).collect();
         assert_eq!(words, ["a b", "c", "#"]);
         assert_eq!(sentences[0].tags, ["O", "B-LOC"]);
+        assert_eq!((&sentences[0].lines[..], &sentences[1].lines[..]), (&[3, 4][..], &[8][..]));
         let options = ConllOptions { word: 1, tag: 2, comment: Some("#".to_owned()) };
         let sentences = read("# text = Hi\n1\tHi\tINTJ\n2\t!\tPUNCT\n\n", &options).unwrap();
         assert_eq!(sentences[0].words, ["Hi", "!"]);

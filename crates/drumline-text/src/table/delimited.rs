@@ -11,7 +11,7 @@ pub(super) fn read(
     path: &Path,
     delimiter: u8,
     fields: &Fields,
-    mut take: impl FnMut(Example),
+    mut take: impl FnMut(u64, Example),
 ) -> Result<(), TextError> {
     let file = File::open(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
     let mut rows = csv::ReaderBuilder::new()
@@ -35,7 +35,7 @@ pub(super) fn read(
         let value = |place: &usize| row.get(*place).map(str::to_owned);
         let values: Option<Vec<_>> = places.iter().map(value).collect();
         let values = values.ok_or_else(|| few(path, line, row.len(), headers.len()))?;
-        take(fields.example(values));
+        take(line, fields.example(values));
     }
 }
 

@@ -7,7 +7,11 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Hand each object to `take`.
-pub(super) fn read(path: &Path, fields: &Fields, mut take: impl FnMut(Example)) -> Result<(), TextError> {
+pub(super) fn read(
+    path: &Path,
+    fields: &Fields,
+    mut take: impl FnMut(u64, Example),
+) -> Result<(), TextError> {
     for_each_line(path, |line, text| {
         if text.trim().is_empty() {
             return Ok(());
@@ -16,7 +20,7 @@ pub(super) fn read(path: &Path, fields: &Fields, mut take: impl FnMut(Example)) 
         let object: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| bad(format!("is no JSON object: {error}; try one object a line")))?;
         let values: Result<Vec<_>, _> = fields.names().map(|name| value(&object, name)).collect();
-        take(fields.example(values.map_err(bad)?));
+        take(line, fields.example(values.map_err(bad)?));
         Ok(())
     })
 }

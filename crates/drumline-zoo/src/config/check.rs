@@ -1,7 +1,7 @@
 //! Values that are of the right type and still cannot be used, found before anything starts.
 
 use super::error::ConfigError;
-use super::keys::Config;
+use super::keys::{Config, Run};
 use super::setting::LrPolicy;
 
 impl Config {
@@ -15,14 +15,7 @@ impl Config {
                 "is True, but no weights are fetched; try MODEL.WEIGHTS FILE.safetensors",
             );
         }
-        let name = &self.run.cfg_dest;
-        if name.is_empty() || name.contains('/') {
-            return unfit(
-                "CFG_DEST",
-                &format!("is `{name}`, which is no name of a file in OUT_DIR; try config.yaml"),
-            );
-        }
-        Ok(())
+        self.run.check()
     }
 
     fn check_model(&self) -> Result<(), ConfigError> {
@@ -36,7 +29,7 @@ impl Config {
     }
 
     fn check_sizes(&self) -> Result<(), ConfigError> {
-        let at_least_1 = [
+        at_least_1(&[
             ("MODEL.NUM_CLASSES", self.model.num_classes as u64),
             ("TRAIN.BATCH_SIZE", self.train.batch_size as u64),
             ("TRAIN.IM_SIZE", self.train.im_size as u64),
@@ -48,11 +41,7 @@ impl Config {
             ("TEST.PRINT_FREQ", self.test.print_freq as u64),
             ("OPTIM.MAX_EPOCH", self.optim.max_epoch),
             ("TRAIN.MAX_STEPS", self.train.max_steps.unwrap_or(1)),
-        ];
-        match at_least_1.into_iter().find(|(_, value)| *value == 0) {
-            Some((key, _)) => unfit(key, "is 0; try 1 or more"),
-            None => Ok(()),
-        }
+        ])
     }
 
     fn check_optim(&self) -> Result<(), ConfigError> {
@@ -66,7 +55,7 @@ impl Config {
             ("OPTIM.WEIGHT_DECAY", optim.weight_decay),
         ];
         if let Some((key, value)) = not_negative.into_iter().find(|(_, value)| *value < 0.0) {
-            return unfit(key, &format!("is {value}; try 0 or more"));
+            return unfit(key, format!("is {value}; try 0 or more"));
         }
         if optim.nesterov && (optim.momentum == 0.0 || optim.dampening != 0.0) {
             let what = "is True, which needs a momentum and no dampening; try OPTIM.NESTEROV False";
@@ -83,8 +72,30 @@ impl Config {
     }
 }
 
-fn unfit(key: &'static str, what: &str) -> Result<(), ConfigError> {
-    Err(ConfigError::Unfit { key, what: what.to_owned() })
+impl Run {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let name = &self.cfg_dest;
+        match name.is_empty() || name.contains('/') {
+            true => unfit(
+                "CFG_DEST",
+                format!("is `{name}`, which is no name of a file in OUT_DIR; try config.yaml"),
+            ),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Refuses the first key that is 0.
+pub(crate) fn at_least_1(keys: &[(&'static str, u64)]) -> Result<(), ConfigError> {
+    match keys.iter().find(|(_, value)| *value == 0) {
+        Some((key, _)) => unfit(key, "is 0; try 1 or more"),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a key's value.
+pub(crate) fn unfit(key: &'static str, what: impl Into<String>) -> Result<(), ConfigError> {
+    Err(ConfigError::Unfit { key, what: what.into() })
 }
 
 #[cfg(test)]

@@ -10,14 +10,7 @@ use super::value::Value;
 
 /// All values of the file, each with its full key, of a configuration that knows these keys.
 pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let options = options! { with_snippet: false };
-    let root: Value = serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
-        let place = place(path, error.location().unwrap_or(Location::UNKNOWN));
-        ConfigError::Yaml { place, what: error.to_string().lines().next().unwrap_or_default().to_owned() }
-    })?;
-    match root {
+    match root(path)? {
         // An empty file changes nothing.
         Value::Null => Ok(Vec::new()),
         Value::Section(pairs) => {
@@ -32,6 +25,24 @@ pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigEr
             Err(ConfigError::Yaml { place: place(path, Location::UNKNOWN), what })
         }
     }
+}
+
+/// The names at the top of the file, in its order.
+pub(crate) fn top_keys(path: &Path) -> Result<Vec<String>, ConfigError> {
+    match root(path)? {
+        Value::Section(pairs) => Ok(pairs.into_iter().map(|(key, _)| key).collect()),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn root(path: &Path) -> Result<Value, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let options = options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
+        let place = place(path, error.location().unwrap_or(Location::UNKNOWN));
+        ConfigError::Yaml { place, what: error.to_string().lines().next().unwrap_or_default().to_owned() }
+    })
 }
 
 struct Reader<'a> {

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::config::check::{at_least_1, unfit};
 use crate::config::section::{Section, section};
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{self, Table};
@@ -351,10 +352,6 @@ impl Table for NmtConfig {
     }
 }
 
-fn unfit(key: &'static str, what: impl Into<String>) -> Result<(), ConfigError> {
-    Err(ConfigError::Unfit { key, what: what.into() })
-}
-
 impl NmtConfig {
     /// The defaults, changed by the file, changed by `KEY VALUE` pairs, and checked.
     pub fn load<S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<Self, ConfigError> {
@@ -395,7 +392,7 @@ impl NmtConfig {
             return unfit("model_configs.model", format!("is {}; try Transformer", self.model.model));
         }
         let training = &self.training;
-        let at_least_1 = [
+        at_least_1(&[
             ("training_configs.batch_size", training.batch_size as u64),
             ("training_configs.valid_batch_size", training.valid_batch_size as u64),
             ("training_configs.bleu_valid_batch_size", training.bleu_valid_batch_size as u64),
@@ -410,10 +407,7 @@ impl NmtConfig {
             ("training_configs.bleu_valid_configs.beam_size", self.bleu.beam_size as u64),
             ("optimizer_configs.scheduler_configs.warmup_steps", self.scheduler.warmup_steps),
             ("data_configs.num_refs", self.data.num_refs as u64),
-        ];
-        if let Some((key, _)) = at_least_1.into_iter().find(|(_, value)| *value == 0) {
-            return unfit(key, "is 0; try 1 or more");
-        }
+        ])?;
         match self.optimizer_params.betas.len() {
             2 => Ok(()),
             _ => unfit("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.999]"),

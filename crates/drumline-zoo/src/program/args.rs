@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use drumline_text::synth::{self, SynthOptions};
+use drumline_text::synth_text::{self, SynthTextOptions};
 
 use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use super::bench_transformer::BenchTransformerArgs;
+use super::kind::Kind;
 use super::nmt::NmtArgs;
 use super::translate::TranslateArgs;
 use crate::synth_cifar;
@@ -16,7 +19,9 @@ const EXAMPLES: &str = "\
 Examples:
   drumline-train train --cfg config/cifar-resnet18.yaml OPTIM.MAX_EPOCH 2
   drumline run --nproc-per-node 2 drumline-train train --cfg config/cifar-resnet18.yaml
+  drumline-train train --cfg config/text-classify.yaml
   drumline-train data synth-cifar --out data/cifar --train 4000 --test 1000
+  drumline-train data synth-text --out data/text
   drumline-train keys
 
 drumline train starts this program with as many ranks as it is told to.";
@@ -43,7 +48,11 @@ pub(super) enum Command {
         command: DataCommand,
     },
     /// List the keys of a configuration with their defaults
-    Keys,
+    Keys {
+        /// What the configuration is for
+        #[arg(value_enum, default_value_t = Kind::Images)]
+        kind: Kind,
+    },
     #[command(hide = true)]
     BenchObserve(BenchObserveArgs),
     #[command(hide = true)]
@@ -83,7 +92,24 @@ pub(super) struct RunArgs {
 #[derive(Debug, Subcommand)]
 pub(super) enum DataCommand {
     /// A learnable data set in CIFAR-10's binary format
-    SynthCifar(SynthCifarArgs),
+    #[command(name = "synth-cifar")]
+    Cifar(SynthCifarArgs),
+    /// Texts to classify, as CSV, and sentences to tag, in CoNLL's columns
+    #[command(name = "synth-text")]
+    Text(SynthTextArgs),
+    /// Two languages made by rule, as parallel text with vocabularies
+    #[command(name = "synth-translation")]
+    Translation(SynthTranslationArgs),
+}
+
+impl DataCommand {
+    pub(super) fn write(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Cifar(args) => args.write(),
+            Self::Text(args) => args.write(),
+            Self::Translation(args) => args.write(),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -103,9 +129,90 @@ pub(super) struct SynthCifarArgs {
 }
 
 impl SynthCifarArgs {
-    pub(super) fn write(&self) -> anyhow::Result<()> {
+    fn write(&self) -> anyhow::Result<()> {
         synth_cifar::write(&self.out, self.train as usize, self.test as usize, self.seed)?;
         println!("{} training and {} test images in {}", self.train, self.test, self.out.display());
         Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SynthTextArgs {
+    /// Folder to write to
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Number of texts to train on
+    #[arg(long, value_name = "N", default_value_t = SynthTextOptions::default().train)]
+    train: usize,
+    /// Number of texts to choose a model by
+    #[arg(long, value_name = "N", default_value_t = SynthTextOptions::default().dev)]
+    dev: usize,
+    /// Number of texts to judge it by
+    #[arg(long, value_name = "N", default_value_t = SynthTextOptions::default().test)]
+    test: usize,
+    /// Other texts for another seed
+    #[arg(long, value_name = "S", default_value_t = SynthTextOptions::default().seed)]
+    seed: u64,
+}
+
+impl SynthTextArgs {
+    fn write(&self) -> anyhow::Result<()> {
+        let (out, &Self { train, dev, test, seed, .. }) = (self.out.display(), self);
+        synth_text::write(&self.out, &SynthTextOptions { train, dev, test, seed })?;
+        println!(
+            "{train} training, {dev} dev and {test} test texts in {out}, as .csv with labels and as .conll with tags"
+        );
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SynthTranslationArgs {
+    /// Folder to write to
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Number of pairs to train on
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().train)]
+    train: usize,
+    /// Number of pairs to choose a model by
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().valid)]
+    valid: usize,
+    /// Number of pairs to judge it by
+    #[arg(long, value_name = "N", default_value_t = SynthOptions::default().test)]
+    test: usize,
+    /// Other languages for another seed
+    #[arg(long, value_name = "S", default_value_t = SynthOptions::default().seed)]
+    seed: u64,
+}
+
+impl SynthTranslationArgs {
+    fn write(&self) -> anyhow::Result<()> {
+        let (out, &Self { train, valid, test, seed, .. }) = (self.out.display(), self);
+        synth::write(&self.out, &SynthOptions { train, valid, test, seed })?;
+        println!("{train} training, {valid} validation and {test} test pairs in {out}");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_sets_are_made() {
+        let folder = tempfile::tempdir().unwrap();
+        for (words, files) in [
+            ("synth-cifar --train 5 --test 1", ["data_batch_5.bin", "test_batch.bin"]),
+            ("synth-text --train 5 --dev 2 --test 1", ["train.csv", "dev.conll"]),
+            ("synth-translation --train 5 --valid 2 --test 1 --seed 3", ["valid.src", "vocab.tgt.json"]),
+        ] {
+            let name = words.split(' ').next().unwrap();
+            let out = folder.path().join(name);
+            let words = ["drumline-train", "data"].into_iter().chain(words.split(' '));
+            let cli = Cli::try_parse_from(words.chain(["--out", out.to_str().unwrap()])).unwrap();
+            let Command::Data { command } = cli.command else { panic!("{name}: {cli:?}") };
+            command.write().unwrap();
+            assert!(files.iter().all(|file| out.join(file).is_file()), "{name}");
+        }
     }
 }

@@ -24,7 +24,7 @@ use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Tensor};
 
 use super::pieces::Percent;
-use super::shown::Shown;
+use super::shown::{IMAGES, Shown};
 use crate::config::Config;
 use crate::formula::{Samples, fill, samples};
 use crate::models::{self, Model, ModelOptions};
@@ -201,12 +201,13 @@ fn observed<'a>(
     folder: &Path,
 ) -> DistTrainer<'a, Model, ImageBatch> {
     let config = Config::default();
+    let progress = Progress::lines(config.train.print_freq as u64);
     trainer
         .train_metric("acc1", Percent::of_top(1))
         .callback(LearningRate::by(|_: At| LR))
         .callback(StopOnNan)
         .callback(RankFiles::in_folder(folder))
-        .master_callback(Shown::new(Progress::lines(config.train.print_freq as u64), &config))
+        .master_callback(Shown::new(progress, config.test.print_freq as u64, IMAGES))
         .master_callback(EventFile::in_folder(folder))
         .master_callback(TensorBoard::in_folder(folder.join("tensorboard")))
 }

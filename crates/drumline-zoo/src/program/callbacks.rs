@@ -1,20 +1,29 @@
 //! What `drumline train` adds to the trainer.
 
+use std::path::PathBuf;
+
 use drumline::trainer::{Callback, CallbackResult, MasterCallback, PlainWords, TrainState};
 
-use crate::config::Config;
+use crate::config::Run;
 
 /// Writes the resolved configuration, once nothing stands against the run: one that was refused leaves that of the run before alone.
-pub(super) struct SaveConfig(pub(super) Config);
+pub(super) struct SaveConfig {
+    pub(super) run: Run,
+    pub(super) yaml: String,
+}
 
 impl MasterCallback for SaveConfig {
     fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
-        Ok(self.0.save().map(drop)?)
+        Ok(self.run.save(&self.yaml).map(drop)?)
     }
 }
 
 /// Ends the run when the loss is no number, before the weights are touched; found by every rank in the same numbers.
-pub(super) struct FiniteLoss(pub(super) Config);
+pub(super) struct FiniteLoss {
+    pub(super) out_dir: PathBuf,
+    /// What to try.
+    pub(super) calmer: &'static str,
+}
 
 impl Callback for FiniteLoss {
     fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
@@ -23,7 +32,7 @@ impl Callback for FiniteLoss {
         }
         let kept = match state.saved_at() {
             Some(step) => {
-                format!("the checkpoint after step {step} is kept in {}", self.0.run.out_dir.display())
+                format!("the checkpoint after step {step} is kept in {}", self.out_dir.display())
             }
             None => "no checkpoint was written yet".to_owned(),
         };
@@ -31,7 +40,8 @@ impl Callback for FiniteLoss {
         let (batch, batches) = (state.step_in_epoch() + 1, state.steps_per_epoch());
         Err(PlainWords(format!(
             "the loss is {loss} at step {step} (epoch {epoch}, batch {batch} of {batches}, lr {lr}); {kept}; \
-             try a smaller OPTIM.BASE_LR or more OPTIM.WARMUP_EPOCHS"
+             try {}",
+            self.calmer
         ))
         .into())
     }

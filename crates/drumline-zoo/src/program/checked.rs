@@ -37,16 +37,22 @@ impl Checked {
 
     fn new(config: Config) -> anyhow::Result<Self> {
         let test = find(&config, Split::Test)?;
-        if let Some(weights) = &config.model.weights {
-            ensure!(
-                weights.is_file(),
-                "MODEL.WEIGHTS: no file {}; try the path of a .safetensors file",
-                weights.display()
-            );
-        }
+        check_weights(config.model.weights.as_deref())?;
         device(config.run.device, 0)?;
         Ok(Self { config, test })
     }
+}
+
+/// Whether `MODEL.WEIGHTS` are there.
+pub(super) fn check_weights(weights: Option<&Path>) -> anyhow::Result<()> {
+    if let Some(weights) = weights {
+        ensure!(
+            weights.is_file(),
+            "MODEL.WEIGHTS: no file {}; try the path of a .safetensors file",
+            weights.display()
+        );
+    }
+    Ok(())
 }
 
 /// The device of a rank.

@@ -5,12 +5,13 @@ mod trainer;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::trainer::{End, LoadBestModel, TrainOutcome};
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::nn::VarStore;
 
+use super::args::TrainArgs;
 use super::checked::{check_writable, device};
 use super::ending::Stopped;
 use super::job::{Job, say};
@@ -23,12 +24,18 @@ pub(super) use args::NmtArgs;
 
 /// Trains as NJUNMT's command line says.
 pub(super) fn run(args: NmtArgs) -> anyhow::Result<()> {
+    keep_freed_memory();
+    flush_denormals(true)?;
     run_configured(args.config())
 }
 
 /// Trains as a configuration says.
-pub(super) fn run_file<S: AsRef<str>>(file: &Path, pairs: &[S]) -> anyhow::Result<()> {
-    run_configured(NmtConfig::load(Some(file), pairs).map_err(Into::into))
+pub(super) fn run_file(args: &TrainArgs) -> anyhow::Result<()> {
+    let config = match args.verify_parity {
+        None => NmtConfig::load(Some(&args.run.cfg), &args.run.pairs).map_err(Into::into),
+        Some(_) => Err(anyhow!("--verify-parity is for images; try without")),
+    };
+    run_configured(config)
 }
 
 /// What every rank finds out alone.
@@ -56,8 +63,6 @@ impl Checked {
 }
 
 fn run_configured(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
-    keep_freed_memory();
-    flush_denormals(true)?;
     let job = Job::join()?;
     let checked = job.agree(Checked::new(config))?;
     job.say_hello();

@@ -3,8 +3,6 @@
 use drumline::trainer::{CallbackResult, Evaluation, MasterCallback, TrainState, TrainerError};
 use drumline_observe::bar::{Figure, Pace, Progress};
 
-use crate::config::Config;
-
 /// A bar or lines for steps, lines for evaluations.
 pub(super) struct Shown {
     progress: Progress,
@@ -12,7 +10,37 @@ pub(super) struct Shown {
     print_freq: u64,
     pace: Pace,
     epoch: Means,
+    words: Words,
 }
+
+/// How that which is trained on is spoken of.
+#[derive(Clone, Copy)]
+pub(super) struct Words {
+    /// Many of them.
+    pub(super) samples: &'static str,
+    /// So many of them in a second.
+    pub(super) rate: &'static str,
+    /// Digits of the learning rate.
+    pub(super) lr_digits: usize,
+    /// How a figure of an evaluation is written, if it is.
+    pub(super) figure: fn(&str) -> Option<String>,
+}
+
+/// Of images.
+pub(super) const IMAGES: Words = Words {
+    samples: "images",
+    rate: "img/s",
+    lr_digits: 4,
+    figure: |name| Some(format!("Acc@{}", name.strip_prefix("acc")?)),
+};
+
+/// Of texts.
+pub(super) const TEXTS: Words = Words {
+    samples: "texts",
+    rate: "texts/s",
+    lr_digits: 6,
+    figure: |name| (name != "loss").then(|| name.to_owned()),
+};
 
 /// Over the epoch so far, weighted by samples.
 #[derive(Debug, Default)]
@@ -23,9 +51,8 @@ struct Means {
 }
 
 impl Shown {
-    pub(super) fn new(progress: Progress, config: &Config) -> Self {
-        let print_freq = config.test.print_freq as u64;
-        Self { progress, print_freq, pace: Pace::new(), epoch: Means::default() }
+    pub(super) fn new(progress: Progress, print_freq: u64, words: Words) -> Self {
+        Self { progress, print_freq, pace: Pace::new(), epoch: Means::default(), words }
     }
 }
 
@@ -52,7 +79,7 @@ impl MasterCallback for Shown {
         self.epoch.loss += state.loss() * samples;
         self.epoch.acc1 += acc1 * samples;
         let Means { loss, acc1, samples } = self.epoch;
-        let figures = figures(loss / samples, acc1 / samples, state.lr(), self.pace.mean());
+        let figures = self.words.figures(loss / samples, acc1 / samples, state.lr(), self.pace.mean());
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
         self.progress.step(state.into(), &figures, Some(left));
         Ok(())
@@ -67,18 +94,16 @@ impl MasterCallback for Shown {
     }
 
     fn on_valid_end(&mut self, state: &TrainState, evaluation: &Evaluation) -> CallbackResult {
-        let best = state.best().map_or(0.0, |best| best.metric);
-        let accuracies = evaluation
-            .metrics
-            .iter()
-            .filter_map(|(name, value)| Some(format!(" | Acc@{} {value:.3}", name.strip_prefix("acc")?)));
+        let (best, key) = (state.best().map_or(0.0, |best| best.metric), &evaluation.metric_key);
         self.progress.say(&format!(
-            "   == eval: [{}/{}] | loss: {:.3}{} | best Acc@1 {best:.3} | {} images",
+            "   == eval: [{}/{}] | loss: {:.3}{} | best {} {best:.3} | {} {}",
             state.epoch(),
             state.n_epochs(),
             evaluation.metric("loss").unwrap_or(f64::NAN),
-            accuracies.collect::<String>(),
+            self.words.evaluated(&evaluation.metrics),
+            (self.words.figure)(key).unwrap_or_else(|| key.clone()),
             evaluation.samples,
+            self.words.samples,
         ));
         Ok(())
     }
@@ -95,14 +120,22 @@ impl MasterCallback for Shown {
     }
 }
 
-/// What a person sees of an epoch so far.
-fn figures(loss: f64, acc1: f64, lr: f64, images_per_s: f64) -> [Figure<'static>; 4] {
-    [
-        Figure::new("loss", format!("{loss:.3}")),
-        Figure::new("acc", format!("{acc1:6.3}%")),
-        Figure::new("lr", format!("{lr:.4}")).in_lines_only(),
-        Figure::unnamed(format!("{images_per_s:.0} img/s")),
-    ]
+impl Words {
+    /// What a person sees of an epoch so far.
+    fn figures(&self, loss: f64, acc1: f64, lr: f64, samples_per_s: f64) -> [Figure<'static>; 4] {
+        [
+            Figure::new("loss", format!("{loss:.3}")),
+            Figure::new("acc", format!("{acc1:6.3}%")),
+            Figure::new("lr", format!("{lr:.*}", self.lr_digits)).in_lines_only(),
+            Figure::unnamed(format!("{samples_per_s:.0} {}", self.rate)),
+        ]
+    }
+
+    /// The figures of an evaluation, but for its loss.
+    pub(super) fn evaluated(&self, figures: &[(String, f64)]) -> String {
+        let written = |(name, value): &(String, f64)| Some(format!(" | {} {value:.3}", (self.figure)(name)?));
+        figures.iter().filter_map(written).collect()
+    }
 }
 
 #[cfg(test)]
@@ -114,7 +147,8 @@ mod tests {
     #[test]
     fn lines_are_as_in_the_tutorial() {
         let at = At { epoch: 1, epochs: 5, step: 25, steps: 149 };
-        let line = step_line(at, &figures(1.4641, 47.3912, 0.02, 812.4), Some(Duration::from_secs(3_723)));
+        let line =
+            step_line(at, &IMAGES.figures(1.4641, 47.3912, 0.02, 812.4), Some(Duration::from_secs(3_723)));
         let expected = "   == step: [ 25/149] [2/5] | loss: 1.464 | acc: 47.391% | lr: 0.0200 | 812 img/s | ETA: 1:02:03";
         assert_eq!(line, expected);
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use drumline::checkpoint::{named, restore};
 use drumline::{Dataset, Ddp};
 use tch::nn::VarStore;
@@ -11,13 +11,25 @@ use super::args::TestArgs;
 use super::checked::{Checked, device};
 use super::evaluate::{Evaluation, Replica};
 use super::job::{Job, say};
+use super::kind::{Kind, kind_of};
 use super::pieces;
 use super::predict;
 use super::step::Sums;
-use crate::config::Config;
+use super::text;
+use crate::config::Run;
 
 /// Evaluates as the command line says, and prints one line on rank 0.
 pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
+    match kind_of(&args.run.cfg) {
+        Kind::Images => images(args),
+        Kind::Translation => bail!(
+            "a translation model is tested by translating; try drumline translate --model SAVETO --source FILE --out FILE --reference FILE"
+        ),
+        Kind::Text => text::test(args),
+    }
+}
+
+fn images(args: &TestArgs) -> anyhow::Result<()> {
     let checked = Checked::for_test(&args.run);
     let job = Job::join()?;
     let checked = job.agree(checked)?;
@@ -26,7 +38,12 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     let device = job.agree(device(config.run.device, job.local_rank))?;
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
-    let weights = load(&job, config, &store, Given::of(&args.run.pairs))?;
+    let weights = Weights {
+        file: config.model.weights.as_deref(),
+        is_untrained: config.model.new_classifier,
+        given: Given::of(&args.run.pairs),
+    };
+    let weights = weights.load(&job, &config.run, &store)?;
     let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
     let k = config.train.topk;
@@ -68,13 +85,13 @@ fn predict(
 
 /// Where `MODEL.WEIGHTS` was given: a configuration that a run has saved names those that it began with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Given {
+pub(super) enum Given {
     OnCommandLine,
     InFile,
 }
 
 impl Given {
-    fn of(pairs: &[String]) -> Self {
+    pub(super) fn of(pairs: &[String]) -> Self {
         match pairs.iter().step_by(2).any(|key| key == "MODEL.WEIGHTS") {
             true => Self::OnCommandLine,
             false => Self::InFile,
@@ -82,32 +99,42 @@ impl Given {
     }
 }
 
-/// The last checkpoint of `OUT_DIR`. `MODEL.WEIGHTS`, which building the model has read already, where it is asked for
-/// by this command, or there is no checkpoint.
-fn load(job: &Job, config: &Config, store: &VarStore, given: Given) -> anyhow::Result<PathBuf> {
-    let weights = config.model.weights.as_ref();
-    let from_file = |weights: &PathBuf| {
+/// What a network is evaluated with.
+pub(super) struct Weights<'a> {
+    /// `MODEL.WEIGHTS`, which building the model has read already.
+    pub(super) file: Option<&'a Path>,
+    /// Its last layer was not in that file.
+    pub(super) is_untrained: bool,
+    pub(super) given: Given,
+}
+
+impl Weights<'_> {
+    /// The last checkpoint of `OUT_DIR`. `MODEL.WEIGHTS`, where it is asked for by this command, or there is no checkpoint.
+    pub(super) fn load(&self, job: &Job, run: &Run, store: &VarStore) -> anyhow::Result<PathBuf> {
+        if let (Some(file), Given::OnCommandLine) = (self.file, self.given) {
+            return self.of_file(job, file);
+        }
+        let checkpoints = pieces::checkpoints(run);
+        let Some(found) = checkpoints.load_latest(&job.group)? else {
+            if let Some(file) = self.file {
+                return self.of_file(job, file);
+            }
+            let folder = checkpoints.dir().display();
+            return job.agree(Err(anyhow::anyhow!(
+                "no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR"
+            )));
+        };
+        let path = found.path.clone();
+        job.agree(restore(&named(store), &found.state.model).map_err(Into::into))?;
+        Ok(path)
+    }
+
+    fn of_file(&self, job: &Job, file: &Path) -> anyhow::Result<PathBuf> {
         let untrained = anyhow::anyhow!(
             "MODEL.NEW_CLASSIFIER is True: {} would be tested with a last layer that nobody has trained; \
              try it without, or the run's OUT_DIR",
-            weights.display()
+            file.display()
         );
-        job.agree(if config.model.new_classifier { Err(untrained) } else { Ok(weights.clone()) })
-    };
-    if let (Some(weights), Given::OnCommandLine) = (weights, given) {
-        return from_file(weights);
+        job.agree(if self.is_untrained { Err(untrained) } else { Ok(file.to_owned()) })
     }
-    let checkpoints = pieces::checkpoints(config);
-    let Some(found) = checkpoints.load_latest(&job.group)? else {
-        if let Some(weights) = weights {
-            return from_file(weights);
-        }
-        let folder = checkpoints.dir().display();
-        return job.agree(Err(anyhow::anyhow!(
-            "no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR"
-        )));
-    };
-    let path = found.path.clone();
-    job.agree(restore(&named(store), &found.state.model).map_err(Into::into))?;
-    Ok(path)
 }

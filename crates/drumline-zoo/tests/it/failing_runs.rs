@@ -7,7 +7,7 @@ use drumline_launch::Exit;
 use super::running::{Place, Rank, column};
 
 /// What rank 0 said of a failure that all ranks share.
-fn shared(ranks: &[Rank]) -> &str {
+pub(super) fn shared(ranks: &[Rank]) -> &str {
     for rank in ranks {
         assert_eq!(rank.exit, Exit::Code(1), "{}{}", rank.stdout, rank.stderr);
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drumline_launch::{Exit, LocalJob, Output, RunningJob};
+use drumline_text::synth_text::{self, SynthTextOptions};
 use drumline_zoo::synth_cifar;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 const BINARY: &str = env!("CARGO_BIN_EXE_drumline-train");
 const LONGEST: Duration = Duration::from_secs(240);
 
-/// 40 training and 21 test images, and a configuration for them.
+/// A data set, and a configuration for it.
 pub(super) struct Place {
     folder: TempDir,
 }
@@ -24,6 +25,7 @@ pub(super) struct Rank {
 }
 
 impl Place {
+    /// 40 training and 21 test images.
     pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         synth_cifar::write(&folder.path().join("data"), 40, 21, 1).unwrap();
@@ -32,6 +34,22 @@ impl Place {
              TRAIN: {{DATASET: {0}/data, BATCH_SIZE: 4, IM_SIZE: 32, WORKERS: 1, PRINT_FREQ: 2}}\n\
              TEST: {{BATCH_SIZE: 3, IM_SIZE: 32}}\n\
              OPTIM: {{MAX_EPOCH: 2, BASE_LR: 0.01, WARMUP_EPOCHS: 0}}\n\
+             OUT_DIR: {0}/exp\nRNG_SEED: 7\n",
+            folder.path().display()
+        );
+        std::fs::write(folder.path().join("c.yaml"), text).unwrap();
+        Self { folder }
+    }
+
+    /// Texts to classify, or to tag.
+    pub(super) fn of_texts(task: &str, options: &SynthTextOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        synth_text::write(folder.path().join("data"), options).unwrap();
+        let ending = if task == "tag" { "conll" } else { "csv" };
+        let text = format!(
+            "TEXT: {{TASK: {task}, TRAIN: {0}/data/train.{ending}, DEV: {0}/data/dev.{ending}, TEST: {0}/data/test.{ending}, TAG_COLUMN: 1}}\n\
+             MODEL: {{D_WORD_VEC: 32, D_HIDDEN: 32, N_HEAD: 4, D_INNER_HID: 64}}\n\
+             TRAIN: {{BATCH_SIZE: 16}}\nOPTIM: {{BASE_LR: 0.01, MAX_EPOCH: 4}}\n\
              OUT_DIR: {0}/exp\nRNG_SEED: 7\n",
             folder.path().display()
         );

@@ -5,11 +5,11 @@ use drumline_torch::Optimizer;
 use tch::nn::VarStore;
 
 use super::optimizer::sgd;
-use crate::config::Config;
+use crate::config::{Config, Run};
 
 /// The run's checkpoints.
-pub(in crate::program) fn checkpoints(config: &Config) -> Checkpoints {
-    Checkpoints::new(config.run.out_dir.join("checkpoints"))
+pub(in crate::program) fn checkpoints(run: &Run) -> Checkpoints {
+    Checkpoints::new(run.out_dir.join("checkpoints"))
 }
 
 /// The checkpoint as `TRAIN.LOAD_OPT` wants it: with the optimizer's state and the random numbers, or with those of a run that begins.

@@ -5,16 +5,16 @@ use tch::Tensor;
 
 /// A share in percent.
 #[derive(Debug, Clone)]
-pub(in crate::program) struct Percent(TopK);
+pub(in crate::program) struct Percent<M>(pub(in crate::program) M);
 
-impl Percent {
+impl Percent<TopK> {
     /// Of the samples whose class is among the best `k`.
     pub(in crate::program) fn of_top(k: usize) -> Self {
         Self(TopK::new(k))
     }
 }
 
-impl Metric for Percent {
+impl<M: Metric> Metric for Percent<M> {
     fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
         self.0.update(output, target)
     }

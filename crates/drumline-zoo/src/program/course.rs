@@ -1,0 +1,202 @@
+//! What a training goes by, whatever it trains: where it writes and goes on from, how far it goes, and what is told of it.
+//!
+//! ```text
+//!   Config, TextConfig ─▶ Course ─ begin ─▶ the last checkpoint, if any ─▶ a DistTrainer of its kind ─ train ─▶ the last words
+//! ```
+
+use drumline::SamplerPosition;
+use drumline::checkpoint::{Checkpoints, Loaded};
+use drumline::trainer::{
+    Batch, Checkpoint, DistTrainer, End, EventFile, Every, LoadBestModel, Model, RankFiles, TensorBoard,
+    TrainOutcome,
+};
+use drumline_observe::bar::Progress;
+
+use super::callbacks::{FiniteLoss, SaveConfig};
+use super::checked::check_writable;
+use super::ending::Stopped;
+use super::job::Job;
+use super::pieces;
+use super::shown::{IMAGES, Shown, Words};
+use crate::config::{Config, Entry, Run};
+
+/// Steps that are not traced: memory is new, and files are read for the first time.
+const WARM_UP: u64 = 5;
+
+/// The keys that all trainings have.
+pub(super) struct Course {
+    pub(super) run: Run,
+    /// All keys, for whoever looks at the run.
+    pub(super) entries: Vec<Entry>,
+    /// The same as it is saved.
+    pub(super) yaml: String,
+    pub(super) auto_resume: bool,
+    pub(super) max_epoch: u64,
+    pub(super) max_steps: Option<u64>,
+    pub(super) print_freq: u64,
+    /// Batches of an evaluation from line to line.
+    pub(super) eval_print_freq: u64,
+    pub(super) words: Words,
+    pub(super) tensorboard: bool,
+    pub(super) trace_steps: u64,
+    /// What the best model is the best by.
+    pub(super) best_by: String,
+    /// What to try when the loss is no number.
+    pub(super) calmer: &'static str,
+}
+
+/// What a training begins with.
+pub(super) struct Begin {
+    pub(super) found: Option<Loaded>,
+    pub(super) progress: Progress,
+    pub(super) seed: u64,
+}
+
+impl From<&Config> for Course {
+    fn from(config: &Config) -> Self {
+        let (train, optim) = (&config.train, &config.optim);
+        Self {
+            run: config.run.clone(),
+            entries: config.entries(),
+            yaml: config.to_yaml(),
+            auto_resume: train.auto_resume,
+            max_epoch: optim.max_epoch,
+            max_steps: train.max_steps,
+            print_freq: train.print_freq as u64,
+            eval_print_freq: config.test.print_freq as u64,
+            words: IMAGES,
+            tensorboard: train.tensorboard,
+            trace_steps: train.trace_steps,
+            best_by: "Acc@1".to_owned(),
+            calmer: "a smaller OPTIM.BASE_LR or more OPTIM.WARMUP_EPOCHS",
+        }
+    }
+}
+
+impl Course {
+    /// Looks for where to go on; `None`, and a word about it, where nothing is left to do.
+    pub(super) fn begin(&self, job: &Job, seed: u64) -> anyhow::Result<Option<Begin>> {
+        job.agree(if job.is_first() { check_writable("OUT_DIR", &self.run.out_dir) } else { Ok(()) })?;
+        let found = match self.auto_resume {
+            true => self.checkpoints().load_latest(&job.group)?,
+            false => None,
+        };
+        let progress = match job.is_first() {
+            true => Progress::new(self.print_freq),
+            false => Progress::silent(),
+        };
+        if let Some(found) = found.as_ref().filter(|found| self.is_over(found)) {
+            progress.say(&self.nothing_left(found));
+            return Ok(None);
+        }
+        let seed = self.seed_of(seed, found.as_ref());
+        Ok(Some(Begin { found, progress, seed }))
+    }
+
+    /// The run's checkpoints.
+    fn checkpoints(&self) -> Checkpoints {
+        pieces::checkpoints(&self.run)
+    }
+
+    /// Trains to the end, with what is shown, written and kept of all trainings, and tells how it ended.
+    pub(super) fn train<M: Model<B> + ?Sized, B: Batch>(
+        &self,
+        job: &Job,
+        trainer: DistTrainer<'_, M, B>,
+        (progress, seed): (Progress, u64),
+    ) -> anyhow::Result<()> {
+        let progress = job.agree(progress.log_to(&self.run.out_dir).map_err(Into::into))?;
+        let trainer = self.set_up(trainer, job, seed);
+        let outcome = self.observed(trainer, progress.clone()).train(LoadBestModel::No)?;
+        progress.say(&self.last_words(&outcome));
+        match (job.signal_that_ended_it(), &outcome.end) {
+            (Some(signal), End::Stopped { .. }) => Err(Stopped { signal }.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// With what all trainings have, behind the callbacks of its own.
+    fn set_up<'a, M: Model<B> + ?Sized, B: Batch>(
+        &self,
+        trainer: DistTrainer<'a, M, B>,
+        job: &Job,
+        seed: u64,
+    ) -> DistTrainer<'a, M, B> {
+        let out_dir = self.run.out_dir.clone();
+        let trainer = trainer
+            .stop_request(job.stop.clone())
+            .callback(FiniteLoss { out_dir, calmer: self.calmer })
+            .callback(Checkpoint::every(Every::Epochs(1)))
+            .n_epochs(self.max_epoch)
+            .seed(seed)
+            .print_every(0)
+            .save_path(self.checkpoints().dir())
+            .config(self.entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())));
+        match self.max_steps {
+            Some(most) => trainer.max_steps(most),
+            None => trainer,
+        }
+    }
+
+    /// With those that show and write what happens.
+    fn observed<'a, M: Model<B> + ?Sized, B: Batch>(
+        &self,
+        trainer: DistTrainer<'a, M, B>,
+        progress: Progress,
+    ) -> DistTrainer<'a, M, B> {
+        let folder = &self.run.out_dir;
+        let shown = Shown::new(progress, self.eval_print_freq, self.words);
+        let trainer = trainer
+            .callback(RankFiles::in_folder(folder))
+            .master_callback(SaveConfig { run: self.run.clone(), yaml: self.yaml.clone() })
+            .master_callback(shown)
+            .master_callback(EventFile::in_folder(folder));
+        let trainer = match self.tensorboard {
+            true => trainer.master_callback(TensorBoard::in_folder(folder.join("tensorboard"))),
+            false => trainer,
+        };
+        trainer.trace_steps(WARM_UP..WARM_UP + self.trace_steps, folder)
+    }
+
+    /// Whether the checkpoint is that of the last step.
+    fn is_over(&self, found: &Loaded) -> bool {
+        found.state.epoch >= self.max_epoch || self.max_steps.is_some_and(|most| found.state.step >= most)
+    }
+
+    fn nothing_left(&self, found: &Loaded) -> String {
+        let (step, epoch) = (found.state.step, found.state.epoch);
+        let (best, best_by) = (found.state.best.unwrap_or(0.0), &self.best_by);
+        format!(
+            "[resume] == nothing left to do after step {step}, {epoch} epochs; best {best_by} {best:.3} in {}; \
+             try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",
+            self.run.out_dir.display()
+        )
+    }
+
+    /// A run that was given no seed goes on with the one that it drew.
+    fn seed_of(&self, seed: u64, found: Option<&Loaded>) -> u64 {
+        let saved = found.and_then(|found| serde_json::from_value(found.state.sampler.clone()).ok());
+        match (self.run.rng_seed, saved) {
+            (None, Some(SamplerPosition { seed, .. })) => seed,
+            _ => seed,
+        }
+    }
+
+    fn last_words(&self, outcome: &TrainOutcome) -> String {
+        let (step, folder) = (outcome.steps, self.run.out_dir.display());
+        let finished = |how: &str| {
+            let best = outcome.best_metric.map(|best| format!("best {} {best:.3} | ", self.best_by));
+            let best = best.unwrap_or_default();
+            format!("            =======  Training Finished  ======={how}\n   {best}{folder}")
+        };
+        match &outcome.end {
+            End::Stopped { reason } if reason.starts_with("early stop") => {
+                finished(&format!("\n   {reason}, after step {step}"))
+            }
+            End::Stopped { .. } => format!(
+                "[stop] == asked to stop after step {step}; the checkpoint is in {folder}; the same command goes on =="
+            ),
+            End::Finished => finished(""),
+        }
+    }
+}

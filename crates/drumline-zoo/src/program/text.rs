@@ -1,0 +1,8 @@
+//! Classification and tagging: `drumline-train train` and `test` with a configuration that has a section `TEXT`.
+
+mod parts;
+mod test;
+mod train;
+
+pub(super) use test::test;
+pub(super) use train::train;

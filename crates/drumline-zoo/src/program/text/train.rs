@@ -1,0 +1,239 @@
+//! `drumline-train train` on text.
+
+use anyhow::{Context, ensure};
+use drumline::trainer::{DistTrainer, EarlyStop, GradientClip, Warmup};
+use drumline::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
+use drumline_observe::bar::Progress;
+use drumline_text::{BatchBy, BatchPlan};
+use tch::Tensor;
+use tch::nn::{ModuleT, VarStore};
+
+use super::parts;
+use crate::nmt::config::OptimizerName;
+use crate::program::args::{RunArgs, TrainArgs};
+use crate::program::checked::device;
+use crate::program::course::{Begin, Course};
+use crate::program::job::Job;
+use crate::program::pieces::Percent;
+use crate::program::shown::TEXTS;
+use crate::text::config::{AfterWarmup, TextOptim, TextTrain};
+use crate::text::{Lexicon, Task, TextConfig, TextData, Texts, figure_of_step, figures, loss};
+
+/// Batches within which texts of like length are brought together: enough to pad little, few enough that an epoch does not go from
+/// short texts to long ones.
+const BUFFER: usize = 16;
+
+/// One of the nets.
+type Net = dyn ModuleT;
+type TextTrainer<'a> = DistTrainer<'a, Net, (Tensor, Tensor)>;
+
+/// Trains as the command line says; an error if that was not possible.
+pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
+    let config = checked(&args.run);
+    let job = Job::join()?;
+    let config = job.agree(config)?;
+    let parity = args.verify_parity.is_none();
+    job.agree(parity.then_some(()).context("--verify-parity is for images; try without"))?;
+    job.say_hello();
+    let mut course = Course::from(&config);
+    let seed = job.seed(config.run.rng_seed)?;
+    let Some(begin) = course.begin(&job, seed)? else { return Ok(()) };
+    let lexicon = lexicon(&job, &config, &begin)?;
+    course.best_by = best_by(&config, &lexicon);
+    let sets = job.agree(Sets::read(&config, &lexicon))?;
+    sets.check_alike(&job)?;
+    sets.tell(&begin.progress);
+    run(&job, &config, &course, (begin, lexicon, sets))
+}
+
+fn checked(args: &RunArgs) -> anyhow::Result<TextConfig> {
+    let config = parts::checked(args)?;
+    parts::check_file("TEXT.TRAIN", &config.text.train)?;
+    if let Some(dev) = &config.text.dev {
+        parts::check_file("TEXT.DEV", dev)?;
+    }
+    Ok(config)
+}
+
+/// That of the training file; a run that goes on keeps its own, whose numbers its weights know.
+fn lexicon(job: &Job, config: &TextConfig, begin: &Begin) -> anyhow::Result<Lexicon> {
+    let folder = &config.run.out_dir;
+    if begin.found.is_some() {
+        return Ok(Lexicon::read_by_all(&job.group, folder)?);
+    }
+    let make = || {
+        let texts = Texts::read(&config.text.train, &config.text)?;
+        Ok(Lexicon::of(&texts, &config.text))
+    };
+    Ok(Lexicon::shared(&job.group, folder, make)?)
+}
+
+fn best_by(config: &TextConfig, lexicon: &Lexicon) -> String {
+    let first = || figures(config.text.task, &lexicon.labels)[0].0.to_owned();
+    config.train.metric_key.clone().unwrap_or_else(first)
+}
+
+/// The data of a training.
+struct Sets {
+    train: TextData,
+    dev: Option<TextData>,
+    left_out: Vec<String>,
+}
+
+impl Sets {
+    fn read(config: &TextConfig, lexicon: &Lexicon) -> anyhow::Result<Self> {
+        let (keys, mut left_out) = (&config.text, Vec::new());
+        let mut read = |path, max_len| -> anyhow::Result<TextData> {
+            let texts = Texts::read(path, keys)?;
+            if texts.left_out > 0 {
+                left_out.push(format!("{} empty texts of {:?} are left out", texts.left_out, texts.path));
+            }
+            Ok(TextData::new(&texts, lexicon, keys.task, max_len)?)
+        };
+        let train = read(&keys.train, keys.max_len)?;
+        let labels = lexicon.labels.len();
+        ensure!(
+            labels > 1,
+            "{:?} has {labels} label, expected at least two; try another TEXT.LABEL",
+            keys.train
+        );
+        // Each word of an evaluation counts.
+        let max_len = keys.max_len.filter(|_| keys.task == Task::Classify);
+        let dev = keys.dev.as_ref().map(|dev| read(dev, max_len)).transpose()?;
+        Ok(Self { train, dev, left_out })
+    }
+
+    /// Hosts with other files would make other plans, and train past each other.
+    fn check_alike(&self, job: &Job) -> anyhow::Result<()> {
+        let own = [Some(&self.train), self.dev.as_ref()].map(|data| data.map_or(0, TextData::fingerprint));
+        let mut first = own;
+        job.group.broadcast(&mut first, 0)?;
+        let alike = |place: usize, key: &str| {
+            ensure!(
+                own[place] == first[place],
+                "{key} has other texts here than on rank 0; try to copy it again"
+            );
+            Ok(())
+        };
+        job.agree(alike(0, "TEXT.TRAIN").and_then(|()| alike(1, "TEXT.DEV")))
+    }
+
+    fn tell(&self, progress: &Progress) {
+        self.left_out.iter().for_each(|line| progress.say(&format!("note: {line}")));
+    }
+}
+
+fn run(
+    job: &Job,
+    config: &TextConfig,
+    course: &Course,
+    (begin, lexicon, sets): (Begin, Lexicon, Sets),
+) -> anyhow::Result<()> {
+    let device = job.agree(device(config.run.device, job.local_rank))?;
+    tch::manual_seed(begin.seed as i64);
+    let store = VarStore::new(device);
+    let net = job.agree(parts::net(config, &lexicon, &store))?;
+    let seed = begin.seed;
+    let trainer = job.agree(trainer(job, (config, &lexicon), (&*net, &store), (sets, seed)))?;
+    let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
+    let trainer = match begin.found {
+        Some(found) => trainer.resume_with(found),
+        None => trainer,
+    };
+    course.train(job, trainer, (begin.progress, seed))
+}
+
+/// The trainer that the configuration asks for, by the rank alone.
+fn trainer<'a>(
+    job: &Job,
+    (config, lexicon): (&TextConfig, &Lexicon),
+    (net, store): (&'a Net, &'a VarStore),
+    (sets, seed): (Sets, u64),
+) -> anyhow::Result<TextTrainer<'a>> {
+    let (train, task, labels) = (&config.train, config.text.task, &lexicon.labels);
+    let sampler = sets.train.sampler(plan(train, seed), job.place())?;
+    let (name, figure) = figure_of_step(task, labels);
+    let mut trainer = DistTrainer::new(&job.group, net, store, sets.train)
+        .loss(loss(task))
+        .sampler(sampler)
+        .train_metric(name, Percent(figure))
+        .callback(warmup(&config.optim))
+        .batch_size_per_gpu(train.batch_size)
+        .dev_batch_size(config.test.batch_size)
+        .update_every(train.accumulate)
+        .num_workers(train.workers);
+    if let Some(dev) = sets.dev {
+        let sampler = dev.sampler(parts::plan_of_evaluation(config.test.batch_size), job.place())?;
+        trainer = trainer.dev_data(dev).dev_sampler(sampler);
+        for (name, figure) in figures(task, labels) {
+            trainer = trainer.metric(name, Percent(figure));
+        }
+    }
+    if let Some(key) = &train.metric_key {
+        trainer = trainer.metric_key(key);
+    }
+    if let Some(norm) = config.optim.grad_clip {
+        trainer = trainer.callback(GradientClip::norm(norm));
+    }
+    Ok(match train.early_stop {
+        Some(patience) => trainer.callback(EarlyStop::patience(patience)),
+        None => trainer,
+    })
+}
+
+fn plan(train: &TextTrain, seed: u64) -> BatchPlan {
+    let &TextTrain { batch_size, bucket, shuffle, .. } = train;
+    let buffer = BUFFER.saturating_mul(batch_size);
+    BatchPlan { by: BatchBy::Samples(batch_size), bucket, buffer, shuffle, seed }
+}
+
+/// From 1 on a number of steps, as fastNLP's.
+fn warmup(optim: &TextOptim) -> Warmup {
+    let warmup = match optim.warmup {
+        fraction if fraction < 1.0 => Warmup::fraction(fraction),
+        steps => Warmup::steps(steps as u64),
+    };
+    match optim.schedule {
+        AfterWarmup::Linear => warmup.then_linear(),
+        AfterWarmup::Constant => warmup,
+    }
+}
+
+fn with_optimizer<'a>(
+    trainer: TextTrainer<'a>,
+    optim: &TextOptim,
+    store: &VarStore,
+) -> anyhow::Result<TextTrainer<'a>> {
+    let (lr, weight_decay) = (optim.base_lr, optim.weight_decay);
+    let adam = || AdamOptions { lr, weight_decay: Some(weight_decay), ..AdamOptions::default() };
+    let sgd = || SgdOptions { lr, weight_decay, momentum: optim.momentum, ..SgdOptions::default() };
+    Ok(match optim.method {
+        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam())?),
+        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam())?),
+        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd())?),
+    })
+}
+
+impl From<&TextConfig> for Course {
+    fn from(config: &TextConfig) -> Self {
+        let (train, optim) = (&config.train, &config.optim);
+        Self {
+            run: config.run.clone(),
+            entries: config.entries(),
+            yaml: config.to_yaml(),
+            auto_resume: train.auto_resume,
+            max_epoch: optim.max_epoch,
+            max_steps: train.max_steps,
+            print_freq: train.print_freq as u64,
+            eval_print_freq: train.print_freq as u64,
+            words: TEXTS,
+            tensorboard: train.tensorboard,
+            trace_steps: train.trace_steps,
+            best_by: train.metric_key.clone().unwrap_or_else(|| match config.text.task {
+                Task::Classify => "acc".to_owned(),
+                Task::Tag => "figure".to_owned(), // which one, the labels will tell
+            }),
+            calmer: "a smaller OPTIM.BASE_LR or more OPTIM.WARMUP",
+        }
+    }
+}

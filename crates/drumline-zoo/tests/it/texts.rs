@@ -1,0 +1,176 @@
+//! Classification and tagging by `drumline-train`: what is learnt, on how many ranks, gone on from, and refused.
+
+use std::fs;
+use std::path::Path;
+
+use drumline_text::synth_text::SynthTextOptions;
+use safetensors::SafeTensors;
+
+use super::failing_runs::shared;
+use super::running::{Place, column};
+
+const LARGE: SynthTextOptions = SynthTextOptions { train: 2500, dev: 201, test: 150, seed: 3 };
+const SMALL: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
+
+/// All weights of the last checkpoint.
+fn weights(place: &Place) -> Vec<f32> {
+    let bytes = fs::read(place.path("exp/checkpoints/latest/model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = tensors.names();
+    names.sort();
+    let values = |name: &str| -> Vec<f32> {
+        tensors.tensor(name).unwrap().data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    names.into_iter().flat_map(values).collect()
+}
+
+#[test]
+fn two_ranks_learn_to_classify_and_any_number_evaluates() {
+    let place = Place::of_texts("classify", &LARGE);
+    let said = place.passes(2, "train TRAIN.EARLY_STOP 3");
+    for words in ["=  Training  =", "texts/s", "| f1_micro ", "| f1_macro ", "best acc ", "| 201 texts"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let events = place.events();
+    assert!(column(&events, "eval", "acc").into_iter().fold(0.0, f64::max) > 95.0, "{said}");
+    assert_eq!(events[0]["config"]["TEXT.TASK"], "classify");
+    assert!(fs::read_to_string(place.path("exp/vocab.json")).unwrap().contains("\"Wednesday\": ["));
+    assert_eq!(
+        fs::read_to_string(place.path("exp/labels.json")).unwrap(),
+        "[\"negative\",\"neutral\",\"positive\"]\n"
+    );
+    // The training file is not needed any more.
+    fs::remove_file(place.path("data/train.csv")).unwrap();
+    let line = |said: &str| said.lines().find(|line| line.contains("== test:")).unwrap().to_owned();
+    let [one, three] = [1, 3].map(|ranks| line(&place.passes(ranks, "test TEST.BATCH_SIZE 7")));
+    assert_eq!(one, three, "each text counts once");
+    assert!(one.contains("| 150 texts |"), "{one}");
+}
+
+#[test]
+fn two_ranks_learn_to_tag_with_both_nets() {
+    for (net, words) in
+        [("bilstm", ""), ("transformer", "MODEL.N_LAYERS 2 OPTIM.BASE_LR 0.003 OPTIM.MAX_EPOCH 8")]
+    {
+        let place = Place::of_texts("tag", &LARGE);
+        let said = place.passes(2, &format!("train MODEL.NET {net} {words}"));
+        let spans = column(&place.events(), "eval", "f1_span");
+        assert!(spans.into_iter().fold(0.0, f64::max) > 95.0, "{said}");
+        assert!(said.contains("best f1_span "), "{said}");
+        assert!(place.passes(2, &format!("test MODEL.NET {net} {words}")).contains("== test: loss: "));
+    }
+}
+
+#[test]
+fn one_rank_and_two_make_the_same_steps() {
+    for task in ["classify", "tag"] {
+        let runs = [(1, 2), (2, 1)].map(|(ranks, accumulate)| {
+            let place = Place::of_texts(task, &SMALL);
+            let words = "OPTIM.METHOD sgd MODEL.DROPOUT 0 TRAIN.BATCH_SIZE 7";
+            place.passes(ranks, &format!("train {words} TRAIN.ACCUMULATE {accumulate}"));
+            (weights(&place), place.events())
+        });
+        let [(one, one_events), (two, two_events)] = &runs;
+        let far = one.iter().zip(two).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(one.len() == two.len() && far < 1e-5, "{task}: {far}");
+        assert!(one.iter().any(|weight| weight.abs() > 1e-3));
+        for (kind, key) in [("step", "loss"), ("step", "samples"), ("eval", "loss"), ("eval", "acc")] {
+            let [one, two] = [one_events, two_events].map(|events| column(events, kind, key));
+            let near = one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-4);
+            assert!(one.len() == two.len() && near, "{task}, {kind} {key}: {one:?}, {two:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_in_two_parts_is_the_same_as_one() {
+    let words = "train OPTIM.SCHEDULE constant OPTIM.WARMUP 4 OPTIM.GRAD_CLIP 1.0 MODEL.DROPOUT 0.3";
+    let (whole, parts) = (Place::of_texts("classify", &SMALL), Place::of_texts("classify", &SMALL));
+    whole.passes(2, words);
+    parts.passes(2, &format!("{words} TRAIN.MAX_STEPS 4"));
+    let said = parts.passes(2, words);
+    assert!(said.contains("[resume] == after step 4, epoch 2 =="), "{said}");
+    let [one, two] = [&whole, &parts].map(|place| column(&place.events(), "step", "loss"));
+    assert_eq!(one, two, "bit for bit");
+    assert_eq!(weights(&whole), weights(&parts));
+    let again = parts.passes(2, words);
+    assert!(again.contains("nothing left to do after step 12, 4 epochs; best acc"), "{again}");
+}
+
+#[test]
+fn a_run_that_goes_on_keeps_its_words() {
+    let place = Place::of_texts("classify", &SMALL);
+    place.passes(2, "train TRAIN.MAX_STEPS 4");
+    let words = fs::read(place.path("exp/vocab.json")).unwrap();
+    place.passes(2, "train TEXT.MIN_COUNT 5");
+    assert_eq!(fs::read(place.path("exp/vocab.json")).unwrap(), words);
+    place.passes(1, "train TEXT.MIN_COUNT 5 TRAIN.AUTO_RESUME False");
+    assert_ne!(fs::read(place.path("exp/vocab.json")).unwrap(), words, "control");
+}
+
+#[test]
+fn early_stop_ends_it_and_without_dev_nothing_is_evaluated() {
+    let place = Place::of_texts("tag", &SMALL);
+    let said = place.passes(2, "train TRAIN.EARLY_STOP 2 OPTIM.BASE_LR 0 OPTIM.MAX_EPOCH 50");
+    assert!(
+        said.contains("Training Finished") && said.contains("early stop: no better f1_span in 2"),
+        "{said}"
+    );
+    let place = Place::of_texts("tag", &SMALL);
+    let said = place.passes(2, "train TEXT.DEV None OPTIM.METHOD adam OPTIM.MAX_EPOCH 1");
+    assert!(said.contains("Training Finished") && !said.contains("== eval"), "{said}");
+}
+
+fn append(path: &Path, bytes: &[u8]) {
+    let content = fs::read(path).unwrap();
+    fs::write(path, [&content, bytes].concat()).unwrap();
+}
+
+#[test]
+fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
+    type Spoil = fn(&Place);
+    let nothing: Spoil = |_| {};
+    let dev_label: Spoil = |place| append(&place.path("data/dev.csv"), b"well,mixed\n");
+    let not_utf8: Spoil = |place| append(&place.path("data/train.csv"), b"\xff,positive\n");
+    let dev_not_utf8: Spoil = |place| append(&place.path("data/dev.csv"), b"\xff,positive\n");
+    let short: Spoil = |place| append(&place.path("data/train.csv"), b"alone\n");
+    let one_label: Spoil = |place| fs::write(place.path("data/train.csv"), "text,label\na,b\n").unwrap();
+    let empty: Spoil = |place| fs::write(place.path("data/train.csv"), "text,label\n ,b\n").unwrap();
+    for (spoil, words, told) in [
+        (dev_label, "train", "line 23 of"),
+        (
+            dev_label,
+            "train",
+            "dev.csv\" has the label `mixed`, which the training data lacks; try one of: neg",
+        ),
+        (not_utf8, "train", "line 92 of"),
+        (dev_not_utf8, "train", "line 23 of"),
+        (short, "train", "line 92 of"),
+        (one_label, "train", "has 1 label, expected at least two"),
+        (empty, "train", "no sentences remain of"),
+        (nothing, "train TEXT.TRAIN /no/such.csv", "TEXT.TRAIN: no file /no/such.csv; try"),
+        (nothing, "train TEXT.DEV /no/such.csv", "TEXT.DEV: no file /no/such.csv; try"),
+        (nothing, "train TEXT.LABEL lable", "line 1 of"),
+        (nothing, "train TEXT.FEILDS [text]", "unknown key TEXT.FEILDS; try TEXT.FIELDS"),
+        (nothing, "train TRAIN.METRIC_KEY f2", "TRAIN.METRIC_KEY is f2; try one of"),
+        (nothing, "train MODEL.NET cnn", "MODEL.NET: expected bilstm or transformer, got cnn"),
+        (nothing, "train --verify-parity", "--verify-parity is for images"),
+        (nothing, "train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
+        (nothing, "test", "vocab.json\": No such file or directory (os error 2); try the OUT_DIR of a run"),
+    ] {
+        let place = Place::of_texts("classify", &SMALL);
+        spoil(&place);
+        let ranks = place.run(2, words);
+        let said = shared(&ranks);
+        assert!(said.contains(told), "{words}: {said}");
+    }
+}
+
+#[test]
+fn empty_texts_and_unknown_words_are_no_obstacle() {
+    let place = Place::of_texts("classify", &SMALL);
+    append(&place.path("data/train.csv"), b",positive\n\"  \",neutral\n");
+    append(&place.path("data/dev.csv"), "<PAD> 两 never seen,positive\n".as_bytes());
+    let said = place.passes(2, "train OPTIM.MAX_EPOCH 1");
+    assert!(said.contains("note: 2 empty texts of ") && said.contains("| 22 texts"), "{said}");
+}
