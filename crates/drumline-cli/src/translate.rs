@@ -67,8 +67,8 @@ struct Flags {
     #[arg(long, aliases = ["batch_size"], value_name = "N")]
     batch_size: Option<usize>,
     /// What the size of a batch counts: tokens or samples [default: tokens]
-    #[arg(long, aliases = ["batching_key"], value_name = "KEY")]
-    batching_key: Option<OsString>,
+    #[arg(long, aliases = ["batching_key"], value_name = "KEY", value_parser = ["tokens", "samples"], hide_possible_values = true)]
+    batching_key: Option<String>,
     /// Join pieces, and put spaces and capitals as people write
     #[arg(long)]
     postprocess: bool,
@@ -76,8 +76,8 @@ struct Flags {
     #[arg(long, aliases = ["shared_dir"], value_name = "DIR")]
     shared_dir: Option<OsString>,
     /// What computes: auto, cpu or cuda [default: auto]
-    #[arg(long, value_name = "DEVICE")]
-    device: Option<OsString>,
+    #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"], hide_possible_values = true)]
+    device: Option<String>,
     /// The same as --device cuda
     #[arg(long = "use_gpu", alias = "use-gpu")]
     use_gpu: bool,

@@ -35,6 +35,25 @@ pub(crate) fn check_alike(
     }
 }
 
+/// An error on all ranks, with one text, if a rank was given something else than rank 0: names and values, in the same order. Every rank calls it, before
+/// work that goes wrong where ranks differ.
+///
+/// ```
+/// use drumline::{LocalGroup, ensure_alike};
+///
+/// let told = LocalGroup::run(2, |group| {
+///     let given = vec![("batch size".to_owned(), (32 + group.rank()).to_string())];
+///     Ok(ensure_alike(&group, "configuration", given).unwrap_err().to_string())
+/// })?;
+/// let text = "rank 1 was given another configuration than rank 0: batch size is 33, expected 32; try the same on all ranks";
+/// assert_eq!(told, [text; 2]);
+/// # Ok::<(), drumline::CommError>(())
+/// ```
+#[track_caller]
+pub fn ensure_alike(group: &ProcessGroup, what: &str, given: Vec<(String, String)>) -> Result<(), RunError> {
+    check_alike(group, what, Ok(given))
+}
+
 /// The error of a mistake that ranks make alike, as they run one program: where the others have made it, too, one for all. A rank that is alone with it,
 /// while the others wait for it elsewhere, tells of it itself.
 #[track_caller]

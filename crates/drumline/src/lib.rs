@@ -78,12 +78,13 @@ mod guides {
 }
 
 pub use accelerator::{Accelerator, AcceleratorError};
+pub use alike::ensure_alike;
 pub use device::local_device;
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
     Scope, Source, Transport, Work, bf16, f16,
 };
-pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal};
+pub use drumline_launch::{Exit, Failure, FailureReport, LaunchError, Output, Signal, signal_name};
 pub use drumline_parallel::{
     AllReduce, AveragingLevel, CommHook, Compressed, DataParallel, Ddp, DdpObserver, DdpOptions,
     DistributedOptimizer, Divide, GradBucket, HierarchicalAverager, ParallelError, PeriodicAverager,

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use drumline_rendezvous::{Member, Store, StoreError};
 
+/// More than any queue has pieces.
+const CLOSED: i64 = 1 << 48;
+
 /// Pieces of work, numbered from 0, each given to one rank: the one that asks first. For pieces that take unequal time, as where sentences are translated; put
 /// the longest first. What a rank makes of its pieces is its own until it is gathered.
 ///
@@ -48,6 +51,11 @@ impl WorkQueue {
         let taken = self.store.add(&self.key, 1)?;
         let piece = usize::try_from(taken - 1).unwrap_or(usize::MAX);
         Ok(Some(piece).filter(|piece| *piece < self.len))
+    }
+
+    /// Nobody gets a further piece: for a rank that cannot go on, so that the others do not work for nothing before they hear of it.
+    pub fn close(&self) -> Result<(), StoreError> {
+        self.store.add(&self.key, CLOSED).map(drop)
     }
 
     /// How many pieces there are.

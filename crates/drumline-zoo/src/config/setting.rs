@@ -157,7 +157,7 @@ impl<T: Setting> Setting for Option<T> {
 
 impl<T: Setting> Setting for Vec<T> {
     fn expects() -> String {
-        format!("a list such as [0, 30], each {}", T::expects())
+        format!("a list [a, b], each {}", T::expects())
     }
 
     fn read(value: &Value) -> Option<Self> {

@@ -54,7 +54,7 @@ fn codec(keys: &VocabularyKeys) -> Result<Codec, TextError> {
     let most = usize::try_from(keys.max_n_words).ok();
     let vocabulary = Vocabulary::read(&keys.dict_path, most)?;
     let is_json = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
-    let tokens = match (keys.kind, &keys.bpe_codes) {
+    let tokens = match (keys.kind, &keys.codes) {
         (VocabularyKind::Word, _) => Tokens::Words,
         (VocabularyKind::Bpe, None) => Tokens::Pieces(Pieces::split_already()),
         (VocabularyKind::Bpe, Some(path)) if is_json(path) => Tokens::Pieces(Pieces::read_tokenizer(path)?),

@@ -16,7 +16,7 @@ choice! {
     VocabularyKind, "word or bpe" {
         /// Words between spaces.
         Word = "word",
-        /// Pieces of words: text that is split already (`@@`), or split by `bpe_codes`.
+        /// Pieces of words: text that is split already (`@@`), or split by `codes`.
         Bpe = "bpe",
     }
 }
@@ -30,18 +30,18 @@ pub struct VocabularyKeys {
     pub dict_path: PathBuf,
     /// `max_n_words`: the most frequent; all, if it is -1.
     pub max_n_words: i64,
-    /// `bpe_codes`: how words are split, if they are not yet: subword-nmt's codes, or a `.json` of Hugging Face's tokenizers.
-    pub bpe_codes: Option<PathBuf>,
+    /// `codes`, or `bpe_codes`: how words are split, if they are not yet: subword-nmt's codes, or a `.json` of Hugging Face's tokenizers.
+    pub codes: Option<PathBuf>,
 }
 
 impl Setting for VocabularyKeys {
     fn expects() -> String {
-        "a map {type: word or bpe, dict_path: FILE, max_n_words: -1}".into()
+        "a map of type (word or bpe), dict_path (a file), max_n_words (-1: all) and codes (a file)".into()
     }
 
     fn read(value: &Value) -> Option<Self> {
         let Value::Section(pairs) = value else { return None };
-        let known = ["type", "dict_path", "max_n_words", "bpe_codes"];
+        let known = ["type", "dict_path", "max_n_words", "codes", "bpe_codes"];
         if pairs.iter().any(|(key, _)| !known.contains(&key.as_str())) {
             return None;
         }
@@ -50,12 +50,12 @@ impl Setting for VocabularyKeys {
             kind: of("type").map_or(Some(VocabularyKind::Word), VocabularyKind::read)?,
             dict_path: PathBuf::read(of("dict_path")?)?,
             max_n_words: of("max_n_words").map_or(Some(-1), i64::read)?,
-            bpe_codes: of("bpe_codes").map_or(Some(None), Option::read)?,
+            codes: of("codes").or(of("bpe_codes")).map_or(Some(None), Option::read)?,
         })
     }
 
     fn write(&self) -> Value {
-        let codes = self.bpe_codes.as_ref().map(|codes| ("bpe_codes", codes.write()));
+        let codes = self.codes.as_ref().map(|codes| ("codes", codes.write()));
         let pairs = [
             ("type", self.kind.write()),
             ("dict_path", self.dict_path.write()),
@@ -286,8 +286,8 @@ section! {
         "log_path" log_path: PathBuf = "log".into();
         /// Folder of translations made in validations
         "valid_path" valid_path: PathBuf = "valid".into();
-        /// Whether to go on from the last checkpoint in saveto, if there is one
-        "reload" reload: bool = true;
+        /// Whether to go on from the last checkpoint in saveto; not given: yes with drumline train, no with NJUNMT's command line
+        "reload" reload: Option<bool> = None;
         /// Weights to begin with, a .safetensors file or a checkpoint
         "pretrain_path" pretrain_path: Option<PathBuf> = None;
         /// Folder that all ranks see, to exchange large objects through files; without it they go from rank to rank
@@ -368,6 +368,22 @@ impl NmtConfig {
         table::entries(self)
     }
 
+    /// With paths that mean the same wherever they are read.
+    pub(crate) fn absolute(&self) -> Self {
+        let mut config = self.clone();
+        let data = &mut config.data;
+        let vocabularies = data.vocabularies.iter_mut();
+        let files =
+            vocabularies.flat_map(|keys| std::iter::once(&mut keys.dict_path).chain(keys.codes.as_mut()));
+        let files = files.chain(&mut data.train_data).chain(&mut data.valid_data);
+        for path in files.chain(data.bleu_valid_reference.as_mut()) {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute;
+            }
+        }
+        config
+    }
+
     fn check_files(&self) -> Result<(), ConfigError> {
         let two = |key, files: usize| match files {
             2 => Ok(()),
@@ -393,11 +409,15 @@ impl NmtConfig {
         }
         let training = &self.training;
         at_least_1(&[
+            ("training_configs.max_epochs", training.max_epochs),
+            ("training_configs.max_steps", training.max_steps.unwrap_or(1)),
             ("training_configs.batch_size", training.batch_size as u64),
             ("training_configs.valid_batch_size", training.valid_batch_size as u64),
             ("training_configs.bleu_valid_batch_size", training.bleu_valid_batch_size as u64),
             ("training_configs.update_cycle", training.update_cycle as u64),
             ("training_configs.num_kept_checkpoints", training.num_kept_checkpoints as u64),
+            ("training_configs.num_kept_best_model", training.num_kept_best_model as u64),
+            ("training_configs.bleu_valid_configs.max_steps", self.bleu.max_steps as u64),
             ("training_configs.buffer_size", training.buffer_size as u64),
             ("training_configs.disp_freq", training.disp_freq),
             ("training_configs.save_freq", training.save_freq),
@@ -408,6 +428,16 @@ impl NmtConfig {
             ("optimizer_configs.scheduler_configs.warmup_steps", self.scheduler.warmup_steps),
             ("data_configs.num_refs", self.data.num_refs as u64),
         ])?;
+        let smoothing = self.model.label_smoothing;
+        if !(0.0..1.0).contains(&smoothing) {
+            return unfit("model_configs.label_smoothing", format!("is {smoothing}; try 0 to below 1"));
+        }
+        if self.optimizer.schedule_method == Some(ScheduleMethod::Loss) && self.data.valid_data.is_empty() {
+            return unfit(
+                "optimizer_configs.schedule_method",
+                "is loss, which needs data_configs.valid_data",
+            );
+        }
         match self.optimizer_params.betas.len() {
             2 => Ok(()),
             _ => unfit("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.999]"),

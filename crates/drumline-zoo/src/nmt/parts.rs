@@ -1,9 +1,5 @@
 //! From NJUNMT's keys to what a trainer is given.
 
-use std::cell::Cell;
-use std::rc::Rc;
-use std::time::Instant;
-
 use anyhow::Context;
 use drumline::trainer::{
     BatchMetric, CrossEntropy, DistTrainer, LearningRate, Loss, ReduceOnPlateau, Supervised,
@@ -82,7 +78,8 @@ pub(crate) fn with_learning_rate<'a>(
         None => return Ok(trainer),
         Some(ScheduleMethod::Loss) => {
             let plateau = ReduceOnPlateau::patience(scheduler.patience).scale(scheduler.scale);
-            return Ok(trainer.callback(plateau.min_lr(min_lr)));
+            let plateau = plateau.min_lr(min_lr).every(config.training.loss_valid_freq);
+            return Ok(trainer.callback(plateau));
         }
         Some(ScheduleMethod::Linear) => {
             let schedule = linear(base, min_lr, scheduler.decay_steps)?;
@@ -143,37 +140,26 @@ impl Loss<NumberedPairs, Tensor> for TranslationLoss {
     }
 }
 
-/// Words of the target that all ranks learn from in a second, from the end of a step to that of the next.
-#[derive(Debug)]
-pub(crate) struct WordsPerSecond {
-    words: f64,
-    since: Rc<Cell<Instant>>,
-}
+/// Words of the target that a step learns from, on all ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Words(f64);
 
-impl WordsPerSecond {
-    /// `since` is when the last step ended; who does something else between steps sets it anew.
-    pub(crate) fn new(since: Rc<Cell<Instant>>) -> Self {
-        Self { words: 0.0, since }
-    }
-}
-
-impl BatchMetric<NumberedPairs, Tensor> for WordsPerSecond {
+impl BatchMetric<NumberedPairs, Tensor> for Words {
     fn update(&mut self, _: &Tensor, batch: &NumberedPairs) -> Result<(), Cause> {
-        self.words += batch.target().numel() as f64;
+        self.0 += batch.target().numel() as f64;
         Ok(())
     }
 
     fn sums(&self) -> Vec<f64> {
-        vec![self.words]
+        vec![self.0]
     }
 
     fn value_of(&self, sums: &[f64]) -> f64 {
-        let since = self.since.replace(Instant::now());
-        sums[0] / since.elapsed().as_secs_f64().max(1e-9)
+        sums[0]
     }
 
     fn reset(&mut self) {
-        self.words = 0.0;
+        self.0 = 0.0;
     }
 }
 

@@ -59,11 +59,6 @@ impl Lines {
     pub fn num_batches(&self) -> usize {
         self.batches.len()
     }
-
-    /// For ranks to compare: the lines and where their batches begin.
-    pub fn shape(&self) -> (usize, Vec<usize>) {
-        (self.len(), self.batches.iter().map(Vec::len).collect())
-    }
 }
 
 /// How the work is shared.
@@ -85,7 +80,7 @@ pub struct Translated {
     pub lines: Vec<Vec<String>>,
     /// Words, or pieces, of all best translations.
     pub tokens: u64,
-    /// Time from the first batch to the last, until all ranks were done.
+    /// Time until all ranks were done.
     pub seconds: f64,
     /// Batches that each rank has done, and how long it was at work.
     pub ranks: Vec<(usize, f64)>,
@@ -114,10 +109,13 @@ impl Translator<'_> {
         work: &WorkOptions<'_>,
         progress: impl FnMut(usize),
     ) -> Result<Option<Translated>, RunError> {
-        let begin = Instant::now();
-        let own = agree_on(work.group, self.share(lines, work, progress))?;
-        let all = work.exchange.gather(work.group, &own)?;
-        Ok(all.map(|all| self.put_together(lines.len(), all, begin.elapsed().as_secs_f64())))
+        let share = self.share(lines, work, progress);
+        if share.is_err() {
+            // The others stop at their next batch; what is wrong with the store is told by who asks it next.
+            let _ = work.queue.close();
+        }
+        let own = agree_on(work.group, share)?;
+        Ok(work.exchange.gather(work.group, &own)?.map(|all| self.put_together(lines.len(), all)))
     }
 
     fn share(
@@ -130,9 +128,11 @@ impl Translator<'_> {
         let (mut found, mut tokens, mut batches) = (Vec::new(), 0, 0);
         while let Some(number) = work.queue.take()? {
             if let Some(signal) = work.stop.signal() {
-                return Err(
-                    format!("stopped by {signal:?} before all was translated; nothing was written").into()
-                );
+                return Err(format!(
+                    "stopped by {} before all was translated; nothing was written",
+                    drumline::signal_name(signal.as_raw())
+                )
+                .into());
             }
             let batch = &lines.batches[number];
             for (line, (texts, words)) in batch.iter().zip(self.batch(lines, batch)?) {
@@ -161,7 +161,8 @@ impl Translator<'_> {
         texts.collect()
     }
 
-    fn put_together(&self, lines: usize, all: Vec<Done>, seconds: f64) -> Translated {
+    fn put_together(&self, lines: usize, all: Vec<Done>) -> Translated {
+        let seconds = all.iter().map(|(.., at_work)| *at_work).fold(0.0, f64::max);
         let mut translated =
             Translated { lines: vec![Vec::new(); lines], tokens: 0, seconds, ranks: Vec::new() };
         for (found, tokens, batches, at_work) in all {
@@ -178,7 +179,7 @@ impl Translator<'_> {
     }
 }
 
-/// Writes lines to a file, which is complete or not there: what stood at `path` is replaced at the end.
+/// Writes lines to a file, which is complete or not there: what stood at `path` is replaced at the end. Where that fails, they are in `path.part`.
 pub(crate) fn write_lines(path: &Path, lines: &[impl AsRef<str>]) -> Result<(), TextError> {
     let beside = path.with_added_extension("part");
     let write = || -> io::Result<()> {
@@ -189,8 +190,5 @@ pub(crate) fn write_lines(path: &Path, lines: &[impl AsRef<str>]) -> Result<(), 
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         std::fs::rename(&beside, path)
     };
-    write().map_err(|source| {
-        let _ = std::fs::remove_file(&beside);
-        TextError::WriteFile { path: path.to_owned(), source }
-    })
+    write().map_err(|source| TextError::WriteFile { path: path.to_owned(), source })
 }

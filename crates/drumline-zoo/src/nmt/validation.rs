@@ -1,9 +1,7 @@
 //! When a training validates, whether it translates then, and what becomes of the translations.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
 
 use drumline::trainer::{Callback, CallbackResult, Evaluation, TrainState};
 use drumline::{Cause, Exchange};
@@ -51,8 +49,6 @@ pub(crate) struct Validation {
     pub(crate) folder: PathBuf,
     /// Lines of the validation's source.
     pub(crate) lines: usize,
-    /// When the last step ended, for who measures steps.
-    pub(crate) since: Rc<Cell<Instant>>,
     /// Steps after which it validated last.
     pub(crate) last: Option<u64>,
 }
@@ -79,9 +75,9 @@ impl Validation {
 
 impl Callback for Validation {
     fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
-        self.since.set(Instant::now());
         // A signal may have cut the validation that belongs to the checkpoint.
-        if let Some(step) = state.resumed_at().filter(|step| self.due.validates(*step))
+        if let Some(step) = state.resumed_at()
+            && (self.due.validates(step) || self.is_last(state))
             && self.last != Some(step)
         {
             state.request_validation();
@@ -110,11 +106,10 @@ impl Callback for Validation {
 
     fn on_valid_end(&mut self, state: &mut TrainState, _: &Evaluation) -> CallbackResult {
         self.last = Some(state.step());
-        if self.round.translates.get() {
-            self.write(state)?;
+        match self.round.translates.get() {
+            true => self.write(state),
+            false => Ok(()),
         }
-        self.since.set(Instant::now());
-        Ok(())
     }
 
     fn state(&self) -> Value {

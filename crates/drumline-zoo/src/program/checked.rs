@@ -1,8 +1,9 @@
 //! What can be found wrong before a run begins: the configuration, its data sets, the device, the place for its output.
 
+use std::io::Read;
 use std::path::Path;
 
-use anyhow::{anyhow, ensure};
+use anyhow::{Context, anyhow, ensure};
 use tch::{Cuda, Device};
 
 use super::args::RunArgs;
@@ -72,6 +73,21 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
 pub(super) fn check_writable(name: &str, folder: &Path) -> anyhow::Result<()> {
     let trial = std::fs::create_dir_all(folder).and_then(|()| tempfile(folder));
     trial.map_err(|cause| anyhow!("cannot write to {name} {}: {cause}; try another {name}", folder.display()))
+}
+
+/// Of a file's bytes, for ranks to compare.
+pub(super) fn checksum(file: &Path) -> anyhow::Result<u32> {
+    let read = || -> std::io::Result<u32> {
+        let (mut file, mut crc) = (std::fs::File::open(file)?, crc32fast::Hasher::new());
+        let mut some = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut some)? {
+                0 => return Ok(crc.finalize()),
+                len => crc.update(&some[..len]),
+            }
+        }
+    };
+    read().with_context(|| format!("cannot read {}", file.display()))
 }
 
 fn tempfile(folder: &Path) -> std::io::Result<()> {

@@ -14,6 +14,8 @@ pub(super) struct Job {
     pub(super) stop: StopRequest,
     /// For work that ranks take piece by piece.
     pub(super) queue: WorkQueue,
+    /// Its launcher has started it again after a failure.
+    pub(super) is_restarted: bool,
     /// No launcher started it.
     is_alone: bool,
 }
@@ -31,8 +33,11 @@ impl Job {
         };
         let local_rank = member.local_rank;
         let queue = WorkQueue::new(&member, "job", 0);
+        let restarts = std::env::var(worker_env::TORCHELASTIC_RESTART_COUNT).ok();
+        let is_restarted =
+            restarts.and_then(|count| count.parse::<u64>().ok()).is_some_and(|count| count > 0);
         let group = ProcessGroup::new(member, GroupOptions::from_env()?)?;
-        Ok(Self { group, local_rank, stop, queue, is_alone })
+        Ok(Self { group, local_rank, stop, queue, is_restarted, is_alone })
     }
 
     /// The line that every rank says.

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
-use drumline::trainer::{End, LoadBestModel, TrainOutcome};
+use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
+use drumline::{SamplerPosition, ensure_alike};
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
-use super::checked::{check_writable, device};
+use super::checked::{check_writable, checksum, device};
 use super::ending::Stopped;
 use super::job::{Job, say};
+use crate::config::table;
 use crate::models::transformer::Transformer;
 use crate::nmt::{Bitext, Codecs, NmtConfig, transformer};
 use crate::weights;
@@ -56,9 +58,30 @@ impl Checked {
         Ok(Self { config, codecs, train, valid })
     }
 
-    /// What all ranks must have in common, for their plans to be the same.
-    fn print(&self) -> (u32, Option<u32>) {
-        (self.train.corpus().fingerprint(), self.valid.as_ref().map(|valid| valid.corpus().fingerprint()))
+    /// What all ranks must have in common, or their steps would not be the same.
+    fn given(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let own = [
+            "run_configs.",
+            "data_configs.train_data",
+            "data_configs.valid_data",
+            "data_configs.bleu_valid_reference",
+        ];
+        let is_own =
+            |key: &str| own.iter().any(|own| key.starts_with(own)) || key == "data_configs.vocabularies";
+        let keys = self.config.entries().into_iter().filter(|entry| !is_own(&entry.key));
+        let mut given: Vec<_> = keys.map(|entry| (entry.key, entry.value.to_string())).collect();
+        let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
+        add("the text of train_data", self.train.corpus().fingerprint().to_string());
+        let valid = self.valid.as_ref().map(|valid| valid.corpus().fingerprint());
+        add("the text of valid_data", format!("{valid:?}"));
+        for keys in &self.config.data.vocabularies {
+            for file in [Some(&keys.dict_path), keys.codes.as_ref()].into_iter().flatten() {
+                add("the vocabulary", checksum(file)?.to_string());
+            }
+        }
+        add("a shared_dir", self.config.run.shared_dir.is_some().to_string());
+        add("a reload", format!("{:?}", self.config.run.reload));
+        Ok(given)
     }
 }
 
@@ -66,36 +89,62 @@ fn run_configured(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
     let job = Job::join()?;
     let checked = job.agree(Checked::new(config))?;
     job.say_hello();
-    same_text(&job, &checked)?;
+    let given = job.agree(checked.given())?;
+    ensure_alike(&job.group, "translation", given)?;
     let run = &checked.config.run;
-    job.agree(if job.is_first() { prepare_folders(&checked.config) } else { Ok(()) })?;
+    // A job that its launcher has started again goes on by itself.
+    let reload = run.reload.unwrap_or(true) || job.is_restarted;
+    job.agree(if job.is_first() { prepare_folders(&checked.config, reload) } else { Ok(()) })?;
     if job.is_first() {
         tell(&checked);
     }
-    let found = match run.reload {
+    let found = match reload {
         true => Checkpoints::new(&run.saveto).load_latest(&job.group)?,
         false => None,
     };
-    if let Some(found) = found.as_ref().filter(|found| is_over(found, &checked.config)) {
+    if let Some(found) = found.as_ref().filter(|found| is_over(found, &checked)) {
         if job.is_first() {
             say(&nothing_left(found, &checked.config));
         }
         return Ok(());
     }
+    job.agree(found.as_ref().map_or(Ok(()), |found| same_plan(found, &checked)))?;
     train(&job, &checked, found)
 }
 
-fn same_text(job: &Job, checked: &Checked) -> anyhow::Result<()> {
-    let all = job.group.all_gather_object(&checked.print())?;
-    let other = all.iter().position(|print| *print != all[0]);
-    job.agree(other.map_or(Ok(()), |rank| {
-        bail!(
-            "rank {rank} has other text than rank 0 in data_configs.train_data or valid_data; try the same files on all nodes"
-        )
-    }))
+/// Keys that say which sentences make a batch.
+const PLAN: [&str; 7] = [
+    "training_configs.batch_size",
+    "training_configs.batching_key",
+    "training_configs.use_bucket",
+    "training_configs.buffer_size",
+    "training_configs.shuffle",
+    "data_configs.max_len",
+    FINGERPRINT,
+];
+
+/// In a checkpoint's configuration: of the text that is trained on.
+const FINGERPRINT: &str = "the text of train_data";
+
+/// A checkpoint within an epoch says how many batches were seen: they must be the same ones.
+fn same_plan(found: &Loaded, checked: &Checked) -> anyhow::Result<()> {
+    let place: SamplerPosition = serde_json::from_value(found.state.sampler.clone())?;
+    let print = (FINGERPRINT.to_owned(), checked.train.corpus().fingerprint().into());
+    for (key, now) in table::to_json(&checked.config).chain([print]) {
+        let saved = found.state.config.get(&key).filter(|saved| **saved != now && place.samples_seen > 0);
+        if let Some(saved) = saved.filter(|_| PLAN.contains(&key.as_str())) {
+            bail!(
+                "{} stands in the midst of an epoch: {key} was {saved}, and is {now} now, so that other sentences would make a \
+                 batch; try {saved} up to the end of the epoch, or another saveto with pretrain_path {}",
+                found.path.display(),
+                found.path.display()
+            );
+        }
+    }
+    Ok(())
 }
 
-fn prepare_folders(config: &NmtConfig) -> anyhow::Result<()> {
+fn prepare_folders(config: &NmtConfig, reload: bool) -> anyhow::Result<()> {
     let run = &config.run;
     let folders = [("saveto", &run.saveto), ("log_path", &run.log_path), ("valid_path", &run.valid_path)];
     for (name, folder) in
@@ -105,7 +154,7 @@ fn prepare_folders(config: &NmtConfig) -> anyhow::Result<()> {
     }
     let is_new = run.saveto.join("latest").symlink_metadata().is_err();
     ensure!(
-        run.reload || is_new,
+        reload || is_new,
         "{} has checkpoints of another training; try --reload to go on from the last (run_configs.reload True), or another \
          saveto",
         run.saveto.display()
@@ -123,8 +172,12 @@ fn tell(checked: &Checked) {
     }
 }
 
-fn is_over(found: &Loaded, config: &NmtConfig) -> bool {
-    let training = &config.training;
+/// Whether the checkpoint is that of the last step, with its validation.
+fn is_over(found: &Loaded, checked: &Checked) -> bool {
+    let training = &checked.config.training;
+    if checked.valid.is_some() && !was_evaluated(found) {
+        return false;
+    }
     found.state.epoch >= training.max_epochs
         || training.max_steps.is_some_and(|most| found.state.step >= most)
 }

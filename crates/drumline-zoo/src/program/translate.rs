@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use drumline::Exchange;
+use drumline::{Exchange, ensure_alike};
 use drumline_observe::bar::{At, Figure, Pace, Progress};
 use drumline_text::bleu::BleuStats;
 use drumline_text::{BatchBy, detokenized};
@@ -12,7 +12,7 @@ use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::Device;
 use tch::nn::VarStore;
 
-use super::checked::{check_writable, device};
+use super::checked::{check_writable, checksum, device};
 use super::job::{Job, say};
 use super::nmt::weights_file;
 use crate::config::setting::Setting;
@@ -125,8 +125,13 @@ struct Checked {
 impl Checked {
     fn new(args: &TranslateArgs) -> anyhow::Result<Self> {
         device(args.device(), 0)?;
-        if args.batch_size == 0 {
-            bail!("--batch-size is 0; try 1 or more");
+        let numbers =
+            [("--batch-size", args.batch_size), ("--keep-n", args.keep_n), ("--beam-size", args.beam_size)];
+        if let Some((flag, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
+            bail!("{flag} is 0; try 1 or more");
+        }
+        if args.keep_n > args.beam_size {
+            bail!("--keep-n is {}, but --beam-size {}; try a greater beam", args.keep_n, args.beam_size);
         }
         let config = NmtConfig::load::<&str>(Some(&config_file(args)?), &[])?;
         let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<_, _>>()?;
@@ -137,6 +142,26 @@ impl Checked {
         };
         let lines = Lines::open(&args.source, &codecs, by)?;
         Ok(Self { config, codecs, lines, weights })
+    }
+
+    /// What all ranks must have in common, or lines would be translated twice, otherwise, or not at all.
+    fn given(&self, args: &TranslateArgs) -> anyhow::Result<Vec<(String, String)>> {
+        let mut given = Vec::new();
+        let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
+        let TranslateArgs { batch_size, batching_key, .. } = args;
+        add("the search", format!("{:?}", args.search()));
+        add("the size of a batch", format!("{batch_size} {batching_key:?}"));
+        add("a shared_dir", args.shared_dir.is_some().to_string());
+        add("the text of the source", checksum(&args.source)?.to_string());
+        let vocabularies = self.config.data.vocabularies.iter();
+        let files = vocabularies.flat_map(|keys| std::iter::once(&keys.dict_path).chain(keys.codes.as_ref()));
+        for file in files {
+            add("the vocabulary", checksum(file)?.to_string());
+        }
+        for file in &self.weights {
+            add("the weights", checksum(file)?.to_string());
+        }
+        Ok(given)
     }
 }
 
@@ -161,7 +186,8 @@ pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
     flush_denormals(true)?;
     let job = Job::join()?;
     let checked = job.agree(Checked::new(args))?;
-    job.agree(same_lines(&job, &checked)?)?;
+    let given = job.agree(checked.given(args))?;
+    ensure_alike(&job.group, "task", given)?;
     let judge = job.agree(if job.is_first() { judge(args, &checked) } else { Ok(None) })?;
     job.agree(if job.is_first() { check_output(args) } else { Ok(()) })?;
     let device = job.agree(device(args.device(), job.local_rank))?;
@@ -188,17 +214,6 @@ pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plans must be the same, or lines would be translated twice or not at all.
-fn same_lines(job: &Job, checked: &Checked) -> anyhow::Result<anyhow::Result<()>> {
-    let all = job.group.all_gather_object(&checked.lines.shape())?;
-    Ok(match all.iter().position(|shape| *shape != all[0]) {
-        None => Ok(()),
-        Some(rank) => {
-            Err(anyhow::anyhow!("rank {rank} has another source than rank 0; try the same file on all nodes"))
-        }
-    })
-}
-
 fn judge(args: &TranslateArgs, checked: &Checked) -> anyhow::Result<Option<Judge>> {
     let Some(path) = &args.reference else { return Ok(None) };
     let references = References::open(path, 1, (&args.source, checked.lines.len()))?;
@@ -207,6 +222,9 @@ fn judge(args: &TranslateArgs, checked: &Checked) -> anyhow::Result<Option<Judge
 
 fn check_output(args: &TranslateArgs) -> anyhow::Result<()> {
     let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = args.outputs().iter().find(|path| path.is_dir()) {
+        bail!("--out {} is a folder; try a file in it", folder.display());
+    }
     check_writable("the folder of --out", folder.unwrap_or(Path::new(".")))
 }
 

@@ -89,7 +89,12 @@ impl Place {
 
 /// Starts `drumline-train` with these words as so many ranks.
 pub(super) fn start(nproc: usize, args: Vec<String>) -> RunningJob {
-    let job = LocalJob::new(nproc, BINARY, args).env("OMP_NUM_THREADS", "1");
+    start_program(BINARY, nproc, args)
+}
+
+/// The same with another program.
+pub(super) fn start_program(program: &str, nproc: usize, args: Vec<String>) -> RunningJob {
+    let job = LocalJob::new(nproc, program, args).env("OMP_NUM_THREADS", "1");
     job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30)).start().unwrap()
 }
 

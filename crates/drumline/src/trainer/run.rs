@@ -27,7 +27,7 @@ use super::state::TrainState;
 use super::tracer::Tracer;
 use super::waits::Waits;
 use crate::checkpoint::{Checkpoints, Loaded};
-use crate::loader::{Epoch, Loader};
+use crate::loader::{Epoch, Loader, Sample};
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{Trouble, agree, guarded, in_words, panic_words};
 use crate::stop_request::StopRequest;
@@ -184,6 +184,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     fn whole(&mut self) -> Result<TrainOutcome, TrainerError> {
+        // Ranks that drew the same weights would drop the same units; a checkpoint's generators win.
+        if self.state.rank() > 0 {
+            tch::manual_seed(Sample::new(self.settings.seed, 0, self.state.rank()).seed as i64);
+        }
         self.resume()?;
         self.state.begin = Instant::now();
         self.hooks.call(Hook::TrainBegin, &mut self.state);

@@ -44,7 +44,7 @@ struct Trained {
     cycle: usize,
     log: PathBuf,
     losses: Vec<f64>,
-    words_per_s: f64,
+    per_s: f64,
     bleu: f64,
 }
 
@@ -105,9 +105,9 @@ fn train(drumline: &Path, folder: &Path, world: (usize, usize), epochs: usize) -
         let of_kind = events.iter().filter(|event| event["kind"] == kind);
         of_kind.filter_map(|event| event[key].as_f64()).collect()
     };
-    let words_per_s = median(column("step", "words_per_s")).unwrap_or(f64::NAN);
+    let per_s = median(column("step", "samples_per_s")).unwrap_or(f64::NAN);
     let bleu = column("eval", "bleu").last().copied().unwrap_or(f64::NAN);
-    Ok(Trained { ranks, cycle, log: out, losses: column("step", "loss"), words_per_s, bleu })
+    Ok(Trained { ranks, cycle, log: out, losses: column("step", "loss"), per_s, bleu })
 }
 
 fn text(path: &Path) -> anyhow::Result<&str> {
@@ -125,7 +125,7 @@ fn greatest_difference(trained: &[Trained]) -> f64 {
 }
 
 fn draw(drumline: &Path, trained: &[Trained], folder: &Path) -> anyhow::Result<()> {
-    for (metric, name, smooth) in [("loss", "loss", "0"), ("words_per_s", "speed", "0.9")] {
+    for (metric, name, smooth) in [("loss", "loss", "0"), ("samples_per_s", "speed", "0.9")] {
         let picture = folder.join(format!("update-cycle-{name}.svg"));
         let mut command = Command::new(drumline);
         command.arg("plot").args(trained.iter().map(|trained| &trained.log));
@@ -149,7 +149,7 @@ fn markdown(trained: &[Trained], args: &UpdateCycleArgs) -> String {
     }
     text += "\n";
     let mut rows = vec![
-        ["ranks", "update_cycle", "steps", "words/s (median)", "against 1 rank", "last loss", "BLEU"]
+        ["ranks", "update_cycle", "steps", "sentences/s (median)", "against 1 rank", "last loss", "BLEU"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -158,8 +158,8 @@ fn markdown(trained: &[Trained], args: &UpdateCycleArgs) -> String {
             one.ranks.to_string(),
             one.cycle.to_string(),
             one.losses.len().to_string(),
-            format!("{:.0}", one.words_per_s),
-            format!("{:.2}", one.words_per_s / trained[0].words_per_s),
+            format!("{:.0}", one.per_s),
+            format!("{:.2}", one.per_s / trained[0].per_s),
             format!("{:.5}", one.losses.last().copied().unwrap_or(f64::NAN)),
             format!("{:.2}", one.bleu),
         ]);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 
 use crate::config::DeviceKind;
@@ -40,7 +41,7 @@ pub(in crate::program) struct NmtArgs {
     /// Weights to begin with: a .safetensors file, or a checkpoint
     #[arg(long = "pretrain_path", alias = "pretrain-path", value_name = "PATH")]
     pretrain_path: Option<PathBuf>,
-    /// Compute on GPUs, the one that LOCAL_RANK names
+    /// Compute on GPUs, each rank on the one that LOCAL_RANK names [default: where there are some]
     #[arg(long = "use_gpu", alias = "use-gpu")]
     use_gpu: bool,
     /// Exchange large objects through files in this folder, which all ranks see [default: from rank to rank]
@@ -57,10 +58,13 @@ pub(in crate::program) struct NmtArgs {
 impl NmtArgs {
     /// The file's configuration, as the flags change it.
     pub(super) fn config(self) -> anyhow::Result<NmtConfig> {
+        if let Some(flag) = self.pairs.iter().step_by(2).find(|key| key.starts_with("--")) {
+            bail!("there is no flag {flag}; try drumline-train nmt --help");
+        }
         let mut config = NmtConfig::load(Some(&self.config_path), &self.pairs)?;
         let run = &mut config.run;
-        (run.reload, run.device) =
-            (self.reload, if self.use_gpu { DeviceKind::Cuda } else { DeviceKind::Cpu });
+        run.reload = if self.reload { Some(true) } else { run.reload.or(Some(false)) };
+        run.device = if self.use_gpu { DeviceKind::Cuda } else { run.device };
         run.model_name = self.model_name.unwrap_or_else(|| run.model_name.clone());
         let folders = [
             (&mut run.log_path, self.log_path),

@@ -1,9 +1,7 @@
 //! The trainer that a translation's configuration asks for.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
 
 use drumline::trainer::{
     CallbackResult, Checkpoint, DistTrainer, EarlyStop, EventFile, Every, GradientClip, MasterCallback,
@@ -12,13 +10,13 @@ use drumline::trainer::{
 use drumline::{Exchange, Perplexity};
 use tch::nn::VarStore;
 
-use super::Checked;
+use super::{Checked, FINGERPRINT};
 use crate::config::table;
 use crate::models::transformer::Transformer;
 use crate::nmt::config::MovingAverageMethod;
 use crate::nmt::{
-    Bitext, Bleu, Due, NmtConfig, NmtTrainer, TranslationLoss, Validation, WordsPerSecond,
-    with_learning_rate, with_optimizer,
+    Bitext, Bleu, Due, NmtConfig, NmtTrainer, TranslationLoss, Validation, Words, with_learning_rate,
+    with_optimizer,
 };
 use crate::program::job::Job;
 use crate::program::translate::CONFIG;
@@ -32,12 +30,11 @@ pub(super) fn trainer<'a>(
 ) -> anyhow::Result<NmtTrainer<'a>> {
     let config = &checked.config;
     let (training, run) = (&config.training, &config.run);
-    let since = Rc::new(Cell::new(Instant::now()));
     let sampler = checked.train.train_sampler(config, &job.group).map_err(anyhow::Error::from_boxed)?;
     let trainer = DistTrainer::new(&job.group, net, store, checked.train.clone())
         .loss(TranslationLoss::new(config))
         .sampler(sampler)
-        .train_metric("words_per_s", WordsPerSecond::new(Rc::clone(&since)))
+        .train_metric("words", Words::default())
         .stop_request(job.stop.clone())
         .callback(StopOnNan)
         .update_every(training.update_cycle)
@@ -48,7 +45,10 @@ pub(super) fn trainer<'a>(
         .print_every(training.disp_freq)
         .save_path(&run.saveto)
         .log_path(&run.log_path)
-        .config(table::to_json(config));
+        .config(
+            table::to_json(config)
+                .chain([(FINGERPRINT.to_owned(), checked.train.corpus().fingerprint().into())]),
+        );
     let trainer = with_optimizer(trainer, config, store)?;
     // Callbacks come in this order: gradients are clipped, then the rate of the step is set.
     let trainer = match config.optimizer.grad_clip {
@@ -58,12 +58,12 @@ pub(super) fn trainer<'a>(
     let trainer = with_learning_rate(trainer, config)?;
     let trainer = with_average(trainer, config);
     let trainer = match &checked.valid {
-        Some(valid) => with_validation(trainer, checked, valid, ValidationParts { job, net, since })?,
+        Some(valid) => with_validation(trainer, checked, valid, ValidationParts { job, net })?,
         None => trainer,
     };
     let checkpoint = Checkpoint::every(Every::Steps(training.save_freq))
         .keep_last(training.num_kept_checkpoints)
-        .keep_best(training.num_kept_best_model.max(1));
+        .keep_best(training.num_kept_best_model);
     let trainer = trainer.callback(checkpoint);
     Ok(observed(
         match training.max_steps {
@@ -87,7 +87,6 @@ fn with_average<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'
 struct ValidationParts<'a, 'j> {
     job: &'j Job,
     net: &'a Transformer,
-    since: Rc<Cell<Instant>>,
 }
 
 /// By loss, perplexity and BLEU; the best has the best BLEU.
@@ -98,7 +97,7 @@ fn with_validation<'a>(
     parts: ValidationParts<'a, '_>,
 ) -> anyhow::Result<NmtTrainer<'a>> {
     let Checked { config, codecs, .. } = checked;
-    let ValidationParts { job, net, since } = parts;
+    let ValidationParts { job, net } = parts;
     let bleu = Bleu::new(net, config, valid, codecs)?;
     let bleu = if job.is_first() { bleu.counting_left_out()? } else { bleu };
     let validation = Validation {
@@ -108,7 +107,6 @@ fn with_validation<'a>(
         exchange: Exchange::by(config.run.shared_dir.as_deref()),
         folder: config.run.valid_path.clone(),
         lines: valid.corpus().left_out().of,
-        since,
         last: None,
     };
     let sampler = valid.valid_sampler(config, &job.group).map_err(anyhow::Error::from_boxed)?;
@@ -127,7 +125,7 @@ fn observed<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'a> {
     let run = &config.run;
     trainer
         .callback(RankFiles::in_folder(&run.log_path))
-        .master_callback(SaveConfig { folder: run.saveto.clone(), text: config.to_yaml() })
+        .master_callback(SaveConfig { folder: run.saveto.clone(), text: config.absolute().to_yaml() })
         .master_callback(EventFile::in_folder(&run.log_path))
         .master_callback(TensorBoard::in_folder(run.log_path.join("tensorboard")))
 }

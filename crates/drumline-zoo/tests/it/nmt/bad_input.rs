@@ -52,6 +52,9 @@ fn keys_and_flags_that_make_no_sense_are_told() {
         ("training_configs.moving_average_method ema", "alpha is 0, expected a number between 0 and 1"),
         ("training_configs.bleu_valid_configs.sacrebleu_args -x", "-x"),
         ("optimizer_configs.schedule_method linear", "decay_steps is not given"),
+        ("model_configs.label_smoothing 1.5", "label_smoothing is 1.5; try 0 to below 1"),
+        ("training_configs.num_kept_best_model 0", "num_kept_best_model is 0"),
+        ("--save_to x", "there is no flag --save_to"),
     ] {
         let text = refused(&task, &format!("{TRAIN} {words}"));
         assert!(text.contains(told), "{words}: {text}");
@@ -93,4 +96,52 @@ fn a_checkpoint_of_other_sizes_is_refused_and_stays() {
     assert!(told.contains("none.src"), "{told}");
     assert!(!task.path("out.txt").exists());
     task.passes(2, translate);
+}
+
+#[test]
+fn a_checkpoint_within_an_epoch_goes_on_with_the_same_batches_only() {
+    let task = Task::new();
+    task.passes(2, TRAIN);
+    let told = refused(&task, "nmt --config_path DIR/nmt.yaml --reload training_configs.batch_size 100");
+    assert!(told.contains("training_configs.batch_size was 64, and is 100 now"), "{told}");
+    task.passes(2, "nmt --config_path DIR/nmt.yaml --reload training_configs.update_cycle 2 training_configs.max_steps 6");
+    let again = task.passes(2, "train --cfg DIR/nmt.yaml training_configs.max_steps 8");
+    assert!(again.contains("[resume] == after step 6"), "drumline train goes on by itself: {again}");
+}
+
+/// Ranks of a job whose command lines differ, as where nodes have other files.
+fn differing(task: &Task, words: &str, other: &str) -> String {
+    let dir = task.folder.path().to_str().unwrap();
+    let words = |words: &str| words.replace("DIR", dir);
+    let script = format!(
+        "if [ $RANK = 1 ]; then exec {0} {2}; else exec {0} {1}; fi",
+        env!("CARGO_BIN_EXE_drumline-train"),
+        words(words),
+        words(other)
+    );
+    let ranks = super::ended(super::super::running::start_program("sh", 2, vec!["-c".into(), script]));
+    assert!(ranks.iter().all(|rank| !rank.exit.is_success()), "{}", ranks[0].stdout);
+    ranks[0].stderr.clone()
+}
+
+#[test]
+fn ranks_that_were_given_something_else_are_told_before_they_begin() {
+    let task = Task::new();
+    let told = differing(&task, TRAIN, &format!("{TRAIN} optimizer_configs.grad_clip 2.0"));
+    assert!(
+        told.contains("rank 1 was given another translation than rank 0: optimizer_configs.grad_clip is 2"),
+        "{told}"
+    );
+    let config = task.read("nmt.yaml").replace("vocab.tgt.json", "other.json");
+    std::fs::write(task.path("other.yaml"), config).unwrap();
+    let vocabulary = task.read("vocab.tgt.json");
+    std::fs::write(task.path("other.json"), vocabulary.replace("}", " }")).unwrap();
+    let told = differing(&task, TRAIN, &TRAIN.replace("nmt.yaml", "other.yaml"));
+    assert!(told.contains("the vocabulary is "), "{told}");
+    task.passes(2, TRAIN);
+    let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
+    let told = differing(&task, translate, &translate.replace("test.src", "valid.src"));
+    assert!(told.contains("another task than rank 0: the text of the source is "), "{told}");
+    let told = refused(&task, &translate.replace("DIR/out.txt", "DIR/log"));
+    assert!(told.contains("log is a folder; try a file in it"), "{told}");
 }

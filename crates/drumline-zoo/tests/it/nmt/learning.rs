@@ -20,6 +20,9 @@ fn ranks_and_update_cycles_are_exchangeable() {
     for (nproc, cycle) in [(2, 2), (4, 1)] {
         let (others, other_bleu, other_last) = curve(nproc, cycle);
         assert!(difference(&losses, &others) < 1e-4, "{nproc} ranks: {losses:?} {others:?}");
+        assert!(
+            bleu.iter().zip(&other_bleu).all(|(some, other)| (some - other).abs() < 0.5 || some.is_nan())
+        );
         assert_eq!(bleu.len(), other_bleu.len());
         assert_eq!(last, other_last, "{nproc} ranks");
     }
@@ -108,4 +111,32 @@ fn a_validation_that_gets_no_better_ends_the_training() {
     );
     assert!(said.contains("early stop: no better bleu in 2 evaluations"), "{said}");
     assert_eq!(task.column("step", "step").len(), 12, "validations by loss alone do not count");
+}
+
+/// The configuration of the repository, on the data that it names.
+#[test]
+fn the_task_by_rule_is_learned_to_a_bleu_above_90() {
+    let task = Task::of(&Default::default());
+    let text =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/nmt.yaml")).unwrap();
+    let dir = task.folder.path().to_str().unwrap();
+    std::fs::write(task.path("nmt.yaml"), text.replace("data/translation", dir).replace("exp/nmt", dir))
+        .unwrap();
+    task.passes(2, "train --cfg DIR/nmt.yaml training_configs.max_epochs 3");
+    let said = task.passes(
+        2,
+        "translate --model DIR/save --source DIR/test.src --out DIR/out.txt --reference DIR/test.tgt --alpha 0.6",
+    );
+    let bleu = said.split("BLEU = ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    assert!(bleu.parse::<f64>().unwrap() > 90.0, "{said}");
+}
+
+#[test]
+fn ranks_drop_other_units() {
+    let task = Task::new();
+    task.train(2, "training_configs.max_steps 2 model_configs.dropout 0.1");
+    let bytes = std::fs::read(task.path("save/latest/rng.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let of_rank = |rank: usize| file.tensor(&format!("{rank}.cpu")).unwrap().data().to_vec();
+    assert_ne!(of_rank(0), of_rank(1));
 }

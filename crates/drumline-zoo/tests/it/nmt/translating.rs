@@ -1,5 +1,9 @@
 //! `drumline-train translate`: the same lines whoever translates them.
 
+use std::time::{Duration, Instant};
+
+use drumline_launch::Signal;
+
 use super::Task;
 
 #[test]
@@ -52,4 +56,28 @@ fn what_is_right_scores_and_njunmts_names_are_known() {
     assert_eq!(task.read("out.txt"), task.read(&format!("valid/{}.txt", best.display())));
     let said = task.passes(1, &words.replace("DIR/valid.tgt", "DIR/out.txt"));
     assert!(said.contains("BLEU = 100.00") || said.contains("BLEU = 0.00"), "of itself: {said}");
+}
+
+/// A rank that cannot go on is heard at once: the others do not translate the rest first.
+#[test]
+fn a_rank_that_fails_stops_the_others() {
+    let task = Task::new();
+    task.train(1, "training_configs.max_steps 4");
+    let line = task.read("test.src").lines().next().unwrap().to_owned() + "\n";
+    std::fs::write(task.path("long.src"), line.repeat(20_000)).unwrap();
+    let words =
+        "translate --model DIR/save --source DIR/long.src --out DIR/long.txt --batch-size 40 --max-steps 60";
+    let dir = task.folder.path().to_str().unwrap();
+    let job = super::start(2, words.split_whitespace().map(|word| word.replace("DIR", dir)).collect());
+    let soon = Instant::now() + Duration::from_secs(120);
+    job.wait_for_line(0, "== step: [", soon).unwrap();
+    job.signal(1, Signal::TERM).unwrap();
+    let ranks = super::ended(job);
+    assert!(ranks.iter().all(|rank| !rank.exit.is_success()), "{}", ranks[0].stdout);
+    assert!(
+        ranks[0].stderr.contains("rank 1: stopped by SIGTERM before all was translated"),
+        "{}",
+        ranks[0].stderr
+    );
+    assert!(!task.path("long.txt").exists());
 }

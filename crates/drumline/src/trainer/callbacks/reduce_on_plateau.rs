@@ -25,6 +25,7 @@ pub struct ReduceOnPlateau {
     scale: f64,
     min_lr: f64,
     warmup: u64,
+    every: u64,
     seen: Seen,
 }
 
@@ -42,7 +43,7 @@ struct Seen {
 impl ReduceOnPlateau {
     /// So many evaluations that are no better are borne.
     pub fn patience(evaluations: u64) -> Self {
-        Self { patience: evaluations, scale: 0.5, min_lr: 0.0, warmup: 0, seen: Seen::default() }
+        Self { patience: evaluations, scale: 0.5, min_lr: 0.0, warmup: 0, every: 1, seen: Seen::default() }
     }
 
     /// What the learning rate is multiplied by; 0.5, if it is not said.
@@ -61,6 +62,12 @@ impl ReduceOnPlateau {
     #[must_use]
     pub fn warmup(self, evaluations: u64) -> Self {
         Self { warmup: evaluations, ..self }
+    }
+
+    /// Only evaluations after each n-th step count, where others are made for other reasons; all, if it is not said.
+    #[must_use]
+    pub fn every(self, steps: u64) -> Self {
+        Self { every: steps.max(1), ..self }
     }
 
     /// The learning rate after an evaluation.
@@ -96,6 +103,9 @@ impl Callback for ReduceOnPlateau {
     }
 
     fn on_valid_end(&mut self, state: &mut TrainState, evaluation: &Evaluation) -> CallbackResult {
+        if !evaluation.step.is_multiple_of(self.every) {
+            return Ok(());
+        }
         let (before, loss) = (state.lr(), evaluation.metric(LOSS).unwrap_or(f64::NAN));
         let lr = self.after(loss, before);
         if lr != before {
