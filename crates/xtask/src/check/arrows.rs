@@ -38,7 +38,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("drumline-text", &[]),
     ("drumline-torch", &["drumline-comm"]),
     // Its tests start ranks as a launcher does.
-    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-observe", "drumline-torch"]),
+    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-observe", "drumline-text", "drumline-torch"]),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),
     ("xtask", &[]),
 ];
