@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 OUT = pathlib.Path(__file__).resolve().parent / "golden" / "transformer.json"
-PAD, EOS, BOS = 0, 1, 3
+PAD, EOS, BOS = 0, 1, 2
 SIZES = dict(n_layers=2, n_head=4, d_model=16, d_inner_hid=24, src_vocab=14, tgt_vocab=14)
 
 

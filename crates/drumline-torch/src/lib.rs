@@ -12,6 +12,7 @@
 //! - `autocast`: forward passes in fewer bits
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
+//! - `kernels`: dropout and cross-entropy in a pass each
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
 //!
@@ -28,6 +29,7 @@ mod function;
 mod fused;
 mod grad;
 mod hook;
+mod kernels;
 mod knobs;
 mod list;
 mod memory;
@@ -50,6 +52,7 @@ pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
 pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
+pub use kernels::{SmoothedLabels, dropout, relu_dropout, smoothed_cross_entropy, sum_with_dropout};
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
 pub use named::{Named, buffers, frozen, parameters};

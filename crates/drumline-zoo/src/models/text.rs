@@ -181,7 +181,8 @@ impl Reader {
     }
 
     fn encoded(&self, encoder: &Encoder, tokens: &Tensor, p: f64) -> Tensor {
-        encoder.forward(self.embed.placed(tokens, 0, p), tokens, self.options.pad, p).states
+        let xs = self.embed.placed(tokens, 0, p);
+        encoder.forward(&xs, tokens, self.options.pad, p).into_memory().states
     }
 
     /// Words of each sentence; an empty one counts as one word of padding.

@@ -8,13 +8,14 @@
 //! `encoder`) and `nn.TransformerDecoder` (as `decoder`), beside `src_embed.weight`, `tgt_embed.weight` and `generator.weight`; those
 //! that are shared have only the name `tgt_embed.weight`. [`weights`](crate::weights) reads and writes them.
 //!
-//! Read in this order: `attention`, `layer`, `stack`, `embedding`, `pairs`. Not here: one word after the other ([`decode`](crate::decode)).
+//! Read in this order: `rows`, `attention`, `layer`, `stack`, `embedding`, `pairs`. Not here: one word after the other ([`decode`](crate::decode)).
 
 mod attention;
 mod embedding;
 mod layer;
 mod linear;
 mod pairs;
+mod rows;
 mod stack;
 
 use drumline::Cause;
@@ -31,6 +32,9 @@ pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
 pub(crate) use linear::Linear;
 pub(crate) use stack::{DecoderStack, Encoder};
+
+use rows::Rows;
+use stack::Encoded;
 
 use crate::error::ZooError;
 
@@ -198,23 +202,26 @@ impl Transformer {
 
     /// What the decoder sees of source sentences.
     pub fn encode(&self, source: &Tensor) -> Memory {
-        self.encode_with(source, 0.0)
+        self.encode_with(source, 0.0).into_memory()
     }
 
     /// Logits of each next word of the target: sentences × places × words.
     pub fn forward(&self, source: &Tensor, target: &Tensor, train: bool) -> Tensor {
-        self.generate(&self.decoded(source, target, if train { self.options.dropout } else { 0.0 }))
+        let (size, p) = (target.size(), if train { self.options.dropout } else { 0.0 });
+        let rows = Rows::all(size[0], size[1]);
+        rows.unpack(&self.generate(&self.decoded(source, target, &rows, p)))
     }
 
-    fn decoded(&self, source: &Tensor, target: &Tensor, p: f64) -> Tensor {
-        let memory = self.encode_with(source, p);
-        let xs = self.tgt_embed.placed(target, 0, p);
-        self.decoder.forward(xs, &memory, p)
+    /// What the decoder makes of the rows of `target`.
+    fn decoded(&self, source: &Tensor, target: &Tensor, rows: &Rows, p: f64) -> Tensor {
+        let source = self.encode_with(source, p);
+        let xs = rows.pack(&self.tgt_embed.placed(target, 0, p));
+        self.decoder.forward(xs, rows, &source, p)
     }
 
-    fn encode_with(&self, source: &Tensor, p: f64) -> Memory {
+    fn encode_with(&self, source: &Tensor, p: f64) -> Encoded {
         let xs = self.src_embed.placed(source, 0, p);
-        self.encoder.forward(xs, source, self.options.pad, p)
+        self.encoder.forward(&xs, source, self.options.pad, p)
     }
 
     fn generate(&self, states: &Tensor) -> Tensor {
@@ -245,8 +252,9 @@ impl Model<Pairs> for Transformer {
 
     fn forward_batch(&self, batch: &Pairs, mode: Mode) -> Result<Tensor, Cause> {
         let p = if mode == Mode::Train { self.options.dropout } else { 0.0 };
-        let states = self.decoded(&batch.source, &batch.target_in, p);
-        Ok(self.generate(&states.flatten(0, 1).index_select(0, &batch.places)))
+        let rows = Rows::at(&batch.places, &batch.target_in);
+        let states = self.decoded(&batch.source, &batch.target_in, &rows, p);
+        Ok(self.generate(&rows.at_places(states, &batch.places)))
     }
 }
 

@@ -15,10 +15,6 @@ use tch::{Device, Tensor};
 use super::config::{BatchingKey, NmtConfig, VocabularyKeys, VocabularyKind};
 use crate::models::transformer::{Pairs, Specials, Transformer};
 
-/// The ids of a vocabulary that stand for no word.
-pub const SPECIALS: Specials =
-    Specials { pad: Vocabulary::PAD as i64, eos: Vocabulary::EOS as i64, bos: Vocabulary::BOS as i64 };
-
 /// How both sides are turned into ids.
 #[derive(Debug, Clone)]
 pub struct Codecs {
@@ -40,7 +36,7 @@ impl Codecs {
     /// The ids of a source, ended as those that a model is trained on.
     pub fn source_ids(&self, text: &str) -> Result<Vec<i64>, TextError> {
         let ids = self.source.encode(text)?.into_iter().map(i64::from);
-        Ok(ids.chain([SPECIALS.eos]).collect())
+        Ok(ids.chain([Specials::default().eos]).collect())
     }
 
     /// The text of a translation.
@@ -182,7 +178,7 @@ impl Dataset for Bitext {
             targets.push(target);
         }
         let indices = samples.iter().map(|sample| sample.index).collect();
-        Ok(NumberedPairs { pairs: Pairs::new(&sources, &targets, SPECIALS), indices })
+        Ok(NumberedPairs { pairs: Pairs::new(&sources, &targets, Specials::default()), indices })
     }
 
     fn name(&self, index: usize) -> String {

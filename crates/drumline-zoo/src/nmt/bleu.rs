@@ -10,10 +10,10 @@ use drumline_text::bleu::{BleuOptions, BleuStats, BleuTokens};
 use drumline_text::{LineFile, TextError, detokenized};
 use tch::Tensor;
 
-use super::bitext::{Bitext, Codecs, NumberedPairs, SPECIALS};
+use super::bitext::{Bitext, Codecs, NumberedPairs};
 use super::config::NmtConfig;
 use crate::decode::{BeamOptions, beam_search};
-use crate::models::transformer::Transformer;
+use crate::models::transformer::{Specials, Transformer};
 
 /// What translations are held against: one file or several, line by line.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl<'a> Bleu<'a> {
                 keep_n: 1,
                 max_steps: bleu.max_steps,
                 batch: config.training.bleu_valid_batch_size,
-                specials: SPECIALS,
+                specials: Specials::default(),
             },
             postprocess: bleu.postprocess,
             round: Rc::default(),

@@ -15,7 +15,7 @@ mod parts;
 mod translator;
 mod validation;
 
-pub use bitext::{Bitext, Codecs, NumberedPairs, SPECIALS};
+pub use bitext::{Bitext, Codecs, NumberedPairs};
 pub(crate) use bleu::{Bleu, options as bleu_options};
 pub use bleu::{Judge, References};
 pub use config::NmtConfig;

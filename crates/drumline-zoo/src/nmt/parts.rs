@@ -9,10 +9,10 @@ use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
 use tch::Tensor;
 use tch::nn::VarStore;
 
-use super::bitext::{Codecs, NumberedPairs, SPECIALS};
+use super::bitext::{Codecs, NumberedPairs};
 use super::config::{NmtConfig, OptimizerName, ScheduleMethod};
 use crate::error::ZooError;
-use crate::models::transformer::{NormPlace, Transformer, TransformerOptions};
+use crate::models::transformer::{NormPlace, Specials, Transformer, TransformerOptions};
 
 /// What NJUNMT multiplies Noam's learning rate by.
 const NOAM: f64 = 10.0;
@@ -36,7 +36,7 @@ pub(crate) fn transformer(
         norm: NormPlace::Before,
         src_vocab: codecs.source.vocabulary().len() as i64,
         tgt_vocab: codecs.target.vocabulary().len() as i64,
-        pad: SPECIALS.pad,
+        pad: Specials::default().pad,
     };
     Transformer::new(&store.root(), &options)
 }

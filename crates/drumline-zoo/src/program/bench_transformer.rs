@@ -1,24 +1,31 @@
-//! `drumline-train bench-transformer`: steps and translations that `bench/peers/transformer.py` times as well. Weights and words are formulas, so that
-//! losses and translations can be compared.
+//! `drumline-train bench-transformer`: what `cargo xtask bench transformer` times on our side; `bench/peers/transformer.py` is the other.
+//!
+//! ```text
+//!   --work batches ─▶ a file of batches ─┬▶ --work train    ranks of a group: forward, loss, backward, Adam
+//!                                        └▶ --work decode   one process: beam search
+//! ```
+//! Weights are formulas and batches come from the file, so that both sides train the same and losses and translations can be compared.
 
-use std::time::Instant;
+mod batches;
+mod decode;
+mod train;
+
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use drumline::trainer::{CrossEntropy, Loss, Mode, Model};
-use drumline_torch::{flush_denormals, keep_freed_memory, parameters, take_grad};
-use serde_json::{Value, json};
+use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::Device;
 use tch::nn::VarStore;
 
-use crate::decode::{BeamOptions, beam_search};
 use crate::formula::fill;
-use crate::models::transformer::{Pairs, Specials, Transformer, TransformerOptions, padded};
-
-const WARM_UP: usize = 2;
+use crate::models::transformer::{Transformer, TransformerOptions};
+use batches::Batches;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Work {
-    /// Forward and backward.
+    /// Write the file of batches.
+    Batches,
+    /// Training steps.
     Train,
     /// Beam search.
     Decode,
@@ -26,120 +33,92 @@ enum Work {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Size {
-    /// 3 layers of 128, 2000 words.
+    /// 2 layers of 128 and the task's own words.
     Small,
-    /// The base model with 10000 words.
+    /// 3 layers of 256, 8000 words.
+    Middle,
+    /// The base model: 6 layers of 512, 8000 words.
     Base,
 }
 
-/// Time a Transformer, on one thread
+impl Size {
+    fn options(self, dropout: f64) -> TransformerOptions {
+        let base = TransformerOptions { dropout, src_vocab: 8000, tgt_vocab: 8000, ..Default::default() };
+        let sized = |n_layers, d_model, vocab| TransformerOptions {
+            n_layers,
+            n_head: 4,
+            d_word_vec: d_model,
+            d_model,
+            d_inner_hid: 4 * d_model,
+            src_vocab: vocab,
+            tgt_vocab: vocab,
+            ..base.clone()
+        };
+        match self {
+            Self::Small => sized(2, 128, 300),
+            Self::Middle => sized(3, 256, 8000),
+            Self::Base => base,
+        }
+    }
+
+    /// Tokens of a rank's batch, padding included.
+    fn tokens(self) -> usize {
+        match self {
+            Self::Small | Self::Middle => 2048,
+            Self::Base => 1024,
+        }
+    }
+}
+
+/// Time a Transformer, one thread a rank
 #[derive(Debug, Args)]
 pub(super) struct BenchTransformerArgs {
-    /// What is timed
+    /// What is done
     #[arg(long)]
     work: Work,
     /// How large the model is
     #[arg(long)]
     size: Size,
-    /// Sentences of a batch
-    #[arg(long, default_value_t = 32)]
-    batch: usize,
+    /// The file of batches
+    #[arg(long)]
+    batches: PathBuf,
     /// Timed steps
     #[arg(long, default_value_t = 5)]
     steps: usize,
+    /// Steps before them
+    #[arg(long, default_value_t = 2)]
+    warm_up: usize,
     /// Probability of dropout
     #[arg(long, default_value_t = 0.1)]
     dropout: f64,
+    /// Sentences that are translated at once
+    #[arg(long, default_value_t = 16)]
+    sentences: usize,
     /// Translations kept of each sentence
     #[arg(long, default_value_t = 5)]
     beam: usize,
-    /// Words of a translation
-    #[arg(long, default_value_t = 40)]
+    /// Most words of a translation
+    #[arg(long, default_value_t = 30)]
     words: usize,
 }
 
-/// Prints one JSON line.
+/// Rank 0 prints one JSON line.
 pub(super) fn run(args: &BenchTransformerArgs) -> anyhow::Result<()> {
+    let options = args.size.options(args.dropout);
+    if args.work == Work::Batches {
+        return Batches::draw(args.size.tokens(), options.tgt_vocab)?.write(&args.batches);
+    }
     keep_freed_memory();
     flush_denormals(true)?;
     tch::set_num_threads(1);
+    let batches = Batches::read(&args.batches)?;
     let store = VarStore::new(Device::Cpu);
-    let model = Transformer::new(&store.root(), &options(args))?;
+    let model = Transformer::new(&store.root(), &options)?;
     fill(&store);
-    let vocab = model.options().src_vocab;
-    let sources: Vec<_> = (0..args.batch as i64).map(|place| sentence(place, vocab)).collect();
-    let line = match args.work {
-        Work::Train => train(args, &store, &model, &sources)?,
-        Work::Decode => decode(args, &model, &sources)?,
-    };
-    println!("{line}");
-    Ok(())
-}
-
-fn options(args: &BenchTransformerArgs) -> TransformerOptions {
-    let dropout = args.dropout;
-    let base = TransformerOptions { dropout, src_vocab: 10000, tgt_vocab: 10000, ..Default::default() };
-    match args.size {
-        Size::Base => base,
-        Size::Small => TransformerOptions {
-            n_layers: 3,
-            n_head: 4,
-            d_word_vec: 128,
-            d_model: 128,
-            d_inner_hid: 512,
-            src_vocab: 2000,
-            tgt_vocab: 2000,
-            ..base
-        },
+    match args.work {
+        Work::Decode => decode::run(args, &model, &batches),
+        _ => train::run(args, model, &store, &batches),
     }
-}
-
-/// 10 to 29 words that depend on the place alone.
-fn sentence(place: i64, vocab: i64) -> Vec<i64> {
-    (0..10 + place * 7 % 20).map(|word| 4 + (place * 31 + word * 17) % (vocab - 4)).collect()
-}
-
-fn train(
-    args: &BenchTransformerArgs,
-    store: &VarStore,
-    model: &Transformer,
-    sources: &[Vec<i64>],
-) -> anyhow::Result<Value> {
-    let targets: Vec<_> =
-        (0..args.batch as i64).map(|place| sentence(place + 3, model.options().tgt_vocab)).collect();
-    let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
-    let (mut times, mut mean) = (Vec::new(), 0.0);
-    let words: usize = targets.iter().map(|words| words.len() + 1).sum();
-    for _ in 0..WARM_UP + args.steps {
-        for named in parameters(store) {
-            take_grad(&named.tensor)?;
-        }
-        let batch = Pairs::new(sources, &targets, Specials::default());
-        let began = Instant::now();
-        let logits = model.forward_batch(&batch, Mode::Train).map_err(anyhow::Error::from_boxed)?;
-        let sum = loss.sum(&logits, &batch).map_err(anyhow::Error::from_boxed)?;
-        let value = sum / words as f64;
-        value.f_backward()?;
-        times.push(began.elapsed().as_secs_f64());
-        mean = value.double_value(&[]);
-    }
-    let step = median(times);
-    Ok(json!({"step_ms": step * 1e3, "tokens_per_s": words as f64 / step, "loss": mean}))
-}
-
-fn decode(args: &BenchTransformerArgs, model: &Transformer, sources: &[Vec<i64>]) -> anyhow::Result<Value> {
-    let options =
-        BeamOptions { beam_size: args.beam, max_steps: args.words, batch: args.batch, ..Default::default() };
-    let (mut times, mut best) = (Vec::new(), Vec::new());
-    for _ in 0..1 + args.steps {
-        let began = Instant::now();
-        best = beam_search(&[model], &padded(sources, 0), &options)?;
-        times.push(began.elapsed().as_secs_f64());
-    }
-    let words: usize = best.iter().map(|found| found[0].tokens.len()).sum();
-    let scores: Vec<_> = best.iter().map(|found| found[0].score).collect();
-    let step = median(times);
-    Ok(json!({"step_ms": step * 1e3, "tokens_per_s": words as f64 / step, "words": words, "scores": scores}))
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

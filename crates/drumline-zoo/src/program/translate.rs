@@ -18,9 +18,9 @@ use super::nmt::weights_file;
 use crate::config::setting::Setting;
 use crate::config::{DeviceKind, Value};
 use crate::decode::BeamOptions;
-use crate::models::transformer::Transformer;
+use crate::models::transformer::{Specials, Transformer};
 use crate::nmt::{
-    Codecs, Judge, Lines, NmtConfig, References, SPECIALS, Translated, Translator, WorkOptions, bleu_options,
+    Codecs, Judge, Lines, NmtConfig, References, Translated, Translator, WorkOptions, bleu_options,
     transformer, write_lines,
 };
 use crate::weights;
@@ -93,7 +93,7 @@ impl TranslateArgs {
             max_steps: self.max_steps,
             // Batches are made already.
             batch: usize::MAX,
-            specials: SPECIALS,
+            specials: Specials::default(),
         }
     }
 

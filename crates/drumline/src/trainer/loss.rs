@@ -6,8 +6,8 @@
 //! ```
 //! Sums can be divided once, by the right number, however unevenly samples and tokens are spread over micro-batches and ranks.
 
-use drumline_torch::TorchError;
-use tch::{Kind, Reduction, Tensor};
+use drumline_torch::{SmoothedLabels, TorchError, smoothed_cross_entropy};
+use tch::{Kind, Tensor};
 
 use super::batch::{Batch, Supervised};
 use crate::loader::Cause;
@@ -76,10 +76,8 @@ impl<B: Supervised> Loss<B, Tensor> for CrossEntropy {
         };
         let (logits, target) = (output.f_reshape([-1, classes]), batch.target().f_reshape([-1]));
         let (logits, target) = (logits.map_err(TorchError::from)?, target.map_err(TorchError::from)?);
-        // Without a class to ignore, none is.
-        let (ignored, smoothing) = (self.ignored.unwrap_or(i64::MIN), self.label_smoothing);
-        let sum = logits.f_cross_entropy_loss::<Tensor>(&target, None, Reduction::Sum, ignored, smoothing);
-        Ok(sum.map_err(TorchError::from)?)
+        let Self { ignored, label_smoothing: smoothing } = *self;
+        Ok(smoothed_cross_entropy(&logits, SmoothedLabels { classes: &target, ignored, smoothing })?)
     }
 
     fn count(&self, batch: &B) -> Result<f64, Cause> {

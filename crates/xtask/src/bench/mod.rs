@@ -27,6 +27,7 @@ mod session;
 mod sizes;
 mod spread;
 mod tally;
+mod transformer;
 mod update_cycle;
 
 pub(crate) use peers::build_package;
@@ -52,6 +53,8 @@ enum Subject {
     Loader(loader::LoaderArgs),
     /// Training steps with everything that can be watched, and without
     Observe(observe::ObserveArgs),
+    /// A Transformer's training steps with two CPU ranks, and its translations, against PyTorch's
+    Transformer(transformer::TransformerArgs),
     /// The same total batch by 1, 2 and 4 ranks: losses compared, loss and speed drawn
     UpdateCycle(update_cycle::UpdateCycleArgs),
     /// 10,000 ranks meeting in the store, against PyTorch's TCPStore
@@ -67,6 +70,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Launch(args) => launch::run(&args),
         Subject::Loader(args) => loader::run(&args),
         Subject::Observe(args) => observe::run(&args),
+        Subject::Transformer(args) => transformer::run(&args),
         Subject::UpdateCycle(args) => update_cycle::run(&args),
         Subject::Rendezvous => rendezvous(),
     }

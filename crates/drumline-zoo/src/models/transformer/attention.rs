@@ -9,6 +9,7 @@ use tch::nn::Path;
 use tch::{Kind, Tensor};
 
 use super::linear::Linear;
+use super::rows::Rows;
 use crate::models::dropout::dropout;
 
 /// Which keys a query may see.
@@ -25,14 +26,19 @@ pub(crate) enum Mask<'a> {
 /// Added to the scores of what is hidden.
 const HIDDEN: f64 = f64::NEG_INFINITY;
 
-/// What is added to the scores of the keys of `tokens`. The first place is always seen: an empty sentence is one word of padding, whatever
-/// stands beside it in the batch.
-pub(crate) fn padding_mask(tokens: &Tensor, pad: i64, kind: Kind) -> Tensor {
+/// The places of `tokens` that are padding. The first is always seen: an empty sentence is one word of padding, whatever stands beside it in
+/// the batch.
+pub(crate) fn hidden(tokens: &Tensor, pad: i64) -> Tensor {
     let hidden = tokens.eq(pad);
     if tokens.size()[1] > 0 {
         let _ = hidden.select(1, 0).fill_(0);
     }
-    let added = Tensor::zeros(tokens.size(), (kind, tokens.device())).masked_fill_(&hidden, HIDDEN);
+    hidden
+}
+
+/// What is added to the scores of keys, of which some are hidden.
+pub(crate) fn padding_mask(hidden: &Tensor, kind: Kind) -> Tensor {
+    let added = Tensor::zeros(hidden.size(), (kind, hidden.device())).masked_fill_(hidden, HIDDEN);
     added.unsqueeze(1).unsqueeze(1)
 }
 
@@ -41,6 +47,13 @@ pub(crate) fn padding_mask(tokens: &Tensor, pad: i64, kind: Kind) -> Tensor {
 pub(crate) struct KeysValues {
     pub(crate) keys: Tensor,
     pub(crate) values: Tensor,
+}
+
+/// What a layer of the decoder sees of the source.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) kept: &'a KeysValues,
+    pub(crate) mask: &'a Tensor,
 }
 
 /// The layer.
@@ -60,33 +73,35 @@ impl Attention {
         Self { in_proj, out_proj: Linear::new(&path / "out_proj", d_model, d_model), n_head }
     }
 
-    /// Attention of `xs`, batch × places × size, to itself.
-    pub(crate) fn within(&self, xs: &Tensor, mask: Mask<'_>, p: f64) -> Tensor {
-        let (queries, kept) = self.project(xs);
-        self.join(&attend(&queries, &kept, mask, p))
+    /// Attention of the rows `xs` to those of the same sentence.
+    pub(crate) fn within(&self, xs: &Tensor, rows: &Rows, mask: Mask<'_>, p: f64) -> Tensor {
+        let (queries, kept) = self.project(xs, rows);
+        self.join(&attend(&queries, &kept, mask, p), rows)
     }
 
-    /// Attention of `xs` to what [`keys_values`](Self::keys_values) made.
-    pub(crate) fn across(&self, xs: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64) -> Tensor {
-        let queries = self.split(&self.part(xs, 0, 1));
-        self.join(&attend(&queries, kept, mask, p))
+    /// Attention of the rows `xs` to what [`keys_values`](Self::keys_values) made.
+    pub(crate) fn across(&self, xs: &Tensor, rows: &Rows, source: Source<'_>, p: f64) -> Tensor {
+        let queries = self.split(&rows.unpack(&self.part(xs, 0, 1)));
+        self.join(&attend(&queries, source.kept, Mask::Added(source.mask), p), rows)
     }
 
-    /// One more place for each row of `xs`, rows × size, after the places that `past` keeps of it.
+    /// One more place for each row of `xs`, after the places that `past` keeps of it.
     pub(crate) fn within_next(&self, xs: &Tensor, past: impl FnOnce(KeysValues) -> KeysValues) -> Tensor {
-        let (queries, new) = self.project(&xs.unsqueeze(1));
-        self.join(&attend(&queries, &past(new), Mask::None, 0.0)).squeeze_dim(1)
+        let rows = Rows::all(xs.size()[0], 1);
+        let (queries, new) = self.project(xs, &rows);
+        self.join(&attend(&queries, &past(new), Mask::None, 0.0), &rows)
     }
 
     /// Queries, and keys and values, of the same places.
-    fn project(&self, xs: &Tensor) -> (Tensor, KeysValues) {
-        let parts = self.in_proj.forward(xs).chunk(3, -1);
+    fn project(&self, xs: &Tensor, rows: &Rows) -> (Tensor, KeysValues) {
+        let parts = rows.unpack(&self.in_proj.forward(xs)).chunk(3, -1);
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(&parts[part]));
         (queries, KeysValues { keys, values })
     }
 
-    pub(crate) fn keys_values(&self, memory: &Tensor) -> KeysValues {
-        let parts = self.part(memory, 1, 2).chunk(2, -1);
+    /// Of the rows `xs` of a source.
+    pub(crate) fn keys_values(&self, xs: &Tensor, rows: &Rows) -> KeysValues {
+        let parts = rows.unpack(&self.part(xs, 1, 2)).chunk(2, -1);
         KeysValues { keys: self.split(&parts[0]), values: self.split(&parts[1]) }
     }
 
@@ -104,8 +119,8 @@ impl Attention {
     }
 
     /// The way back, and the last projection.
-    fn join(&self, heads: &Tensor) -> Tensor {
-        self.out_proj.forward(&heads.transpose(1, 2).flatten(2, 3))
+    fn join(&self, heads: &Tensor, rows: &Rows) -> Tensor {
+        self.out_proj.forward(&rows.pack(&heads.transpose(1, 2).flatten(2, 3)))
     }
 }
 

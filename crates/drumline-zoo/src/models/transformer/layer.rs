@@ -3,9 +3,10 @@
 use tch::Tensor;
 use tch::nn::Path;
 
-use super::attention::{Attention, KeysValues, Mask};
+use super::attention::{Attention, KeysValues, Mask, Source};
 use super::linear::{LayerNorm, Linear};
-use crate::models::dropout::dropout;
+use super::rows::Rows;
+use crate::models::dropout::{relu_dropout, sum_with_dropout};
 
 /// Where the norms are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,8 +41,8 @@ impl Residual {
 
     fn around(&self, xs: &Tensor, p: f64, part: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         match self.place {
-            NormPlace::After => self.norm.forward(&(xs + dropout(&part(xs), p))),
-            NormPlace::Before => xs + dropout(&part(&self.norm.forward(xs)), p),
+            NormPlace::After => self.norm.forward(&sum_with_dropout(xs, &part(xs), p)),
+            NormPlace::Before => sum_with_dropout(xs, &part(&self.norm.forward(xs)), p),
         }
     }
 }
@@ -61,7 +62,7 @@ impl FeedForward {
     }
 
     fn forward(&self, xs: &Tensor, p: f64) -> Tensor {
-        self.linear2.forward(&dropout(&self.linear1.forward(xs).relu_(), p))
+        self.linear2.forward(&relu_dropout(&self.linear1.forward(xs), p))
     }
 }
 
@@ -82,8 +83,8 @@ impl EncoderLayer {
         }
     }
 
-    pub(crate) fn forward(&self, xs: &Tensor, mask: Mask<'_>, p: f64) -> Tensor {
-        let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, mask, p));
+    pub(crate) fn forward(&self, xs: &Tensor, rows: &Rows, mask: Mask<'_>, p: f64) -> Tensor {
+        let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, rows, mask, p));
         self.norms[1].around(&xs, p, |xs| self.feed_forward.forward(xs, p))
     }
 }
@@ -97,13 +98,6 @@ pub(crate) struct DecoderLayer {
     norms: [Residual; 3],
 }
 
-/// What a layer of the decoder sees of the source.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Source<'a> {
-    pub(crate) kept: &'a KeysValues,
-    pub(crate) mask: &'a Tensor,
-}
-
 impl DecoderLayer {
     pub(crate) fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
         let attention = |name: &str| Attention::new(path / name, shape.d_model, shape.n_head);
@@ -115,11 +109,14 @@ impl DecoderLayer {
         }
     }
 
-    /// All places at once, each of which sees those before it.
-    pub(crate) fn forward(&self, xs: &Tensor, source: Source<'_>, p: f64) -> Tensor {
-        let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, Mask::Causal, p));
-        let mask = Mask::Added(source.mask);
-        let xs = self.norms[1].around(&xs, p, |xs| self.multihead_attn.across(xs, source.kept, mask, p));
+    /// All rows at once, each of which sees those of its sentence before it.
+    pub(crate) fn forward(&self, xs: &Tensor, rows: &Rows, source: Source<'_>, p: f64) -> Tensor {
+        let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, rows, Mask::Causal, p));
+        self.after_self(&xs, rows, source, p)
+    }
+
+    fn after_self(&self, xs: &Tensor, rows: &Rows, source: Source<'_>, p: f64) -> Tensor {
+        let xs = self.norms[1].around(xs, p, |xs| self.multihead_attn.across(xs, rows, source, p));
         self.norms[2].around(&xs, p, |xs| self.feed_forward.forward(xs, p))
     }
 
@@ -133,12 +130,7 @@ impl DecoderLayer {
     ) -> Tensor {
         let xs = self.norms[0].around(xs, 0.0, |xs| self.self_attn.within_next(xs, past));
         // The rows of a sentence see the same source: they are the places of one attention, and nothing is repeated.
-        let (sentences, size) = (source.mask.size()[0], xs.size());
-        let xs = self.norms[1].around(&xs, 0.0, |xs| {
-            let rows = xs.view([sentences, size[0] / sentences, size[1]]);
-            let seen = self.multihead_attn.across(&rows, source.kept, Mask::Added(source.mask), 0.0);
-            seen.flatten(0, 1)
-        });
-        self.norms[2].around(&xs, 0.0, |xs| self.feed_forward.forward(xs, 0.0))
+        let sentences = source.mask.size()[0];
+        self.after_self(&xs, &Rows::all(sentences, xs.size()[0] / sentences), source, 0.0)
     }
 }

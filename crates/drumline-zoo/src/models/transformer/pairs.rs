@@ -2,9 +2,10 @@
 
 use drumline::TorchError;
 use drumline::trainer::{Batch, Supervised};
+use drumline_text::Vocabulary;
 use tch::{Device, Tensor};
 
-/// Ids that stand for no word. The default is NJUNMT's.
+/// Ids that stand for no word. The default is that of [`Vocabulary`], and NJUNMT's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Specials {
     /// Fills sentences up.
@@ -17,7 +18,7 @@ pub struct Specials {
 
 impl Default for Specials {
     fn default() -> Self {
-        Self { pad: 0, eos: 1, bos: 3 }
+        Self { pad: Vocabulary::PAD.into(), eos: Vocabulary::EOS.into(), bos: Vocabulary::BOS.into() }
     }
 }
 
@@ -31,7 +32,7 @@ impl Default for Specials {
 /// use tch::{Device, Tensor, nn::VarStore};
 ///
 /// let batch = Pairs::new(&[vec![4, 5, 6], vec![7]], &[vec![8, 9], vec![10, 11, 12]], Specials::default());
-/// assert_eq!(batch.target_in, Tensor::from_slice2(&[[3i64, 8, 9, 0], [3, 10, 11, 12]]));
+/// assert_eq!(batch.target_in, Tensor::from_slice2(&[[2i64, 8, 9, 0], [2, 10, 11, 12]]));
 /// assert_eq!(batch.words, Tensor::from_slice(&[8i64, 9, 1, 10, 11, 12, 1]));
 ///
 /// let store = VarStore::new(Device::Cpu);

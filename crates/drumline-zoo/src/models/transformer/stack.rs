@@ -3,17 +3,33 @@
 use tch::Tensor;
 use tch::nn::Path;
 
-use super::attention::{KeysValues, Mask, padding_mask};
-use super::layer::{DecoderLayer, EncoderLayer, LayerShape, NormPlace, Source};
+use super::attention::{KeysValues, Mask, Source, hidden, padding_mask};
+use super::layer::{DecoderLayer, EncoderLayer, LayerShape, NormPlace};
 use super::linear::LayerNorm;
+use super::rows::Rows;
 
 /// Source sentences as the decoder sees them.
 #[derive(Debug)]
 pub struct Memory {
-    /// batch × places × `d_model`.
+    /// batch × places × `d_model`; what stands at padding has no meaning.
     pub states: Tensor,
     /// What is added to the attention to each place: 0, or minus infinity where there is padding; batch × 1 × 1 × places.
     pub mask: Tensor,
+}
+
+/// The same without what stands at padding.
+#[derive(Debug)]
+pub(crate) struct Encoded {
+    /// rows × `d_model`.
+    states: Tensor,
+    rows: Rows,
+    mask: Tensor,
+}
+
+impl Encoded {
+    pub(crate) fn into_memory(self) -> Memory {
+        Memory { states: self.rows.unpack(&self.states), mask: self.mask }
+    }
 }
 
 /// A stack of encoder layers.
@@ -30,11 +46,12 @@ impl Encoder {
     }
 
     /// `xs` are the vectors of `tokens`, of which `pad` is hidden.
-    pub(crate) fn forward(&self, xs: Tensor, tokens: &Tensor, pad: i64, p: f64) -> Memory {
-        let mask = padding_mask(tokens, pad, xs.kind());
-        let through = |xs: Tensor, layer: &EncoderLayer| layer.forward(&xs, Mask::Added(&mask), p);
-        let states = ended(self.layers.iter().fold(xs, through), &self.norm);
-        Memory { states, mask }
+    pub(crate) fn forward(&self, xs: &Tensor, tokens: &Tensor, pad: i64, p: f64) -> Encoded {
+        let hidden = hidden(tokens, pad);
+        let (rows, mask) = (Rows::seen(&hidden), padding_mask(&hidden, xs.kind()));
+        let through = |xs: Tensor, layer: &EncoderLayer| layer.forward(&xs, &rows, Mask::Added(&mask), p);
+        let states = ended(self.layers.iter().fold(rows.pack(xs), through), &self.norm);
+        Encoded { states, rows, mask }
     }
 }
 
@@ -51,17 +68,20 @@ impl DecoderStack {
         Self { layers: layers.collect(), norm: last_norm(path, shape) }
     }
 
-    pub(crate) fn forward(&self, mut xs: Tensor, memory: &Memory, p: f64) -> Tensor {
+    /// `xs` are rows × size.
+    pub(crate) fn forward(&self, mut xs: Tensor, rows: &Rows, source: &Encoded, p: f64) -> Tensor {
         for layer in &self.layers {
-            let kept = layer.multihead_attn.keys_values(&memory.states);
-            xs = layer.forward(&xs, Source { kept: &kept, mask: &memory.mask }, p);
+            let kept = layer.multihead_attn.keys_values(&source.states, &source.rows);
+            xs = layer.forward(&xs, rows, Source { kept: &kept, mask: &source.mask }, p);
         }
         ended(xs, &self.norm)
     }
 
     /// Keys and values of the source, for each layer.
     pub(crate) fn keys_values(&self, memory: &Memory) -> Vec<KeysValues> {
-        self.layers.iter().map(|layer| layer.multihead_attn.keys_values(&memory.states)).collect()
+        let (states, size) = (memory.states.flatten(0, 1), memory.states.size());
+        let rows = Rows::all(size[0], size[1]);
+        self.layers.iter().map(|layer| layer.multihead_attn.keys_values(&states, &rows)).collect()
     }
 
     /// The next place of each row, as [`DecoderLayer::next`]; `past` is told the layer.

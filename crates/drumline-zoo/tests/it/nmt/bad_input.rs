@@ -112,12 +112,12 @@ fn a_checkpoint_within_an_epoch_goes_on_with_the_same_batches_only() {
 /// Ranks of a job whose command lines differ, as where nodes have other files.
 fn differing(task: &Task, words: &str, other: &str) -> String {
     let dir = task.folder.path().to_str().unwrap();
-    let words = |words: &str| words.replace("DIR", dir);
+    let here = |words: &str| words.replace("DIR", dir);
     let script = format!(
         "if [ $RANK = 1 ]; then exec {0} {2}; else exec {0} {1}; fi",
         env!("CARGO_BIN_EXE_drumline-train"),
-        words(words),
-        words(other)
+        here(words),
+        here(other)
     );
     let ranks = super::ended(super::super::running::start_program("sh", 2, vec!["-c".into(), script]));
     assert!(ranks.iter().all(|rank| !rank.exit.is_success()), "{}", ranks[0].stdout);

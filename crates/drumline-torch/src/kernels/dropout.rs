@@ -1,0 +1,269 @@
+//! Dropout whose random numbers are a function of a seed and the element's place.
+//!
+//! ```text
+//!   seed: 64 bits of libtorch's generator, one draw a call      element i: 16 bits of mix(seed, i) ─▶ kept or zeroed
+//! ```
+//! So backward knows what was dropped without anything that was stored. The probability is met to 1/65536, and what is kept is scaled by exactly
+//! what was kept.
+
+use tch::{Device, Kind, Tensor};
+
+use super::floats::{floats, floats_mut, for_processors, has_floats};
+use crate::error::TorchError;
+use crate::function::autograd_function;
+
+/// Different values of 16 bits.
+const STEPS: f64 = 65536.0;
+/// Elements whose random bits are made at once: two for each word of 32 bits.
+const BLOCK: usize = 32;
+
+/// Which elements are zeroed, and how the others are scaled.
+#[derive(Debug, Clone, Copy)]
+struct Dropout {
+    seed: [u32; 2],
+    /// Elements whose bits are below it are zeroed.
+    below: u32,
+    scale: f32,
+}
+
+impl Dropout {
+    /// With probability `p`, from 0 to below 1; the seed comes from libtorch's generator of the CPU.
+    fn draw(p: f64) -> Result<Self, TorchError> {
+        if !(0.0..1.0).contains(&p) {
+            return Err(TorchError::Unfit(format!("dropout with probability {p}; try 0 to below 1")));
+        }
+        let below = (p * STEPS).round().min(STEPS - 1.0);
+        let seed = Tensor::f_empty([1], (Kind::Int64, Device::Cpu))?.f_random_from_(i64::MIN, None)?;
+        let seed = seed.f_int64_value(&[0])?;
+        Ok(Self {
+            seed: [seed as u32, (seed >> 32) as u32],
+            below: below as u32,
+            scale: (STEPS / (STEPS - below)) as f32,
+        })
+    }
+
+    /// What the elements of a block are multiplied by, `first` of which is the first.
+    #[inline(always)]
+    fn factors(&self, block: usize) -> [f32; BLOCK] {
+        let mut factors = [0.0; BLOCK];
+        let first = (block * (BLOCK / 2)) as u32;
+        for lane in 0..BLOCK / 2 {
+            let bits = mix(mix((first + lane as u32) ^ self.seed[0]).wrapping_add(self.seed[1]));
+            factors[lane] = if bits & 0xffff < self.below { 0.0 } else { self.scale };
+            factors[lane + BLOCK / 2] = if bits >> 16 < self.below { 0.0 } else { self.scale };
+        }
+        factors
+    }
+}
+
+/// A bijection of 32 bits in which each bit in changes half of those out (found by C. Wellons' search, "lowbias32").
+#[inline(always)]
+fn mix(mut x: u32) -> u32 {
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+for_processors! {
+    /// `out` = `base` + dropped `xs`.
+    fn drop_onto(out: &mut [f32], base: &[f32], xs: &[f32], how: Dropout) {
+        let blocks = out.chunks_mut(BLOCK).zip(base.chunks(BLOCK)).zip(xs.chunks(BLOCK));
+        for (block, ((out, base), xs)) in blocks.enumerate() {
+            let factors = how.factors(block);
+            for (((out, base), x), factor) in out.iter_mut().zip(base).zip(xs).zip(factors) {
+                *out = base + x * factor;
+            }
+        }
+    }
+}
+
+for_processors! {
+    /// `out` = dropped `xs`.
+    fn drop_into(out: &mut [f32], xs: &[f32], how: Dropout) {
+        for (block, (out, xs)) in out.chunks_mut(BLOCK).zip(xs.chunks(BLOCK)).enumerate() {
+            let factors = how.factors(block);
+            for ((out, x), factor) in out.iter_mut().zip(xs).zip(factors) {
+                *out = x * factor;
+            }
+        }
+    }
+}
+
+for_processors! {
+    /// `out` = the dropped positive part of `xs`.
+    fn relu_drop_into(out: &mut [f32], xs: &[f32], how: Dropout) {
+        for (block, (out, xs)) in out.chunks_mut(BLOCK).zip(xs.chunks(BLOCK)).enumerate() {
+            let factors = how.factors(block);
+            for ((out, x), factor) in out.iter_mut().zip(xs).zip(factors) {
+                // What is no number stays so.
+                *out = if *x < 0.0 { 0.0 } else { x * factor };
+            }
+        }
+    }
+}
+
+for_processors! {
+    /// `out` = `grads` scaled, where `ys` are positive.
+    fn where_positive(out: &mut [f32], ys: &[f32], grads: &[f32], scale: f32) {
+        for ((out, y), grad) in out.iter_mut().zip(ys).zip(grads) {
+            *out = if *y > 0.0 { grad * scale } else { 0.0 };
+        }
+    }
+}
+
+/// Elements are zeroed with probability `p`, the others scaled so that the mean stays.
+///
+/// ```
+/// use tch::{Device, Kind, Tensor};
+///
+/// let xs = Tensor::ones([100], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let out = drumline_torch::dropout(&xs, 0.5)?;
+/// out.sum(Kind::Float).backward();
+/// assert_eq!(xs.grad(), out.detach());
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+pub fn dropout(xs: &Tensor, p: f64) -> Result<Tensor, TorchError> {
+    if p == 0.0 {
+        return Ok(xs.shallow_clone());
+    }
+    if !has_floats(xs) {
+        return Ok(xs.f_dropout(p, true)?);
+    }
+    let how = Dropout::draw(p)?;
+    let outputs = autograd_function(
+        &[xs],
+        |_, inputs| Ok(vec![dropped(inputs[0], how)?]),
+        move |_, grads| Ok(vec![grads[0].as_ref().map(|grad| dropped(grad, how)).transpose()?]),
+    );
+    Ok(outputs?.swap_remove(0))
+}
+
+/// The positive part of `xs`, with dropout.
+pub fn relu_dropout(xs: &Tensor, p: f64) -> Result<Tensor, TorchError> {
+    if p == 0.0 || !has_floats(xs) {
+        return dropout(&xs.f_relu()?, p);
+    }
+    let how = Dropout::draw(p)?;
+    let outputs = autograd_function(
+        &[xs],
+        |cx, inputs| {
+            let xs = inputs[0].f_contiguous()?;
+            let mut out = xs.f_empty_like()?;
+            relu_drop_into(floats_mut(&mut out)?, floats(&xs)?, how);
+            cx.save(&out);
+            Ok(vec![out])
+        },
+        move |cx, grads| {
+            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
+            let grad = grad.f_contiguous()?;
+            let mut out = grad.f_empty_like()?;
+            where_positive(floats_mut(&mut out)?, floats(&cx.saved()[0])?, floats(&grad)?, how.scale);
+            Ok(vec![Some(out)])
+        },
+    );
+    Ok(outputs?.swap_remove(0))
+}
+
+/// `base` plus `xs` with dropout; both are of one shape.
+pub fn sum_with_dropout(base: &Tensor, xs: &Tensor, p: f64) -> Result<Tensor, TorchError> {
+    if p == 0.0 || !has_floats(base) || !has_floats(xs) || base.size() != xs.size() {
+        return Ok(base.f_add(&dropout(xs, p)?)?);
+    }
+    let how = Dropout::draw(p)?;
+    let outputs = autograd_function(
+        &[base, xs],
+        |_, inputs| {
+            let (base, xs) = (inputs[0].f_contiguous()?, inputs[1].f_contiguous()?);
+            let mut out = base.f_empty_like()?;
+            drop_onto(floats_mut(&mut out)?, floats(&base)?, floats(&xs)?, how);
+            Ok(vec![out])
+        },
+        move |_, grads| {
+            let by_xs = grads[0].as_ref().map(|grad| dropped(grad, how)).transpose()?;
+            Ok(vec![grads[0].as_ref().map(Tensor::shallow_clone), by_xs])
+        },
+    );
+    Ok(outputs?.swap_remove(0))
+}
+
+fn dropped(xs: &Tensor, how: Dropout) -> Result<Tensor, TorchError> {
+    let xs = xs.f_contiguous()?;
+    let mut out = xs.f_empty_like()?;
+    drop_into(floats_mut(&mut out)?, floats(&xs)?, how);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    #[test]
+    fn as_many_are_dropped_as_asked_and_the_mean_stays() {
+        for p in [0.1, 0.5, 0.9] {
+            let ones = Tensor::ones([300, 1001], FLOAT);
+            let out = dropout(&ones, p).unwrap();
+            let zeros = out.eq(0.0).to_kind(Kind::Double).mean(Kind::Double).double_value(&[]);
+            let mean = out.mean(Kind::Double).double_value(&[]);
+            let deviation = (p * (1.0 - p) / 300_300.0).sqrt();
+            assert!((zeros - p).abs() < 6.0 * deviation, "{p}: {zeros}");
+            assert!((mean - 1.0).abs() < 6.0 * deviation / (1.0 - p), "{p}: {mean}");
+        }
+    }
+
+    #[test]
+    fn neighbours_calls_and_rows_are_independent() {
+        let ones = Tensor::ones([512, 512], FLOAT);
+        let [a, b] = [0, 1].map(|_| dropout(&ones, 0.5).unwrap() - 1.0);
+        let pairs = [
+            (a.shallow_clone(), b),
+            (a.narrow(1, 1, 511), a.narrow(1, 0, 511)),
+            (a.narrow(1, 16, 496), a.narrow(1, 0, 496)),
+            (a.narrow(0, 1, 511), a.narrow(0, 0, 511)),
+        ];
+        for (place, (left, right)) in pairs.iter().enumerate() {
+            let correlation = (left * right).mean(Kind::Double).double_value(&[]);
+            assert!(correlation.abs() < 6.0 / 511.0, "{place}: {correlation}");
+        }
+    }
+
+    #[test]
+    fn gradients_go_where_values_went() {
+        for size in [0i64, 1, 31, 32, 77] {
+            let leaf = || Tensor::randn([size, 3], FLOAT).set_requires_grad(true);
+            let (xs, base) = (leaf(), leaf());
+            let out = dropout(&xs, 0.5).unwrap();
+            (&out * 3.0).sum(Kind::Float).backward();
+            let kept = out.ne(0.0).to_kind(Kind::Float);
+            assert!(xs.grad().allclose(&(&kept * 6.0), 1e-6, 0.0, false));
+            assert!(out.allclose(&(&kept * &xs * 2.0), 1e-6, 0.0, false));
+            let xs = leaf();
+            let out = relu_dropout(&xs, 0.5).unwrap();
+            out.sum(Kind::Float).backward();
+            let kept = out.gt(0.0).to_kind(Kind::Float);
+            assert_eq!(xs.grad(), &kept * 2.0);
+            assert_eq!(out.detach(), (&kept * &xs * 2.0).detach());
+            let xs = leaf();
+            let out = sum_with_dropout(&base, &xs, 0.5).unwrap();
+            out.sum(Kind::Float).backward();
+            assert_eq!(base.grad(), base.ones_like());
+            assert!(out.allclose(&(&base + xs.grad() * &xs), 1e-6, 1e-6, false));
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_zeros_and_bad_probabilities_are_told() {
+        let xs = Tensor::ones([999], FLOAT);
+        let [a, b] = [0, 1].map(|_| {
+            tch::manual_seed(5);
+            dropout(&xs, 0.3).unwrap()
+        });
+        assert_eq!(a, b);
+        assert_eq!(dropout(&xs, 0.0).unwrap(), xs);
+        assert_eq!(dropout(&xs.to_kind(Kind::Double), 0.3).unwrap().kind(), Kind::Double);
+        assert!(dropout(&xs, 1.0).unwrap_err().to_string().contains("try 0 to below 1"));
+    }
+}
