@@ -9,6 +9,9 @@ use super::floats::{floats, floats_mut, for_processors, has_floats};
 use crate::error::TorchError;
 use crate::function::autograd_function;
 
+/// With more, libtorch's is faster: this one works on the thread that calls it.
+const MOST_THREADS: i32 = 4;
+
 /// Sums are kept in so many parts, so that they can be added up side by side.
 const LANES: usize = 16;
 
@@ -51,7 +54,9 @@ pub fn smoothed_cross_entropy(logits: &Tensor, labels: SmoothedLabels<'_>) -> Re
     let size = logits.size();
     let is_plain =
         size.len() == 2 && size[1] > 0 && classes.size() == [size[0]] && classes.kind() == Kind::Int64;
-    if !is_plain || !has_floats(logits) || classes.device() != Device::Cpu {
+    // libtorch's has a pass more for everything, and shares them among its threads.
+    let has_many_threads = tch::get_num_threads() > MOST_THREADS;
+    if !is_plain || has_many_threads || !has_floats(logits) || classes.device() != Device::Cpu {
         let sum = tch::Reduction::Sum;
         return Ok(logits.f_cross_entropy_loss::<Tensor>(classes, None, sum, ignored, smoothing)?);
     }

@@ -1,5 +1,10 @@
 //! What is learned: alike on any number of ranks, by each schedule, to a good BLEU.
 
+use std::time::{Duration, Instant};
+
+use drumline_launch::Signal;
+
+use super::super::running::{start, start_program};
 use super::{Task, difference};
 
 /// The losses of all steps, the BLEU of validations, and the last translations.
@@ -139,4 +144,40 @@ fn ranks_drop_other_units() {
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let of_rank = |rank: usize| file.tensor(&format!("{rank}.cpu")).unwrap().data().to_vec();
     assert_ne!(of_rank(0), of_rank(1));
+}
+
+#[test]
+fn a_job_that_its_launcher_starts_again_goes_on() {
+    let task = Task::new();
+    task.train(2, "training_configs.max_steps 4");
+    let dir = task.folder.path().to_str().unwrap();
+    let program = env!("CARGO_BIN_EXE_drumline-train");
+    let again = format!(
+        "TORCHELASTIC_RESTART_COUNT=1 exec {program} nmt --config_path {dir}/nmt.yaml training_configs.max_steps 6"
+    );
+    let ranks = super::ended(start_program("sh", 2, vec!["-c".into(), again]));
+    assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{}", ranks[0].stderr);
+    assert!(ranks[0].stdout.contains("[resume] == after step 4"), "{}", ranks[0].stdout);
+}
+
+/// The last validation, too, is made in the end.
+#[test]
+fn a_last_validation_that_a_signal_has_cut_is_made_later() {
+    let task = Task::new();
+    let pairs = "training_configs.max_steps 6 training_configs.valid_batch_size 1 training_configs.bleu_valid_configs.max_steps 4000 \
+                 training_configs.bleu_valid_configs.beam_size 8 optimizer_configs.learning_rate 0.0";
+    let dir = task.folder.path().to_str().unwrap();
+    let words = format!("nmt --config_path DIR/nmt.yaml --reload {pairs}");
+    let job = start(2, words.split_whitespace().map(|word| word.replace("DIR", dir)).collect());
+    job.wait_for_line(0, "== step: [ 6/", Instant::now() + Duration::from_secs(120)).unwrap();
+    for rank in 0..2 {
+        job.signal(rank, Signal::TERM).unwrap();
+    }
+    let ranks = super::ended(job);
+    let was_cut = ranks[0].stdout.contains("[stop] ==");
+    let said =
+        task.passes(2, &words.replace("max_steps 4000", "max_steps 3").replace("beam_size 8", "beam_size 2"));
+    // Where the signal came too late the validation was made, and nothing is left.
+    assert_eq!(was_cut, said.contains("| bleu: "), "{} {said}", ranks[0].stdout);
+    assert!(task.path("valid/step-00000006.txt").exists() && task.path("save/best").exists());
 }
