@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
-use drumline_launch::Signal;
+use drumline_launch::{Signal, signal_name};
 use signal_hook::flag;
 
 /// What asks for a stop unless told otherwise: launchers and Slurm's end of time, Slurm's `--signal=USR1`, Ctrl-C.
@@ -61,7 +61,8 @@ impl StopRequest {
     /// Listens for these signals only. An error for one that cannot be handled, such as SIGKILL.
     pub fn listen_for(signals: &[Signal]) -> io::Result<Self> {
         if let Some(signal) = signals.iter().find(|signal| !can_be_asked_by(**signal)) {
-            let what = format!("{signal:?} cannot be listened for; try SIGTERM or SIGUSR1");
+            let what =
+                format!("{} cannot be listened for; try SIGTERM or SIGUSR1", signal_name(signal.as_raw()));
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let heard = Arc::new(AtomicUsize::new(0));

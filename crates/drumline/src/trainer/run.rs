@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drumline_launch::signal_name;
 use drumline_observe::trace::Track;
 use drumline_parallel::Ddp;
 use drumline_torch::Named;
@@ -357,7 +358,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     /// Why training stops: the first rank's reason.
     fn reason(&self) -> Result<String, TrainerError> {
-        let signal = self.stop.signal().map(|signal| format!("signal {signal:?}"));
+        let signal = self.stop.signal().map(|signal| signal_name(signal.as_raw()).to_owned());
         let own = self.state.requests.stop.clone().or(signal);
         let all = self.state.group.all_gather_object(&own)?;
         let first = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
