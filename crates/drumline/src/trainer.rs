@@ -71,6 +71,7 @@ pub use loss::{CrossEntropy, Loss};
 pub use metric::{BatchMetric, MetricKey};
 pub use model::{Mode, Model};
 pub use run::{End, TrainOutcome};
+pub use save::was_evaluated;
 pub use settings::{Every, LoadBestModel, Precision};
 pub use state::{Best, Evaluation, Times, TrainState};
 

@@ -11,8 +11,9 @@ use super::batch::Batch;
 use super::error::TrainerError;
 use super::model::Model;
 use super::run::{Place, Run};
+use super::settings::Every;
 use super::state::Best;
-use crate::checkpoint::{Checkpoints, Mark, Scalar, TrainState, named, restore};
+use crate::checkpoint::{Checkpoints, Loaded, Mark, Scalar, TrainState, named, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::shared_failure::{SharedFailure, Trouble, agree, in_words};
@@ -36,6 +37,22 @@ struct KeptBest {
     metric: Scalar,
     step: u64,
     epoch: u64,
+}
+
+impl Kept {
+    fn of(saved: &TrainState) -> Result<Self, serde_json::Error> {
+        match &saved.schedule {
+            Value::Null => Ok(Self::default()),
+            kept => Self::deserialize(kept),
+        }
+    }
+}
+
+/// Whether a trainer's checkpoint has the evaluation of its step. One that was saved when a signal cut the evaluation short has not: the training
+/// that goes on from it makes it, also where no step is left to do.
+pub fn was_evaluated(checkpoint: &Loaded) -> bool {
+    let saved = &checkpoint.state;
+    Kept::of(saved).is_ok_and(|kept| kept.evaluated_at == Some(saved.step))
 }
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
@@ -146,16 +163,23 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
         });
         agree::<_, TrainerError>(&self.state.group, gone_on)?;
-        self.count_epoch()
+        self.count_epoch()?;
+        self.ask_for_missing_evaluation();
+        Ok(())
+    }
+
+    /// One that was due after the checkpoint's last step. That of an epoch's end is made when the epoch is ended again.
+    fn ask_for_missing_evaluation(&mut self) {
+        let (every, state) = (self.settings.validate_every, &mut self.state);
+        let is_last = state.is_enough() && state.step_in_epoch > 0 && every != Every::Never;
+        let is_due = every.is_at_step(state.step) || is_last;
+        state.requests.validation = is_due && self.evaluated_at != Some(state.step);
     }
 
     fn go_on(&mut self, saved: &TrainState) -> Result<(), Cause> {
         let from: SamplerPosition = serde_json::from_value(saved.sampler.clone())?;
         from.check_seed(self.train.sampler().seed())?;
-        let kept = match &saved.schedule {
-            Value::Null => Kept::default(),
-            kept => serde_json::from_value(kept.clone())?,
-        };
+        let kept = Kept::of(saved)?;
         self.load_weights(saved)?;
         self.state.optimizer.load_state(&saved.optimizer)?;
         self.hooks.load_state(&kept.callbacks)?;
@@ -172,8 +196,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         self.state.resumed_at = Some(saved.step);
         self.evaluated_at = kept.evaluated_at;
-        let is_due = self.settings.validate_every.is_at_step(saved.step);
-        self.state.requests.validation = is_due && kept.evaluated_at != Some(saved.step);
         Ok(())
     }
 

@@ -277,9 +277,9 @@ impl TrainState {
         self.device
     }
 
-    /// Whether `max_steps` are done.
+    /// Whether `max_steps` are done. The last step of an epoch is followed by what belongs to its end.
     pub(super) fn is_enough(&self) -> bool {
-        self.max_steps.is_some_and(|most| self.step >= most)
+        self.max_steps.is_some_and(|most| self.step >= most) && self.step_in_epoch < self.steps_per_epoch
     }
 
     /// The trainer's settings by name, and what the program has added.

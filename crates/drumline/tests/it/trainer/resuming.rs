@@ -1,9 +1,11 @@
 //! A training that goes on from a checkpoint ends as one that never stopped.
 
+use std::time::{Duration, Instant};
+
 use drumline::checkpoint::Checkpoints;
 use drumline::trainer::{
     Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, End, Every, LearningRate,
-    LoadBestModel, TrainState,
+    LoadBestModel, TrainState, was_evaluated,
 };
 use drumline::{At, ProcessGroup, Signal, StopRequest, TopK};
 use rank_test::{Ranks, ranks_test};
@@ -65,13 +67,20 @@ ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
     }
 });
 
-/// A signal in the midst of the evaluation after so many epochs.
-struct SignalInEvaluation(u64);
+/// A signal in the midst of the evaluation after so many steps, heard before the next batch.
+struct SignalInEvaluation {
+    step: u64,
+    heard: StopRequest,
+}
 
 impl Callback for SignalInEvaluation {
     fn on_valid_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        if (state.rank(), state.epoch()) == (1, self.0) {
+        if (state.rank(), state.step()) == (1, self.step) {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)?;
+            let begin = Instant::now();
+            while !self.heard.is_requested() && begin.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         Ok(())
     }
@@ -79,27 +88,35 @@ impl Callback for SignalInEvaluation {
 
 ranks_test!(an_evaluation_that_was_cut_is_made_when_training_goes_on, 2, {
     let group = ProcessGroup::from_env()?;
-    let whole = VarStore::new(Device::Cpu);
-    let outcome = new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
-    // The last epoch's: nothing but the evaluation is left.
-    let (_temp, path) = shared_folder(&group)?;
-    let store = VarStore::new(Device::Cpu);
-    let net = Net::new(&store);
-    let cut = StopRequest::listen_for(&[Signal::TERM])?;
-    let trainer =
-        new(&group, &net, &store)?.callback(SignalInEvaluation(3)).dev_batch_size(1).stop_request(cut);
-    let stopped = trainer.save_path(&path).train(LoadBestModel::No)?;
-    assert_eq!((stopped.steps, stopped.epochs), (12, 2), "the epoch is not over");
-    assert!(matches!(stopped.end, End::Stopped { .. }));
-    let store = VarStore::new(Device::Cpu);
-    let net = Net::new(&store);
-    let trainer = new(&group, &net, &store)?.callback(SignalInEvaluation(99)).dev_batch_size(1);
-    let trainer = trainer.stop_request(StopRequest::listen_for(&[Signal::USR1])?);
-    let resumed = trainer.save_path(&path).resume_from(&path).train(LoadBestModel::No)?;
-    assert_eq!((resumed.steps, resumed.epochs, &resumed.end), (12, 3, &End::Finished));
-    assert_eq!((resumed.best_metric, resumed.best_step), (outcome.best_metric, outcome.best_step));
-    assert_eq!(difference(&weights(&store), &weights(&whole)), 0.0);
-    group.barrier()?;
+    // The last one, so that nothing else is left: of the last epoch, of `max_steps` within an epoch of 4 steps, and at its end.
+    for last in [12, 6, 8] {
+        let whole = VarStore::new(Device::Cpu);
+        let undisturbed = StopRequest::listen_for(&[Signal::USR1])?;
+        let net = Net::new(&whole);
+        let trainer = new(&group, &net, &whole)?.max_steps(last).stop_request(undisturbed.clone());
+        let outcome = trainer.train(LoadBestModel::No)?;
+        let (_temp, path) = shared_folder(&group)?;
+        let latest = || Checkpoints::new(&path).load_latest(&group).map(Option::unwrap);
+        let store = VarStore::new(Device::Cpu);
+        let net = Net::new(&store);
+        let trainer = new(&group, &net, &store)?.max_steps(last).dev_batch_size(1).save_path(&path);
+        let heard = StopRequest::listen_for(&[Signal::TERM])?;
+        let trainer = trainer.stop_request(heard.clone()).callback(SignalInEvaluation { step: last, heard });
+        let stopped = trainer.train(LoadBestModel::No)?;
+        assert_eq!((stopped.steps, stopped.epochs), (last, (last - 1) / 4), "the epoch is not over");
+        assert_eq!(stopped.end, End::Stopped { reason: "SIGTERM (rank 1)".into() });
+        assert!(!was_evaluated(&latest()?), "after {last}");
+        let store = VarStore::new(Device::Cpu);
+        let net = Net::new(&store);
+        let trainer = new(&group, &net, &store)?.max_steps(last).dev_batch_size(1).save_path(&path);
+        let trainer = trainer.resume_with(latest()?).stop_request(undisturbed);
+        let resumed = trainer.train(LoadBestModel::No)?;
+        assert_eq!((resumed.steps, resumed.epochs, &resumed.end), (last, last / 4, &End::Finished));
+        assert_eq!((resumed.best_metric, resumed.best_step), (outcome.best_metric, outcome.best_step));
+        assert_eq!(difference(&weights(&store), &weights(&whole)), 0.0);
+        assert!(was_evaluated(&latest()?), "after {last}");
+        group.barrier()?;
+    }
 });
 
 ranks_test!(the_best_model_of_before_is_found_where_it_was_saved, 2, {
