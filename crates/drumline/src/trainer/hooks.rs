@@ -131,10 +131,9 @@ impl Hooks<'_> {
         self.all.iter().map(|callback| callback.name()).collect()
     }
 
-    /// What checkpoints keep of them: by their place and name.
+    /// What checkpoints keep of them: by their name, and their place among those of the same name.
     pub(super) fn state(&self) -> BTreeMap<String, Value> {
-        let callbacks = self.all.iter().enumerate();
-        let states = callbacks.map(|(place, callback)| (key(place, &callback.name()), callback.state()));
+        let states = keys(&self.names()).into_iter().zip(self.all.iter().map(|callback| callback.state()));
         states.filter(|(_, state)| !state.is_null()).collect()
     }
 
@@ -160,8 +159,10 @@ impl Hooks<'_> {
 
     /// Goes on from what a checkpoint has kept; callbacks that it does not know begin anew.
     pub(super) fn load_state(&mut self, states: &BTreeMap<String, Value>) -> Result<(), Cause> {
-        for (place, callback) in self.all.iter_mut().enumerate() {
-            if let Some(state) = states.get(&key(place, &callback.name())) {
+        let names = self.names();
+        let states = by_key(states);
+        for (key, callback) in keys(&names).iter().zip(&mut self.all) {
+            if let Some(state) = states.get(key) {
                 callback.load_state(state)?;
             }
         }
@@ -169,12 +170,88 @@ impl Hooks<'_> {
     }
 }
 
-fn key(place: usize, name: &str) -> String {
-    format!("{place}.{name}")
+/// A key for each name: `Name`, and where it comes again `Name.2`, `Name.3`. Others may come and go.
+fn keys<S: AsRef<str>>(names: &[S]) -> Vec<String> {
+    let key = |(place, name): (usize, &S)| {
+        let name = name.as_ref();
+        match names[..place].iter().filter(|before| before.as_ref() == name).count() {
+            0 => name.to_owned(),
+            before => format!("{name}.{}", before + 1),
+        }
+    };
+    names.iter().enumerate().map(key).collect()
+}
+
+/// By today's keys also what was kept by the place among all callbacks, as `3.Name`.
+fn by_key(states: &BTreeMap<String, Value>) -> BTreeMap<String, &Value> {
+    let mut placed: Vec<_> = states.iter().filter_map(|(key, state)| Some((placed(key)?, state))).collect();
+    placed.sort_by_key(|((place, _), _)| *place);
+    let names: Vec<_> = placed.iter().map(|((_, name), _)| *name).collect();
+    let of_place = keys(&names).into_iter().zip(placed.iter().map(|(_, state)| *state));
+    let of_name = states.iter().filter(|(key, _)| self::placed(key).is_none());
+    of_place.chain(of_name.map(|(key, state)| (key.clone(), state))).collect()
+}
+
+fn placed(key: &str) -> Option<(usize, &str)> {
+    let (place, name) = key.split_once('.')?;
+    Some((place.parse().ok()?, name))
 }
 
 fn tell(name: &str, outcome: Result<(), Trouble>) {
     if let Err(trouble) = outcome {
         tracing::warn!("callback `{name}`, on_exception: {}", trouble.text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Goes by any name, and keeps a number.
+    struct Counting(&'static str, u64);
+
+    impl Callback for Counting {
+        fn name(&self) -> String {
+            self.0.to_owned()
+        }
+
+        fn state(&self) -> Value {
+            json!(self.1)
+        }
+
+        fn load_state(&mut self, state: &Value) -> Result<(), Cause> {
+            self.1 = state.as_u64().ok_or("no number")?;
+            Ok(())
+        }
+    }
+
+    fn hooks(names: &[(&'static str, u64)]) -> Hooks<'static> {
+        let all = names.iter().map(|&(name, number)| Box::new(Counting(name, number)) as Box<dyn Callback>);
+        Hooks { all: all.collect(), ..Hooks::default() }
+    }
+
+    fn loaded(names: &[(&'static str, u64)], states: &BTreeMap<String, Value>) -> Vec<Value> {
+        let mut hooks = hooks(names);
+        hooks.load_state(states).unwrap();
+        hooks.all.iter().map(|callback| callback.state()).collect()
+    }
+
+    #[test]
+    fn callbacks_find_their_state_where_others_come_and_go() {
+        let saved = hooks(&[("Clip", 1), ("Warmup", 2), ("Stop", 3), ("Warmup", 4)]).state();
+        assert_eq!(saved.keys().collect::<Vec<_>>(), ["Clip", "Stop", "Warmup", "Warmup.2"]);
+        let without_clip = [("Warmup", 0), ("Stop", 0), ("Warmup", 0)];
+        assert_eq!(loaded(&without_clip, &saved), [2, 3, 4]);
+        let with_more = [("New", 9), ("Stop", 0), ("Clip", 0), ("Warmup", 0), ("Warmup", 0), ("Warmup", 8)];
+        assert_eq!(loaded(&with_more, &saved), [9, 3, 1, 2, 4, 8], "those that are new begin anew");
+    }
+
+    #[test]
+    fn what_was_kept_by_place_is_found_by_name() {
+        let old = [("0.Clip", 1), ("10.Warmup", 4), ("2.Warmup", 2), ("3.a.b", 5)];
+        let old = old.map(|(key, number)| (key.to_owned(), json!(number))).into();
+        assert_eq!(loaded(&[("Warmup", 0), ("a.b", 0), ("Warmup", 0)], &old), [2, 5, 4]);
     }
 }

@@ -50,7 +50,7 @@ ranks_test!(a_signal_to_one_rank_saves_and_ends_all, 3, { slow_training()? }, |r
         let saved = LocalGroup::run(1, |group| Ok(Checkpoints::new(temp.path()).load_latest(&group)))?;
         let step = saved.into_iter().next().unwrap()?.unwrap().state.step;
         for rank in &report.ranks {
-            let line = format!("stopped after {step} by signal");
+            let line = format!("stopped after {step} by SIG");
             assert!(rank.stdout_text().contains(&line), "{line}: {report}");
             assert!(rank.stdout_text().contains(&format!("(rank {asked})")), "{report}");
         }

@@ -1,5 +1,7 @@
 //! A training that goes on from a checkpoint ends as one that never stopped.
 
+use std::time::{Duration, Instant};
+
 use drumline::checkpoint::Checkpoints;
 use drumline::trainer::{
     Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, End, Every, LearningRate,
@@ -65,13 +67,20 @@ ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
     }
 });
 
-/// A signal in the midst of the evaluation after so many steps.
-struct SignalInEvaluation(u64);
+/// A signal in the midst of the evaluation after so many steps, heard before the next batch.
+struct SignalInEvaluation {
+    step: u64,
+    heard: StopRequest,
+}
 
 impl Callback for SignalInEvaluation {
     fn on_valid_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        if (state.rank(), state.step()) == (1, self.0) {
+        if (state.rank(), state.step()) == (1, self.step) {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)?;
+            let begin = Instant::now();
+            while !self.heard.is_requested() && begin.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         Ok(())
     }
@@ -82,25 +91,26 @@ ranks_test!(an_evaluation_that_was_cut_is_made_when_training_goes_on, 2, {
     // The last one, so that nothing else is left: of the last epoch, of `max_steps` within an epoch of 4 steps, and at its end.
     for last in [12, 6, 8] {
         let whole = VarStore::new(Device::Cpu);
-        let outcome = new(&group, &Net::new(&whole), &whole)?.max_steps(last).train(LoadBestModel::No)?;
+        let undisturbed = StopRequest::listen_for(&[Signal::USR1])?;
+        let net = Net::new(&whole);
+        let trainer = new(&group, &net, &whole)?.max_steps(last).stop_request(undisturbed.clone());
+        let outcome = trainer.train(LoadBestModel::No)?;
         let (_temp, path) = shared_folder(&group)?;
         let latest = || Checkpoints::new(&path).load_latest(&group).map(Option::unwrap);
         let store = VarStore::new(Device::Cpu);
         let net = Net::new(&store);
         let trainer = new(&group, &net, &store)?.max_steps(last).dev_batch_size(1).save_path(&path);
-        let stopped = trainer
-            .callback(SignalInEvaluation(last))
-            .stop_request(StopRequest::listen_for(&[Signal::TERM])?)
-            .train(LoadBestModel::No)?;
+        let heard = StopRequest::listen_for(&[Signal::TERM])?;
+        let trainer = trainer.stop_request(heard.clone()).callback(SignalInEvaluation { step: last, heard });
+        let stopped = trainer.train(LoadBestModel::No)?;
         assert_eq!((stopped.steps, stopped.epochs), (last, (last - 1) / 4), "the epoch is not over");
         assert_eq!(stopped.end, End::Stopped { reason: "SIGTERM (rank 1)".into() });
         assert!(!was_evaluated(&latest()?), "after {last}");
         let store = VarStore::new(Device::Cpu);
         let net = Net::new(&store);
         let trainer = new(&group, &net, &store)?.max_steps(last).dev_batch_size(1).save_path(&path);
-        let trainer = trainer.callback(SignalInEvaluation(99)).resume_with(latest()?);
-        let resumed =
-            trainer.stop_request(StopRequest::listen_for(&[Signal::USR1])?).train(LoadBestModel::No)?;
+        let trainer = trainer.resume_with(latest()?).stop_request(undisturbed);
+        let resumed = trainer.train(LoadBestModel::No)?;
         assert_eq!((resumed.steps, resumed.epochs, &resumed.end), (last, last / 4, &End::Finished));
         assert_eq!((resumed.best_metric, resumed.best_step), (outcome.best_metric, outcome.best_step));
         assert_eq!(difference(&weights(&store), &weights(&whole)), 0.0);
