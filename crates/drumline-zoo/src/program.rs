@@ -46,7 +46,11 @@ use kind::Kind;
 /// Carries out the command line of this process.
 pub fn main() -> ExitCode {
     drumline::install_panic_file();
-    let outcome = start_logging().and_then(|()| match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(answer) => return ending::answered(&answer),
+    };
+    let outcome = start_logging().and_then(|()| match cli.command {
         Command::Train(args) => train::run(&args),
         Command::Nmt(args) => nmt::run(*args),
         Command::Test(args) => test::run(&args),

@@ -38,7 +38,7 @@ pub(super) struct Cli {
 pub(super) enum Command {
     /// Train a network
     Train(TrainArgs),
-    /// Evaluate a network on the test set: its last checkpoint, or MODEL.WEIGHTS
+    /// Evaluate a network on the test set: its last checkpoint (text: its best), or MODEL.WEIGHTS
     Test(TestArgs),
     Nmt(Box<NmtArgs>),
     Translate(Box<TranslateArgs>),

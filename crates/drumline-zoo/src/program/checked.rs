@@ -61,7 +61,7 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
     let there = Cuda::is_available();
     match kind {
         DeviceKind::Cuda => {
-            ensure!(there, "DEVICE is cuda, but libtorch finds no GPU here; try DEVICE cpu");
+            ensure!(there, "a GPU was asked for (cuda), but libtorch finds none here; try cpu");
             Ok(Device::Cuda(local_rank % (Cuda::device_count().max(1) as usize)))
         }
         DeviceKind::Auto if there => device(DeviceKind::Cuda, local_rank),

@@ -8,7 +8,7 @@ use drumline::SamplerPosition;
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::trainer::{
     Batch, Checkpoint, DistTrainer, End, EventFile, Every, LoadBestModel, Model, RankFiles, TensorBoard,
-    TrainOutcome,
+    TrainOutcome, was_evaluated,
 };
 use drumline_observe::bar::Progress;
 
@@ -33,6 +33,8 @@ pub(super) struct Course {
     pub(super) auto_resume: bool,
     pub(super) max_epoch: u64,
     pub(super) max_steps: Option<u64>,
+    /// Whether there is something to evaluate on.
+    pub(super) evaluates: bool,
     pub(super) print_freq: u64,
     /// Batches of an evaluation from line to line.
     pub(super) eval_print_freq: u64,
@@ -62,6 +64,7 @@ impl From<&Config> for Course {
             auto_resume: train.auto_resume,
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
+            evaluates: true,
             print_freq: train.print_freq as u64,
             eval_print_freq: config.test.print_freq as u64,
             words: IMAGES,
@@ -158,9 +161,10 @@ impl Course {
         trainer.trace_steps(WARM_UP..WARM_UP + self.trace_steps, folder)
     }
 
-    /// Whether the checkpoint is that of the last step.
+    /// Whether the checkpoint is that of the last step, with its evaluation. An epoch is over only when it was evaluated.
     fn is_over(&self, found: &Loaded) -> bool {
-        found.state.epoch >= self.max_epoch || self.max_steps.is_some_and(|most| found.state.step >= most)
+        let is_enough = self.max_steps.is_some_and(|most| found.state.step >= most);
+        found.state.epoch >= self.max_epoch || is_enough && (!self.evaluates || was_evaluated(found))
     }
 
     fn nothing_left(&self, found: &Loaded) -> String {

@@ -1,9 +1,9 @@
 //! `drumline-train test`: a network's accuracy on the test set.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
-use drumline::checkpoint::{named, restore};
+use drumline::checkpoint::{Checkpoints, Loaded, named, restore};
 use drumline::{Dataset, Ddp};
 use tch::nn::VarStore;
 
@@ -42,6 +42,7 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
         file: config.model.weights.as_deref(),
         is_untrained: config.model.new_classifier,
         given: Given::of(&args.run.pairs),
+        of_run: OfRun::Last,
     };
     let weights = weights.load(&job, &config.run, &store)?;
     let replica = Ddp::new(net, &store, &job.group, options)?;
@@ -56,8 +57,7 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
     if job.is_first() {
         let (acc1, acck, loss, samples) = (sums.acc1(), sums.acck(), sums.loss(), sums.samples());
         say(&format!(
-            "   == test: Acc@1 {acc1:.3} | Acc@{k} {acck:.3} | loss: {loss:.4} | {samples} images | {}",
-            weights.display()
+            "   == test: Acc@1 {acc1:.3} | Acc@{k} {acck:.3} | loss: {loss:.4} | {samples} images | {weights}"
         ));
     }
     Ok(())
@@ -99,6 +99,14 @@ impl Given {
     }
 }
 
+/// Which of a run's models is evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OfRun {
+    Last,
+    /// The last one where the run has evaluated none.
+    Best,
+}
+
 /// What a network is evaluated with.
 pub(super) struct Weights<'a> {
     /// `MODEL.WEIGHTS`, which building the model has read already.
@@ -106,16 +114,17 @@ pub(super) struct Weights<'a> {
     /// Its last layer was not in that file.
     pub(super) is_untrained: bool,
     pub(super) given: Given,
+    pub(super) of_run: OfRun,
 }
 
 impl Weights<'_> {
-    /// The last checkpoint of `OUT_DIR`. `MODEL.WEIGHTS`, where it is asked for by this command, or there is no checkpoint.
-    pub(super) fn load(&self, job: &Job, run: &Run, store: &VarStore) -> anyhow::Result<PathBuf> {
+    /// A checkpoint of `OUT_DIR`. `MODEL.WEIGHTS`, where it is asked for by this command, or there is no checkpoint. Says which it has taken.
+    pub(super) fn load(&self, job: &Job, run: &Run, store: &VarStore) -> anyhow::Result<String> {
         if let (Some(file), Given::OnCommandLine) = (self.file, self.given) {
             return self.of_file(job, file);
         }
         let checkpoints = pieces::checkpoints(run);
-        let Some(found) = checkpoints.load_latest(&job.group)? else {
+        let Some(last) = checkpoints.load_latest(&job.group)? else {
             if let Some(file) = self.file {
                 return self.of_file(job, file);
             }
@@ -124,17 +133,33 @@ impl Weights<'_> {
                 "no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR"
             )));
         };
-        let path = found.path.clone();
+        let best = match self.of_run {
+            OfRun::Last => None,
+            OfRun::Best => best_of(&checkpoints, &last, job)?,
+        };
+        let which = match (self.of_run, &best) {
+            (OfRun::Last, _) => "",
+            (OfRun::Best, Some(_)) => "best model, ",
+            (OfRun::Best, None) => "last model, ",
+        };
+        let found = best.unwrap_or(last);
         job.agree(restore(&named(store), &found.state.model).map_err(Into::into))?;
-        Ok(path)
+        Ok(format!("{which}{}", found.path.display()))
     }
 
-    fn of_file(&self, job: &Job, file: &Path) -> anyhow::Result<PathBuf> {
+    fn of_file(&self, job: &Job, file: &Path) -> anyhow::Result<String> {
         let untrained = anyhow::anyhow!(
             "MODEL.NEW_CLASSIFIER is True: {} would be tested with a last layer that nobody has trained; \
              try it without, or the run's OUT_DIR",
             file.display()
         );
-        job.agree(if self.is_untrained { Err(untrained) } else { Ok(file.to_owned()) })
+        job.agree(if self.is_untrained { Err(untrained) } else { Ok(file.display().to_string()) })
     }
+}
+
+/// The best checkpoint of the run that `last` is of: one that a run before has left in the folder is none.
+fn best_of(checkpoints: &Checkpoints, last: &Loaded, job: &Job) -> anyhow::Result<Option<Loaded>> {
+    let Some(metric) = last.state.best else { return Ok(None) };
+    let best = checkpoints.load_best(&job.group)?;
+    Ok(best.filter(|best| best.state.best == Some(metric)))
 }

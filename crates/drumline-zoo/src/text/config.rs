@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use drumline_text::Vocabulary;
+
 use super::figures;
 use super::net;
 use crate::config::check::{at_least_1, unfit};
@@ -252,6 +254,18 @@ impl TextConfig {
         if text.fields.is_empty() {
             return unfit("TEXT.FIELDS", "is empty; try [text]");
         }
+        let own = Vocabulary::of([]).len();
+        if text.max_n_words.is_some_and(|most| most <= own) {
+            let what = format!("leaves no word beside the {own} ids of its own; try more, or null");
+            return unfit("TEXT.MAX_N_WORDS", what);
+        }
+        if text.comment.as_deref() == Some("") {
+            return unfit("TEXT.COMMENT", "is empty, as every line begins; try #, or null");
+        }
+        if text.task == Task::Tag && text.word_column == text.tag_column {
+            let what = format!("is {}, as is TEXT.WORD_COLUMN; try another column", text.tag_column);
+            return unfit("TEXT.TAG_COLUMN", what);
+        }
         if text.dev.is_none() && (train.early_stop.is_some() || train.metric_key.is_some()) {
             return unfit("TEXT.DEV", "is not given, and without it nothing is evaluated; try a file");
         }
@@ -274,6 +288,13 @@ impl TextConfig {
         ];
         if let Some((key, value)) = not_negative.into_iter().find(|(_, value)| *value < 0.0) {
             return unfit(key, format!("is {value}; try 0 or more"));
+        }
+        if optim.momentum >= 1.0 {
+            return unfit("OPTIM.MOMENTUM", format!("is {}; try 0 to below 1", optim.momentum));
+        }
+        if optim.warmup >= 1.0 && optim.warmup.fract() != 0.0 {
+            let what = format!("is {}; try a part below 1, or a whole number of steps", optim.warmup);
+            return unfit("OPTIM.WARMUP", what);
         }
         match optim.grad_clip {
             Some(norm) if norm <= 0.0 => {
@@ -298,6 +319,14 @@ mod tests {
             (&["TEXT.TRAIN", "a.csv", "TEXT.MAX_LEN", "0"], "TEXT.MAX_LEN is 0; try 1 or more"),
             (&["TEXT.TRAIN", "a.csv", "OPTIM.GRAD_CLIP", "-1"], "OPTIM.GRAD_CLIP is -1; try more than 0"),
             (&["TEXT.TRAIN", "a.csv", "MODEL.DROPOUT", "1"], "MODEL: dropout is 1"),
+            (&["TEXT.TRAIN", "a.csv", "OPTIM.MOMENTUM", "1.5"], "OPTIM.MOMENTUM is 1.5; try 0 to below 1"),
+            (&["TEXT.TRAIN", "a.csv", "OPTIM.WARMUP", "1.5"], "OPTIM.WARMUP is 1.5; try a part below 1"),
+            (&["TEXT.TRAIN", "a.csv", "TEXT.MAX_N_WORDS", "4"], "TEXT.MAX_N_WORDS leaves no word"),
+            (&["TEXT.TRAIN", "a.csv", "TEXT.COMMENT", ""], "TEXT.COMMENT is empty"),
+            (
+                &["TEXT.TRAIN", "a", "TEXT.TASK", "tag", "TEXT.TAG_COLUMN", "0"],
+                "TEXT.TAG_COLUMN is 0, as is TEXT.WORD_COLUMN",
+            ),
             (&["TEXT.TRAIN", "a.csv", "CFG_DEST", "a/b"], "try config.yaml"),
             (
                 &["TEXT.TRAIN", "a", "TEXT.DEV", "b", "TRAIN.METRIC_KEY", "f1_span"],

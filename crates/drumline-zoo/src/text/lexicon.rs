@@ -1,8 +1,8 @@
 //! The words and labels of a run, by number: made of the training file by rank 0, and the same on all ranks.
 //!
 //! ```text
-//!   rank 0   train.csv ─▶ Lexicon ─▶ OUT_DIR/vocab.json, labels.json ─┬─ its checksum ─▶ all ranks
-//!   others   (wait: main_first) ────▶ read these files ───────────────┴─ whoever has others gets rank 0's through the group
+//!   begun anew   rank 0: train.csv ─▶ Lexicon ─▶ all ranks, through the group ─▶ OUT_DIR/vocab.json, labels.json, when training begins
+//!   gone on      all: read these files ─▶ rank 0's checksum ─▶ whoever has others gets rank 0's through the group
 //! ```
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -56,37 +56,28 @@ impl Lexicon {
         self.labels.write(folder.join(LABELS))
     }
 
-    /// Rank 0's, on all ranks: it makes one while the others wait, and leaves it in `folder`. A rank that does not see that folder, or another
-    /// one under its name, gets it through the group.
+    /// Rank 0's, on all ranks: it makes one while the others wait. Nothing is written: who trains with it does that when training begins.
     ///
     /// ```
     /// use drumline::LocalGroup;
     /// use drumline_text::{Labels, Vocabulary};
     /// use drumline_zoo::text::Lexicon;
     ///
-    /// let folder = tempfile::tempdir()?;
     /// let made = LocalGroup::run(3, |group| {
-    ///     let own = folder.path().join(if group.rank() < 2 { "shared" } else { "another host" });
     ///     let make = || Ok(Lexicon { words: Vocabulary::of([]), labels: Labels::of(["neg", "pos"]) });
-    ///     Ok(Lexicon::shared(&group, &own, make).expect("nothing fails"))
+    ///     Ok(Lexicon::shared(&group, make).expect("nothing fails"))
     /// })?;
     /// assert!(made.iter().all(|lexicon| lexicon.labels.len() == 2));
-    /// assert!(!folder.path().join("another host").exists());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[track_caller]
     pub fn shared(
         group: &ProcessGroup,
-        folder: &Path,
         make: impl FnOnce() -> Result<Self, Cause>,
     ) -> Result<Self, RunError> {
         let own = main_first(group, "building the vocabulary", || match is_master(group) {
-            true => {
-                let made = make()?;
-                made.write(folder)?;
-                Ok(Some(made))
-            }
-            false => Ok(Self::read(folder).ok()),
+            true => Ok(Some(make()?)),
+            false => Ok(None),
         })?;
         Self::of_rank_0(group, own)
     }
@@ -141,23 +132,18 @@ mod tests {
     fn a_rank_with_another_file_under_the_name_gets_that_of_rank_0() {
         let folder = tempfile::tempdir().unwrap();
         let of = |rank: usize| folder.path().join(rank.to_string());
+        lexicon("new").write(&of(0)).unwrap();
         lexicon("of another run").write(&of(1)).unwrap();
         std::fs::create_dir(of(2)).unwrap();
         std::fs::write(of(2).join(WORDS), "no vocabulary").unwrap();
-        let got = LocalGroup::run(4, |group| {
-            let shared = Lexicon::shared(&group, &of(group.rank()), || Ok(lexicon("new"))).unwrap();
-            let read = Lexicon::read_by_all(&group, &of(group.rank())).unwrap();
-            assert_eq!(read, shared);
-            Ok(shared)
-        });
+        let got = LocalGroup::run(4, |group| Ok(Lexicon::read_by_all(&group, &of(group.rank())).unwrap()));
         assert_eq!(got.unwrap(), vec![lexicon("new"); 4]);
-        assert_eq!(Lexicon::read(&of(0)).unwrap(), lexicon("new"));
     }
 
     #[test]
     fn what_rank_0_cannot_make_is_told_on_all_ranks() {
         let said = LocalGroup::run(2, |group| {
-            let made = Lexicon::shared(&group, Path::new("/nonexistent"), || Err("no such file".into()));
+            let made = Lexicon::shared(&group, || Err("no such file".into()));
             Ok(made.unwrap_err().to_string())
         });
         assert_eq!(said.unwrap(), ["rank 0: building the vocabulary: no such file"; 2]);

@@ -4,7 +4,7 @@ use std::fs;
 
 use drumline_launch::Exit;
 
-use super::running::{Place, Rank, column};
+use super::running::{Place, Rank, column, ended, start};
 
 /// What rank 0 said of a failure that all ranks share.
 pub(super) fn shared(ranks: &[Rank]) -> &str {
@@ -33,6 +33,16 @@ fn bad_input_is_told_once_by_rank_0() {
         let ranks = place.run(2, words);
         let said = shared(&ranks);
         assert!(said.contains(told), "{words}: {said}");
+    }
+}
+
+#[test]
+fn what_is_said_of_the_command_line_is_said_by_rank_0() {
+    for (word, code, told) in [("trian", 2, "unrecognized subcommand 'trian'"), ("--help", 0, "Usage: ")] {
+        let ranks = ended(start(2, vec![word.to_owned()]));
+        let said = ranks.iter().map(|rank| format!("{}{}", rank.stdout, rank.stderr)).collect::<Vec<_>>();
+        assert!(said[0].contains(told) && said[1].is_empty(), "{word}: {said:?}");
+        assert!(ranks.iter().all(|rank| rank.exit == Exit::Code(code)), "{word}: {said:?}");
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use drumline::LocalGroup;
+use drumline::checkpoint::{Checkpoints, Mark};
 use drumline_text::synth_text::SynthTextOptions;
 use safetensors::SafeTensors;
 
@@ -106,6 +108,62 @@ fn a_run_that_goes_on_keeps_its_words() {
     assert_eq!(fs::read(place.path("exp/vocab.json")).unwrap(), words);
     place.passes(1, "train TEXT.MIN_COUNT 5 TRAIN.AUTO_RESUME False");
     assert_ne!(fs::read(place.path("exp/vocab.json")).unwrap(), words, "control");
+}
+
+#[test]
+fn a_refused_run_leaves_the_words_and_labels_of_the_one_before() {
+    let place = Place::of_texts("classify", &SMALL);
+    let read = || ["vocab.json", "labels.json"].map(|name| fs::read(place.path("exp").join(name)).unwrap());
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let before = read();
+    let dev = fs::read(place.path("data/dev.csv")).unwrap();
+    append(&place.path("data/train.csv"), b"brandnew,fourth\n");
+    append(&place.path("data/dev.csv"), b"well,mixed\n");
+    let anew = "train TRAIN.MAX_STEPS 2 TRAIN.AUTO_RESUME False";
+    let ranks = place.run(2, anew);
+    assert!(shared(&ranks).contains("has the label `mixed`"), "{}", ranks[0].stderr);
+    assert_eq!(read(), before);
+    fs::write(place.path("data/dev.csv"), dev).unwrap();
+    place.passes(2, anew);
+    assert_ne!(read(), before, "control");
+}
+
+#[test]
+fn an_evaluation_that_is_missing_after_the_last_step_is_made() {
+    let place = Place::of_texts("classify", &SMALL);
+    let words = "train TRAIN.MAX_STEPS 5";
+    place.passes(2, words);
+    assert!(place.passes(2, words).contains("nothing left to do after step 5"), "control");
+    // As a signal in the midst of it leaves the checkpoint.
+    LocalGroup::run(1, |group| {
+        let checkpoints = Checkpoints::new(place.path("exp/checkpoints"));
+        let mut state = checkpoints.load_latest(&group).unwrap().unwrap().state;
+        assert_eq!(state.schedule["evaluated_at"].take(), 5);
+        checkpoints.save(&state, Mark::Latest, &group).unwrap();
+        Ok(())
+    })
+    .unwrap();
+    let said = place.passes(2, words);
+    assert!(said.contains("== eval") && said.contains("Training Finished"), "{said}");
+}
+
+#[test]
+fn the_best_model_is_tested_where_there_is_one() {
+    let place = Place::of_texts("classify", &SMALL);
+    // The larger loss counts as better: it is that of the first epoch.
+    place.passes(2, "train TRAIN.METRIC_KEY loss");
+    let [best, last] =
+        ["best", "latest"].map(|name| fs::read_link(place.path("exp/checkpoints").join(name)).unwrap());
+    assert_ne!(best, last, "control");
+    let said = place.passes(2, "test");
+    assert!(
+        said.contains(&format!("best model, {}", place.path("exp/checkpoints").join(&best).display())),
+        "{said}"
+    );
+    // A run that evaluates nothing has no best one, whatever the run before has left.
+    place.passes(2, "train TEXT.DEV None TRAIN.AUTO_RESUME False");
+    let said = place.passes(2, "test");
+    assert!(said.contains("| last model, "), "{said}");
 }
 
 #[test]

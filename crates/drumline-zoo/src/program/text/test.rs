@@ -12,7 +12,7 @@ use crate::program::checked::device;
 use crate::program::job::{Job, say};
 use crate::program::pieces::Percent;
 use crate::program::shown::TEXTS;
-use crate::program::test::{Given, Weights};
+use crate::program::test::{Given, OfRun, Weights};
 use crate::text::{Lexicon, Task, TextConfig, TextData, Texts, figures, loss};
 
 /// Evaluates as the command line says, and prints one line on rank 0.
@@ -31,14 +31,15 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let store = VarStore::new(device);
     let net = job.agree(parts::net(&config, &lexicon, &store))?;
     let file = config.model.weights.as_deref();
-    let weights = Weights { file, is_untrained: false, given: Given::of(&args.run.pairs) };
+    let weights =
+        Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best };
     let weights = weights.load(&job, &config.run, &store)?;
     let texts = data.len();
     let evaluated = evaluate(&job, (&config, &lexicon), data, (&*net, device))?;
     let [(_, loss), figures @ ..] = &evaluated[..] else { unreachable!("the loss comes first") };
     if job.is_first() {
         let figures = TEXTS.evaluated(figures);
-        say(&format!("   == test: loss: {loss:.4}{figures} | {texts} texts | {}", weights.display()));
+        say(&format!("   == test: loss: {loss:.4}{figures} | {texts} texts | {weights}"));
     }
     Ok(())
 }

@@ -1,7 +1,11 @@
 //! `drumline-train train` on text.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, ensure};
-use drumline::trainer::{DistTrainer, EarlyStop, GradientClip, Warmup};
+use drumline::trainer::{
+    CallbackResult, DistTrainer, EarlyStop, GradientClip, MasterCallback, TrainState, Warmup,
+};
 use drumline::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
 use drumline_observe::bar::Progress;
 use drumline_text::{BatchBy, BatchPlan};
@@ -57,15 +61,14 @@ fn checked(args: &RunArgs) -> anyhow::Result<TextConfig> {
 
 /// That of the training file; a run that goes on keeps its own, whose numbers its weights know.
 fn lexicon(job: &Job, config: &TextConfig, begin: &Begin) -> anyhow::Result<Lexicon> {
-    let folder = &config.run.out_dir;
     if begin.found.is_some() {
-        return Ok(Lexicon::read_by_all(&job.group, folder)?);
+        return Ok(Lexicon::read_by_all(&job.group, &config.run.out_dir)?);
     }
     let make = || {
         let texts = Texts::read(&config.text.train, &config.text)?;
         Ok(Lexicon::of(&texts, &config.text))
     };
-    Ok(Lexicon::shared(&job.group, folder, make)?)
+    Ok(Lexicon::shared(&job.group, make)?)
 }
 
 fn best_by(config: &TextConfig, lexicon: &Lexicon) -> String {
@@ -138,9 +141,21 @@ fn run(
     let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(found),
-        None => trainer,
+        None => trainer.master_callback(SaveLexicon { lexicon, out_dir: config.run.out_dir.clone() }),
     };
     course.train(job, trainer, (begin.progress, seed))
+}
+
+/// Writes the words and labels, once nothing stands against the run: one that was refused leaves those of the run before alone.
+struct SaveLexicon {
+    lexicon: Lexicon,
+    out_dir: PathBuf,
+}
+
+impl MasterCallback for SaveLexicon {
+    fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
+        Ok(self.lexicon.write(&self.out_dir)?)
+    }
 }
 
 /// The trainer that the configuration asks for, by the rank alone.
@@ -224,6 +239,7 @@ impl From<&TextConfig> for Course {
             auto_resume: train.auto_resume,
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
+            evaluates: config.text.dev.is_some(),
             print_freq: train.print_freq as u64,
             eval_print_freq: train.print_freq as u64,
             words: TEXTS,
