@@ -69,7 +69,7 @@ pub(crate) struct TrainArgs {
     job: JobArgs,
 }
 
-/// Evaluate a network on the test set: its last checkpoint, or MODEL.WEIGHTS
+/// Evaluate a network on the test set: its last checkpoint (text: its best), or MODEL.WEIGHTS
 #[derive(Debug, clap::Args)]
 #[command(after_help = TEST_EXAMPLES)]
 pub(crate) struct TestArgs {
