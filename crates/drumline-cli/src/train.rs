@@ -35,6 +35,8 @@ Examples:
   srun -n 8 drumline train --cfg config/resnet50.yaml                   under Slurm, a rank for each task
   drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
   drumline train --dry-run --nproc-per-node 2 --cfg F                   show the plan only
+  drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text, after drumline data synth-text --out data/text
+  drumline train --nproc-per-node 2 --cfg config/nmt.yaml               translation, after drumline data synth-translation --out data/translation
 
 Flags come first, then KEY VALUE pairs, which win over the file: types follow the key's, None where a key may be without a \
 value, lists as [0,30,60]. drumline-train keys lists all keys. The launcher's flags are those of drumline run.
@@ -81,7 +83,7 @@ pub(crate) struct TestArgs {
 #[derive(Debug, clap::Args)]
 struct JobArgs {
     /// The configuration, a YAML file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     cfg: PathBuf,
     #[command(flatten)]
     run: RunLine,

@@ -78,6 +78,11 @@ struct Flags {
     /// What computes: auto, cpu or cuda [default: auto]
     #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"], hide_possible_values = true)]
     device: Option<String>,
+    /// What NJUNMT's launcher and command lines have; not needed
+    #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
+    multi_gpu: bool,
+    #[arg(long = "model_name", alias = "model-name", hide = true)]
+    model_name: Option<OsString>,
     /// The same as --device cuda
     #[arg(long = "use_gpu", alias = "use-gpu")]
     use_gpu: bool,

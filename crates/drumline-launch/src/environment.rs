@@ -96,7 +96,7 @@ pub(crate) fn chosen_threads(workers: usize) -> Option<usize> {
 pub fn short_spins() -> Option<(&'static str, &'static str)> {
     let is_said =
         [names::GOMP_SPINCOUNT, "OMP_WAIT_POLICY"].iter().any(|name| std::env::var_os(name).is_some());
-    (!is_said).then_some((names::GOMP_SPINCOUNT, "10000"))
+    (!is_said).then_some((names::GOMP_SPINCOUNT, "1000"))
 }
 
 /// A fair share of the cores for each of `workers`.

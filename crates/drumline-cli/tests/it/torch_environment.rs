@@ -52,7 +52,7 @@ fn every_variable_that_torchrun_sets_is_set_and_right() {
             ("TORCHELASTIC_RUN_ID", "job-7"),
             ("TORCHELASTIC_USE_AGENT_STORE", "False"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            ("GOMP_SPINCOUNT", "10000"),
+            ("GOMP_SPINCOUNT", "1000"),
             ("OF_THE_PARENT", "kept"),
         ] {
             assert_eq!(text(told, name), expected, "{name} of rank {rank}");

@@ -384,6 +384,35 @@ impl NmtConfig {
         config
     }
 
+    /// Files that make ids of words, with the names under which a training keeps them beside its checkpoints.
+    fn word_files(&mut self) -> impl Iterator<Item = (&'static str, &mut PathBuf)> {
+        let sides = ["source", "target"].into_iter().zip(&mut self.data.vocabularies);
+        sides.flat_map(|(side, keys)| {
+            std::iter::once(&mut keys.dict_path).chain(keys.codes.as_mut()).map(move |path| (side, path))
+        })
+    }
+
+    /// The same with copies of these files in `folder`, and which file is to be copied where: a model without its words is worth nothing.
+    pub(crate) fn kept_in(&self, folder: &Path) -> (Self, Vec<(PathBuf, PathBuf)>) {
+        let (mut kept, mut copies) = (self.absolute(), Vec::new());
+        for (side, path) in kept.word_files() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let is_kept = name.starts_with(&format!("{side}."));
+            let copy = folder.join(if is_kept { name } else { format!("{side}.{name}") });
+            copies.push((std::mem::replace(path, copy.clone()), copy));
+        }
+        (kept.absolute(), copies)
+    }
+
+    /// The same with the words that lie beside it in `folder`, wherever that is now.
+    pub(crate) fn found_in(mut self, folder: &Path) -> Self {
+        for (_, path) in self.word_files() {
+            let beside = path.file_name().map(|name| folder.join(name)).filter(|beside| beside.is_file());
+            *path = beside.unwrap_or_else(|| path.clone());
+        }
+        self
+    }
+
     fn check_files(&self) -> Result<(), ConfigError> {
         let two = |key, files: usize| match files {
             2 => Ok(()),

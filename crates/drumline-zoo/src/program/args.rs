@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use drumline_text::synth::{self, SynthOptions};
 use drumline_text::synth_text::{self, SynthTextOptions};
+use drumline_text::{LineFile, Vocabulary, VocabularyOptions, WordCounts};
 
 use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
@@ -82,7 +83,7 @@ pub(super) struct TestArgs {
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     /// The configuration, a YAML file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     pub(super) cfg: PathBuf,
     /// Keys of the configuration with their values, which win over the file
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_names = ["KEY", "VALUE"])]
@@ -100,6 +101,8 @@ pub(super) enum DataCommand {
     /// Two languages made by rule, as parallel text with vocabularies
     #[command(name = "synth-translation")]
     Translation(SynthTranslationArgs),
+    /// The words of a text with their counts, as translations need them
+    Vocabulary(VocabularyArgs),
 }
 
 impl DataCommand {
@@ -108,6 +111,7 @@ impl DataCommand {
             Self::Cifar(args) => args.write(),
             Self::Text(args) => args.write(),
             Self::Translation(args) => args.write(),
+            Self::Vocabulary(args) => args.write(),
         }
     }
 }
@@ -190,6 +194,39 @@ impl SynthTranslationArgs {
         let (out, &Self { train, valid, test, seed, .. }) = (self.out.display(), self);
         synth::write(&self.out, &SynthOptions { train, valid, test, seed })?;
         println!("{train} training, {valid} validation and {test} test pairs in {out}");
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct VocabularyArgs {
+    /// Texts, a sentence a line, words or pieces between spaces
+    #[arg(value_name = "TEXT", required = true)]
+    texts: Vec<PathBuf>,
+    /// File to write: NJUNMT's JSON where the name ends in .json, else lines of word and count
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Ids in all, the most frequent words first [default: any number]
+    #[arg(long, alias = "max_n_words", value_name = "N")]
+    max_n_words: Option<usize>,
+    /// Rarer words are left out
+    #[arg(long, alias = "min_count", value_name = "N", default_value_t = 1)]
+    min_count: u64,
+}
+
+impl VocabularyArgs {
+    fn write(&self) -> anyhow::Result<()> {
+        let mut counts = WordCounts::default();
+        for text in &self.texts {
+            LineFile::open_with(text, |line| {
+                counts.add(line.split_whitespace());
+                Ok(())
+            })?;
+        }
+        let &Self { max_n_words, min_count, .. } = self;
+        let vocabulary = Vocabulary::build(counts, &VocabularyOptions { max_n_words, min_count });
+        vocabulary.write(&self.out)?;
+        println!("{} words and specials in {}", vocabulary.len(), self.out.display());
         Ok(())
     }
 }

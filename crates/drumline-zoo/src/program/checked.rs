@@ -72,7 +72,7 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
 /// Makes a folder and tries to write to it, so that hours of work are not lost at their end.
 pub(super) fn check_writable(name: &str, folder: &Path) -> anyhow::Result<()> {
     let trial = std::fs::create_dir_all(folder).and_then(|()| tempfile(folder));
-    trial.map_err(|cause| anyhow!("cannot write to {name} {}: {cause}; try another {name}", folder.display()))
+    trial.map_err(|cause| anyhow!("cannot write to {name} {}: {cause}; try another place", folder.display()))
 }
 
 /// Of a file's bytes, for ranks to compare.

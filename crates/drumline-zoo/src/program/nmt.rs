@@ -10,6 +10,7 @@ use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
 use drumline::{SamplerPosition, ensure_alike};
 use drumline_torch::{flush_denormals, keep_freed_memory};
+use serde_json::Value as Json;
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
@@ -40,6 +41,15 @@ pub(super) fn run_file(args: &TrainArgs) -> anyhow::Result<()> {
     run_configured(config)
 }
 
+/// What may be the matter with a path.
+fn hint(file: &Path) -> &'static str {
+    match file.starts_with("data/translation") {
+        true => "; drumline data synth-translation --out data/translation makes the example's files",
+        false if file.is_relative() => "; paths begin in the folder in which the command is started",
+        false => "",
+    }
+}
+
 /// What every rank finds out alone.
 struct Checked {
     config: NmtConfig,
@@ -52,6 +62,18 @@ impl Checked {
     fn new(config: anyhow::Result<NmtConfig>) -> anyhow::Result<Self> {
         let config = config?;
         device(config.run.device, 0)?;
+        for file in config.data.train_data.iter().chain(&config.data.valid_data) {
+            ensure!(file.is_file(), "data_configs: no file {}{}", file.display(), hint(file));
+        }
+        for (key, file) in config.data.vocabularies.iter().map(|keys| ("dict_path", &keys.dict_path)) {
+            ensure!(
+                file.is_file(),
+                "data_configs.vocabularies: cannot read the vocabulary, {key} {}: no such file; try drumline data vocabulary \
+                 TEXT --out FILE, which counts the words of a text{}",
+                file.display(),
+                hint(file)
+            );
+        }
         let codecs = Codecs::read(&config)?;
         let train = Bitext::of_training(&config, &codecs)?;
         let valid = Bitext::of_validation(&config, &codecs)?;
@@ -74,14 +96,25 @@ impl Checked {
         add("the text of train_data", self.train.corpus().fingerprint().to_string());
         let valid = self.valid.as_ref().map(|valid| valid.corpus().fingerprint());
         add("the text of valid_data", format!("{valid:?}"));
-        for keys in &self.config.data.vocabularies {
-            for file in [Some(&keys.dict_path), keys.codes.as_ref()].into_iter().flatten() {
-                add("the vocabulary", checksum(file)?.to_string());
-            }
-        }
+        add(WORDS, self.words()?);
         add("a shared_dir", self.config.run.shared_dir.is_some().to_string());
         add("a reload", format!("{:?}", self.config.run.reload));
         Ok(given)
+    }
+
+    /// Checksums of all that makes ids of words.
+    fn words(&self) -> anyhow::Result<String> {
+        let vocabularies = self.config.data.vocabularies.iter();
+        let files = vocabularies.flat_map(|keys| std::iter::once(&keys.dict_path).chain(&keys.codes));
+        let sums: Vec<_> =
+            files.map(|file| checksum(file).map(|sum| format!("{sum:08x}"))).collect::<Result<_, _>>()?;
+        Ok(sums.join(" "))
+    }
+
+    /// What a checkpoint keeps of texts and vocabularies, beside the keys.
+    fn prints(&self) -> anyhow::Result<[(String, Json); 2]> {
+        let text = format!("{:08x}", self.train.corpus().fingerprint());
+        Ok([(FINGERPRINT.to_owned(), text.into()), (WORDS.to_owned(), self.words()?.into())])
     }
 }
 
@@ -113,32 +146,41 @@ fn run_configured(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
 }
 
 /// Keys that say which sentences make a batch.
-const PLAN: [&str; 7] = [
+const PLAN: [&str; 6] = [
     "training_configs.batch_size",
     "training_configs.batching_key",
     "training_configs.use_bucket",
     "training_configs.buffer_size",
     "training_configs.shuffle",
     "data_configs.max_len",
-    FINGERPRINT,
 ];
 
 /// In a checkpoint's configuration: of the text that is trained on.
 const FINGERPRINT: &str = "the text of train_data";
 
-/// A checkpoint within an epoch says how many batches were seen: they must be the same ones.
+/// In the same place: of vocabularies and codes.
+const WORDS: &str = "the vocabularies";
+
+/// Words must have the ids that they had, and a checkpoint within an epoch, which says how many batches were seen, must go on with the same ones.
 fn same_plan(found: &Loaded, checked: &Checked) -> anyhow::Result<()> {
     let place: SamplerPosition = serde_json::from_value(found.state.sampler.clone())?;
-    let print = (FINGERPRINT.to_owned(), checked.train.corpus().fingerprint().into());
-    for (key, now) in table::to_json(&checked.config).chain([print]) {
-        let saved = found.state.config.get(&key).filter(|saved| **saved != now && place.samples_seen > 0);
-        if let Some(saved) = saved.filter(|_| PLAN.contains(&key.as_str())) {
-            bail!(
-                "{} stands in the midst of an epoch: {key} was {saved}, and is {now} now, so that other sentences would make a \
-                 batch; try {saved} up to the end of the epoch, or another saveto with pretrain_path {}",
-                found.path.display(),
-                found.path.display()
-            );
+    let path = found.path.display();
+    for (key, now) in table::to_json(&checked.config).chain(checked.prints()?) {
+        let Some(saved) = found.state.config.get(&key).filter(|saved| **saved != now) else { continue };
+        match key.as_str() {
+            WORDS => bail!(
+                "{path} was trained with other words in data_configs.vocabularies; try those in {}",
+                checked.config.run.saveto.display()
+            ),
+            FINGERPRINT if place.samples_seen > 0 => bail!(
+                "{path} stands in the midst of an epoch, and data_configs.train_data has other text since; try the files of \
+                 then, or another saveto with pretrain_path {path}"
+            ),
+            key if place.samples_seen > 0 && PLAN.contains(&key) => bail!(
+                "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now, so that other sentences would \
+                 make a batch; try {saved} up to the end of the epoch, or another saveto with pretrain_path {path}"
+            ),
+            _ => {}
         }
     }
     Ok(())
@@ -239,10 +281,11 @@ fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
         (Some(bleu), Some(step)) => format!("; best BLEU {bleu:.2} after step {step}"),
         _ => String::new(),
     };
+    let how = if config.run.reload == Some(false) { " with --reload" } else { "" };
     match &outcome.end {
         End::Stopped { reason } => {
             format!(
-                "[stop] == {name}: {reason} after step {step}{best}; the same command with reload goes on from {folder} =="
+                "[stop] == {name}: {reason} after step {step}{best}; the same command{how} goes on from {folder} =="
             )
         }
         End::Finished => format!("[done] == {name}: {step} steps{best}; checkpoints are in {folder} =="),

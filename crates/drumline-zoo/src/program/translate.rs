@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use drumline::{Exchange, ensure_alike};
 use drumline_observe::bar::{At, Figure, Pace, Progress};
@@ -14,6 +14,7 @@ use tch::nn::VarStore;
 
 use super::checked::{check_writable, checksum, device};
 use super::job::{Job, say};
+use super::kind::{Kind, kind_of};
 use super::nmt::weights_file;
 use crate::config::setting::Setting;
 use crate::config::{DeviceKind, Value};
@@ -79,6 +80,11 @@ pub(super) struct TranslateArgs {
     /// What computes: auto, cpu or cuda
     #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = device_kind)]
     device: DeviceKind,
+    /// What NJUNMT's launcher and command lines have; not needed
+    #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
+    _multi_gpu: bool,
+    #[arg(long = "model_name", alias = "model-name", hide = true)]
+    _model_name: Option<String>,
     /// The same as --device cuda
     #[arg(long = "use_gpu", alias = "use-gpu", conflicts_with = "device")]
     use_gpu: bool,
@@ -133,8 +139,8 @@ impl Checked {
         if args.keep_n > args.beam_size {
             bail!("--keep-n is {}, but --beam-size {}; try a greater beam", args.keep_n, args.beam_size);
         }
-        let config = NmtConfig::load::<&str>(Some(&config_file(args)?), &[])?;
         let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<_, _>>()?;
+        let config = config(args)?;
         let codecs = Codecs::read(&config)?;
         let by = match args.batching_key {
             BatchingKey::Samples => BatchBy::Samples(args.batch_size),
@@ -165,19 +171,29 @@ impl Checked {
     }
 }
 
-/// The configuration that was given, or that a training has left beside its checkpoints.
-fn config_file(args: &TranslateArgs) -> anyhow::Result<PathBuf> {
+/// The configuration that was given, or that a training has left beside its checkpoints, with its words.
+fn config(args: &TranslateArgs) -> anyhow::Result<NmtConfig> {
+    let load = |file: &Path| -> anyhow::Result<NmtConfig> {
+        let is_other = file.is_file() && kind_of(file) != Kind::Translation;
+        ensure!(
+            !is_other,
+            "{} is the configuration of no translation; try that of a training by NJUNMT's keys",
+            file.display()
+        );
+        Ok(NmtConfig::load::<&str>(Some(file), &[])?)
+    };
     if let Some(given) = &args.config {
-        return Ok(given.clone());
+        return load(given);
     }
     let model = &args.model[0];
-    let beside = model.ancestors().take(3).map(|folder| folder.join(CONFIG)).find(|file| file.is_file());
-    beside.with_context(|| {
-        format!(
-            "no {CONFIG} in {} or above it; try --config FILE, the training's configuration",
-            model.display()
-        )
-    })
+    let beside =
+        model.ancestors().take(3).find(|folder| folder.join(CONFIG).is_file()).with_context(|| {
+            format!(
+                "no {CONFIG} in {} or above it; try --config FILE, the training's configuration",
+                model.display()
+            )
+        })?;
+    Ok(load(&beside.join(CONFIG))?.found_in(beside))
 }
 
 /// Translates as the command line says.
@@ -225,7 +241,8 @@ fn check_output(args: &TranslateArgs) -> anyhow::Result<()> {
     if let Some(folder) = args.outputs().iter().find(|path| path.is_dir()) {
         bail!("--out {} is a folder; try a file in it", folder.display());
     }
-    check_writable("the folder of --out", folder.unwrap_or(Path::new(".")))
+    check_writable("the folder of --out", folder.unwrap_or(Path::new(".")))?;
+    args.shared_dir.as_ref().map_or(Ok(()), |folder| check_writable("--shared-dir", folder))
 }
 
 fn load(checked: &Checked, device: Device) -> anyhow::Result<Vec<(Transformer, VarStore)>> {

@@ -50,6 +50,9 @@ pub(in crate::program) struct NmtArgs {
     /// What NJUNMT's launcher adds; the number of ranks says it already
     #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
     _multi_gpu: bool,
+    /// NJUNMT's way to see more; here DRUMLINE_LOG=debug
+    #[arg(long, hide = true)]
+    _debug: bool,
     /// Keys of the configuration with their values, which win over the file
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_names = ["KEY", "VALUE"])]
     pairs: Vec<String>,

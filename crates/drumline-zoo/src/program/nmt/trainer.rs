@@ -1,6 +1,5 @@
 //! The trainer that a translation's configuration asks for.
 
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use drumline::trainer::{
@@ -10,7 +9,7 @@ use drumline::trainer::{
 use drumline::{Exchange, Perplexity};
 use tch::nn::VarStore;
 
-use super::{Checked, FINGERPRINT};
+use super::Checked;
 use crate::config::table;
 use crate::models::transformer::Transformer;
 use crate::nmt::config::MovingAverageMethod;
@@ -45,10 +44,7 @@ pub(super) fn trainer<'a>(
         .print_every(training.disp_freq)
         .save_path(&run.saveto)
         .log_path(&run.log_path)
-        .config(
-            table::to_json(config)
-                .chain([(FINGERPRINT.to_owned(), checked.train.corpus().fingerprint().into())]),
-        );
+        .config(table::to_json(config).chain(checked.prints()?));
     let trainer = with_optimizer(trainer, config, store)?;
     // Callbacks come in this order: gradients are clipped, then the rate of the step is set.
     let trainer = match config.optimizer.grad_clip {
@@ -125,19 +121,23 @@ fn observed<'a>(trainer: NmtTrainer<'a>, config: &NmtConfig) -> NmtTrainer<'a> {
     let run = &config.run;
     trainer
         .callback(RankFiles::in_folder(&run.log_path))
-        .master_callback(SaveConfig { folder: run.saveto.clone(), text: config.absolute().to_yaml() })
+        .master_callback(SaveConfig(config.clone()))
         .master_callback(EventFile::in_folder(&run.log_path))
         .master_callback(TensorBoard::in_folder(run.log_path.join("tensorboard")))
 }
 
-/// Writes the resolved configuration beside the checkpoints, once nothing stands against the run.
-struct SaveConfig {
-    folder: PathBuf,
-    text: String,
-}
+/// Writes the resolved configuration and the vocabularies beside the checkpoints, once nothing stands against the run.
+struct SaveConfig(NmtConfig);
 
 impl MasterCallback for SaveConfig {
     fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
-        Ok(std::fs::write(self.folder.join(CONFIG), &self.text)?)
+        let folder = &self.0.run.saveto;
+        let (config, copies) = self.0.kept_in(folder);
+        for (from, to) in copies.iter().filter(|(from, to)| from != to) {
+            let beside = to.with_added_extension("part");
+            std::fs::copy(from, &beside)?;
+            std::fs::rename(beside, to)?;
+        }
+        Ok(std::fs::write(folder.join(CONFIG), config.to_yaml())?)
     }
 }

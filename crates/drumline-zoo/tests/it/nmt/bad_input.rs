@@ -91,7 +91,10 @@ fn a_checkpoint_of_other_sizes_is_refused_and_stays() {
     let told = refused(&task, &format!("{translate} --config DIR/wide.yaml"));
     assert!(told.contains("save/best/model.safetensors") && told.contains("is [32, 16]"), "{told}");
     let told = refused(&task, &translate.replace("DIR/save", "DIR/nothing"));
-    assert!(told.contains("config.yaml") && told.contains("try --config"), "{told}");
+    assert!(
+        told.contains("no weights in ") && told.contains("the folder of a training's checkpoints"),
+        "{told}"
+    );
     let told = refused(&task, &translate.replace("DIR/test.src", "DIR/none.src"));
     assert!(told.contains("none.src"), "{told}");
     assert!(!task.path("out.txt").exists());
@@ -137,11 +140,55 @@ fn ranks_that_were_given_something_else_are_told_before_they_begin() {
     let vocabulary = task.read("vocab.tgt.json");
     std::fs::write(task.path("other.json"), vocabulary.replace("}", " }")).unwrap();
     let told = differing(&task, TRAIN, &TRAIN.replace("nmt.yaml", "other.yaml"));
-    assert!(told.contains("the vocabulary is "), "{told}");
+    assert!(told.contains("the vocabularies is "), "{told}");
     task.passes(2, TRAIN);
     let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
     let told = differing(&task, translate, &translate.replace("test.src", "valid.src"));
     assert!(told.contains("another task than rank 0: the text of the source is "), "{told}");
     let told = refused(&task, &translate.replace("DIR/out.txt", "DIR/log"));
     assert!(told.contains("log is a folder; try a file in it"), "{told}");
+}
+
+#[test]
+fn a_model_keeps_its_words() {
+    let task = Task::new();
+    task.passes(2, TRAIN);
+    let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
+    task.passes(1, translate);
+    let before = task.read("out.txt");
+    // The same words with other ids.
+    let words = task.read("vocab.tgt.json");
+    let ids: std::collections::BTreeMap<String, (u32, u64)> = serde_json::from_str(&words).unwrap();
+    let len = ids.len() as u32;
+    let turned: std::collections::BTreeMap<_, _> =
+        ids.into_iter().map(|(word, (id, count))| (word, ((id + 1) % len, count))).collect();
+    std::fs::write(task.path("vocab.tgt.json"), serde_json::to_string(&turned).unwrap()).unwrap();
+    let told = refused(
+        &task,
+        &format!("{TRAIN} --reload")
+            .replace("training_configs.max_steps 4 --reload", "--reload training_configs.max_steps 6"),
+    );
+    assert!(
+        told.contains("was trained with other words in data_configs.vocabularies; try those in"),
+        "{told}"
+    );
+    // It goes with its folder, wherever the text files are.
+    std::fs::remove_file(task.path("vocab.src.json")).unwrap();
+    std::fs::rename(task.path("save"), task.path("elsewhere")).unwrap();
+    task.passes(1, &translate.replace("DIR/save", "DIR/elsewhere"));
+    assert_eq!(task.read("out.txt"), before);
+}
+
+#[test]
+fn a_vocabulary_is_counted_from_text() {
+    let task = Task::new();
+    let said = task.passes(1, "data vocabulary DIR/train.tgt DIR/valid.tgt --out DIR/counted.json");
+    assert!(said.contains(" words and specials in "), "{said}");
+    task.passes(1, "data vocabulary DIR/train.src --out DIR/counted.txt --max_n_words 30");
+    let config = task
+        .read("nmt.yaml")
+        .replace("vocab.tgt.json", "counted.json")
+        .replace("vocab.src.json", "counted.txt");
+    std::fs::write(task.path("nmt.yaml"), config).unwrap();
+    task.passes(2, TRAIN);
 }
