@@ -75,13 +75,13 @@ fn rows_are_reordered_and_sentences_left_out() {
 }
 
 /// Logarithmic probabilities of the next words after some beginnings of one length, by a forward of all of them from their first words on.
-fn next_words(models: &[&Transformer], source: &[i64], begun: &[Vec<i64>]) -> Vec<Vec<f64>> {
+fn next_words(models: &[&Transformer], source: &[i64], begun: &[Vec<i64>], bos: i64) -> Vec<Vec<f64>> {
     let source = match source {
         [] => padded(&[vec![0]], 0),
         words => padded(&[words.to_vec()], 0),
     };
     let source = source.expand([begun.len() as i64, -1], false);
-    let begun: Vec<_> = begun.iter().map(|words| [&[3], &words[..]].concat()).collect();
+    let begun: Vec<_> = begun.iter().map(|words| [&[bos], &words[..]].concat()).collect();
     let probabilities = models.iter().map(|model| {
         let logits = model.forward(&source, &padded(&begun, 0), false).select(1, -1).to_kind(Kind::Double);
         let _ = logits.select(1, 0).fill_(f64::NEG_INFINITY);
@@ -104,7 +104,9 @@ fn plain_search(models: &[&Transformer], source: &[i64], options: &BeamOptions) 
         let words: Vec<_> = begun.iter().map(|entry| entry.0.clone()).collect();
         let mut grown: Vec<_> =
             finished.into_iter().map(|entry| (entry.1 / penalty(entry.0.len()), entry)).collect();
-        for ((tokens, sum, _), scores) in begun.into_iter().zip(next_words(models, source, &words)) {
+        for ((tokens, sum, _), scores) in
+            begun.into_iter().zip(next_words(models, source, &words, options.specials.bos))
+        {
             for (word, score) in (0..).zip(scores) {
                 let all = if word == 1 { tokens.clone() } else { [&tokens[..], &[word]].concat() };
                 grown.push(((sum + score) / penalty(tokens.len() + 1), (all, sum + score, word == 1)));
@@ -150,7 +152,7 @@ fn the_search_is_that_of_a_plain_one() {
                 keep_n: beam_size.min(3),
                 max_steps: 7,
                 batch,
-                ..Default::default()
+                specials: Specials { bos: 3, ..Default::default() },
             };
             let got = beam_search(models, &padded(&source, 0), &options).unwrap();
             assert_eq!(got.len(), source.len());
