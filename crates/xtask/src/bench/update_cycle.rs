@@ -85,8 +85,9 @@ fn train(drumline: &Path, folder: &Path, world: (usize, usize), epochs: usize) -
     let (ranks, cycle) = world;
     let out = folder.join(format!("{ranks}x{cycle}"));
     let config = std::fs::read_to_string(workspace::root().join("config/nmt.yaml"))?;
-    let config =
-        config.replace("data/translation", text(&folder.join("data"))?).replace("exp/nmt", text(&out)?);
+    let config = config.replace("data/translation", text(&folder.join("data"))?);
+    // Plots know a run by the folder of its log.
+    let config = config.replace("exp/nmt/log", text(&out)?).replace("exp/nmt", text(&out)?);
     let file = folder.join(format!("{ranks}x{cycle}.yaml"));
     std::fs::write(&file, config)?;
     let pairs = [
@@ -99,7 +100,8 @@ fn train(drumline: &Path, folder: &Path, world: (usize, usize), epochs: usize) -
     command.arg(file).env("OMP_NUM_THREADS", "1");
     command.args(pairs.iter().flat_map(|(key, value)| [(*key).to_owned(), value.to_string()]));
     child::run(command, LIMIT)?;
-    let events = std::fs::read_to_string(out.join("metrics.jsonl"))?;
+    let log = out.join("metrics.jsonl");
+    let events = std::fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
     let events: Vec<Value> = events.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let column = |kind: &str, key: &str| -> Vec<f64> {
         let of_kind = events.iter().filter(|event| event["kind"] == kind);
