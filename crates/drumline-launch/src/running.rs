@@ -175,9 +175,11 @@ impl RunningJob {
 pub(crate) struct JobControl(Arc<Crew>);
 
 impl JobControl {
-    /// Stops all workers: `signal`, and after `grace` SIGKILL.
-    pub(crate) fn stop(&self, signal: Signal, grace: Duration) {
-        self.0.ask(Request::Stop { signal, grace: Some(grace) });
+    /// Stops all workers: `signal` after `settle`, and after `grace` SIGKILL.
+    pub(crate) fn stop(&self, signal: Signal, settle: Duration, grace: Duration) {
+        let not_before =
+            Some(settle).filter(|settle| !settle.is_zero()).map(|settle| Instant::now() + settle);
+        self.0.ask(Request::Stop { signal, grace: Some(grace), not_before });
     }
 
     pub(crate) fn kill(&self) {

@@ -63,6 +63,8 @@ pub(crate) enum Request {
         signal: Signal,
         /// Time between the two; the policy's if `None`.
         grace: Option<Duration>,
+        /// Where a rank has failed, here or on another node: until then the rank at fault can still speak.
+        not_before: Option<Instant>,
     },
     /// SIGKILL at once.
     Kill,
@@ -77,15 +79,23 @@ pub(crate) struct FirstFailure {
 
 impl Request {
     /// The usual way.
-    pub(crate) const STOP: Request = Request::Stop { signal: Signal::TERM, grace: None };
+    pub(crate) const STOP: Request = Request::Stop { signal: Signal::TERM, grace: None, not_before: None };
 
     /// What is left to be done of an earlier request and a later one: the signal stays, the hurry wins.
     pub(crate) fn and(self, later: Request, policy: &StopPolicy) -> Request {
-        let (Request::Stop { signal, grace }, Request::Stop { grace: other, .. }) = (self, later) else {
-            return Request::Kill;
-        };
+        let Request::Stop { signal, grace, not_before } = self else { return Request::Kill };
+        let Request::Stop { grace: other, not_before: earlier, .. } = later else { return Request::Kill };
         let grace = grace.unwrap_or(policy.grace).min(other.unwrap_or(policy.grace));
-        Request::Stop { signal, grace: Some(grace) }
+        // `None` is the least: at once.
+        Request::Stop { signal, grace: Some(grace), not_before: not_before.min(earlier) }
+    }
+
+    /// When it is to be carried out, if not at once.
+    fn not_before(self) -> Option<Instant> {
+        match self {
+            Request::Stop { not_before, .. } => not_before,
+            Request::Kill => None,
+        }
     }
 
     pub(crate) fn signal(self) -> Signal {
@@ -134,7 +144,8 @@ pub(crate) fn decide(now: Instant, phase: Phase, view: &View, policy: &StopPolic
 pub(crate) fn reason(now: Instant, view: &View, policy: &StopPolicy) -> Option<StopReason> {
     let stops = |failure: &FirstFailure| stop_at(failure, policy).is_some_and(|at| now >= at);
     let failure = view.first_failed.filter(stops).map(|failure| StopReason::Failure { rank: failure.rank });
-    let asked = view.request.map(|_| StopReason::Asked);
+    let is_due = |request: &Request| request.not_before().is_none_or(|at| now >= at);
+    let asked = view.request.filter(is_due).map(|_| StopReason::Asked);
     let deadline = view.deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline);
     failure.or(asked).or(deadline)
 }
@@ -144,7 +155,8 @@ pub(crate) fn next_look(phase: Phase, view: &View, policy: &StopPolicy) -> Optio
     match phase {
         Phase::Running => {
             let failure = view.first_failed.and_then(|failure| stop_at(&failure, policy));
-            failure.into_iter().chain(view.deadline).min()
+            let asked = view.request.and_then(Request::not_before);
+            [failure, asked, view.deadline].into_iter().flatten().min()
         }
         Phase::Terminating { since } => since.checked_add(view.grace(policy)),
         Phase::Killing { since } => since.checked_add(policy.patience),
@@ -211,7 +223,8 @@ mod tests {
     #[test]
     fn a_request_brings_its_own_grace_and_the_shorter_one_wins() {
         let (t, policy) = (Instant::now(), StopPolicy::default());
-        let stop = |signal, seconds| Request::Stop { signal, grace: Some(Duration::from_secs(seconds)) };
+        let grace = |seconds| Some(Duration::from_secs(seconds));
+        let stop = |signal, seconds| Request::Stop { signal, grace: grace(seconds), not_before: None };
         let both = stop(Signal::INT, 9).and(stop(Signal::TERM, 2), &policy);
         assert_eq!(both, stop(Signal::INT, 2));
         assert_eq!(Request::STOP.and(stop(Signal::INT, 9), &policy), stop(Signal::TERM, 5));
@@ -221,6 +234,20 @@ mod tests {
         assert_eq!(terminating, Phase::Terminating { since: t });
         assert_eq!(next_look(terminating, &view, &policy), Some(at(t, 2)));
         assert_eq!(decide(at(t, 2), terminating, &view, &policy), Phase::Killing { since: at(t, 2) });
+    }
+
+    #[test]
+    fn a_stop_for_another_ranks_failure_lets_the_rank_at_fault_speak_unless_the_owner_is_in_a_hurry() {
+        let (t, policy) = (Instant::now(), StopPolicy::default());
+        let not_before = Some(t + policy.settle);
+        let request = Request::Stop { signal: Signal::TERM, grace: None, not_before };
+        let view = View { alive: 1, request: Some(request), first_failed: failed(0, t), ..View::default() };
+        assert_eq!(decide(t, Phase::Running, &view, &policy), Phase::Running);
+        assert_eq!(next_look(Phase::Running, &view, &policy), not_before);
+        let later = t + policy.settle;
+        assert_eq!(decide(later, Phase::Running, &view, &policy), Phase::Terminating { since: later });
+        let hurried = View { request: Some(request.and(Request::STOP, &policy)), ..view };
+        assert_eq!(decide(t, Phase::Running, &hurried, &policy), Phase::Terminating { since: t });
     }
 
     #[test]

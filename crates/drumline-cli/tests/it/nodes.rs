@@ -53,6 +53,21 @@ fn a_failure_on_one_node_ends_all_and_is_told_in_full_where_it_happened() {
     assert!(!text.contains("last words"), "{text}");
 }
 
+/// The ranks of the first half end at once because "rank 3 has left"; the rest take their time to say why.
+const LATE_WORDS: &str = "if [ $RANK -lt 2 ]; then echo 'Error: rank 3 has left group `world` (it ended)' >&2; exit 1; fi; \
+                          sleep 0.2; echo 'Error: the true cause' >&2; exit 3";
+
+#[test]
+fn a_rank_at_fault_can_speak_although_one_that_missed_it_ended_first() {
+    let (code, text) = Job::run("--nproc-per-node 4", LATE_WORDS).end(LONG);
+    assert_eq!((code, text.contains("the true cause")), (1, true), "{text}");
+    let port = free_port();
+    let mut jobs = [0, 1].map(|node| Job::run(&fixed(port, node), LATE_WORDS));
+    let (code, text) = jobs[1].end(LONG);
+    assert_eq!((code, text.contains("the true cause")), (1, true), "{text}");
+    assert_eq!(jobs[0].end(LONG).0, 1);
+}
+
 #[test]
 fn a_failure_on_one_node_restarts_all() {
     let (port, script) = (

@@ -19,6 +19,7 @@ use crate::membership::{Act, Agent, Doing, Ending, Event, Grace, Order, Reason, 
 use crate::placing::Cores;
 use crate::plan::LaunchPlan;
 use crate::report::{JobReport, signal_name};
+use crate::stop::StopPolicy;
 
 /// The longest time between two looks at the clock.
 const TICK: Duration = Duration::from_millis(250);
@@ -338,9 +339,11 @@ impl<'a> Life<'a> {
         let signal = self.stopped_by.map(|(signal, _)| signal);
         let signal = signal.or_else(|| why.signal()).unwrap_or(Signal::TERM);
         let longest = self.own.plan.shutdown_timeout;
+        // The rank at fault may be here, and not have spoken yet, also where another node was the first to tell.
+        let settle = if why.is_failure() { StopPolicy::default().settle } else { Duration::ZERO };
         match grace {
-            Grace::Full => keeper.stop(signal, longest),
-            Grace::Short => keeper.stop(signal, longest.min(SHORT_GRACE)),
+            Grace::Full => keeper.stop(signal, settle, longest),
+            Grace::Short => keeper.stop(signal, settle, longest.min(SHORT_GRACE)),
             Grace::None => keeper.kill(),
         }
     }

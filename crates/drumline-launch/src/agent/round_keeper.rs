@@ -46,10 +46,10 @@ impl RoundKeeper {
         self.keeper.pid()
     }
 
-    /// Stops the workers: `signal`, and after `grace` SIGKILL.
-    pub(super) fn stop(&mut self, signal: Signal, grace: Duration) {
-        let told = self.keeper.stop(signal, grace);
-        self.expect(told, grace.saturating_add(KILLED));
+    /// Stops the workers: `signal` once they have had time to `settle`, and after `grace` SIGKILL.
+    pub(super) fn stop(&mut self, signal: Signal, settle: Duration, grace: Duration) {
+        let told = self.keeper.stop(signal, settle, grace);
+        self.expect(told, grace.saturating_add(settle + KILLED));
     }
 
     pub(super) fn kill(&mut self) {

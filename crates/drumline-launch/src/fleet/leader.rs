@@ -162,7 +162,7 @@ impl Leader {
     fn hear(&mut self, before: Option<Request>) -> Option<Request> {
         let wishes = std::mem::take(&mut *self.orders.wishes.lock().unwrap_or_else(PoisonError::into_inner));
         wishes.into_iter().fold(before, |request, wish| match (wish, request) {
-            (Wish::Stop(signal), None) => Some(Request::Stop { signal, grace: None }),
+            (Wish::Stop(signal), None) => Some(Request::Stop { signal, grace: None, not_before: None }),
             (Wish::Stop(_), Some(_)) => Some(Request::Kill),
             (Wish::PassOn(signal), request) => {
                 self.hosts.iter_mut().for_each(|host| host.hand_on(signal));

@@ -73,9 +73,9 @@ impl Keeper {
         Pid::from_child(&self.child)
     }
 
-    /// Stops the workers: `signal`, and after `grace` SIGKILL.
-    pub(crate) fn stop(&self, signal: Signal, grace: Duration) -> Told {
-        self.tell(&Wish::Stop { signal: signal.as_raw(), grace })
+    /// Stops the workers: `signal` once they have had time to `settle`, and after `grace` SIGKILL.
+    pub(crate) fn stop(&self, signal: Signal, settle: Duration, grace: Duration) -> Told {
+        self.tell(&Wish::Stop { signal: signal.as_raw(), settle, grace })
     }
 
     /// Hands a signal on to the workers.

@@ -162,8 +162,8 @@ fn obey(agent: &UnixStream, control: &JobControl, mut lease: Option<Duration>) -
         reap_all_but(&control.pids());
         let left = lease.map_or(LOOK, |lease| lease.saturating_sub(clock::now()).min(LOOK));
         match next(agent, left) {
-            Ok(Some(Wish::Stop { signal, grace })) => {
-                control.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), grace);
+            Ok(Some(Wish::Stop { signal, settle, grace })) => {
+                control.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), settle, grace);
             }
             Ok(Some(Wish::Signal(signal))) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {

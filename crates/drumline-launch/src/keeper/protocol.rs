@@ -20,8 +20,8 @@ const LONGEST: u32 = 1 << 30;
 pub(crate) enum Wish {
     /// Start these workers. The first word, and said once.
     Start(Box<Start>),
-    /// Stop them: this signal, and after the grace SIGKILL.
-    Stop { signal: i32, grace: Duration },
+    /// Stop them: this signal once they have settled, and after the grace SIGKILL.
+    Stop { signal: i32, settle: Duration, grace: Duration },
     /// Hand this signal on to all of them.
     Signal(i32),
     /// Kill them.
@@ -113,7 +113,7 @@ mod tests {
     fn messages_arrive_whole_and_their_end_is_known() {
         let mut wire = Vec::new();
         send(&mut wire, &Wish::Lease(Duration::from_millis(7))).unwrap();
-        send(&mut wire, &Wish::Stop { signal: 15, grace: Duration::MAX }).unwrap();
+        send(&mut wire, &Wish::Stop { signal: 15, settle: Duration::ZERO, grace: Duration::MAX }).unwrap();
         let mut from = &wire[..];
         assert!(matches!(receive(&mut from), Ok(Some(Wish::Lease(at))) if at == Duration::from_millis(7)));
         assert!(matches!(receive(&mut from), Ok(Some(Wish::Stop { signal: 15, .. }))));

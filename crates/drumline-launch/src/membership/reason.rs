@@ -156,6 +156,16 @@ impl Reason {
             _ => None,
         }
     }
+
+    /// Whether it is that a worker failed, on whatever node.
+    pub fn is_failure(&self) -> bool {
+        match self {
+            Reason::Closing(cause) | Reason::TooFewLeft { cause, .. } => matches!(cause, Cause::Failed(_)),
+            Reason::OutOfRestarts { .. } | Reason::CrashLoop { .. } => true,
+            Reason::JobOver(ending) => matches!(&**ending, Ending::Failure(why) if why.is_failure()),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for Cause {
