@@ -1,4 +1,5 @@
-//! Compiles the C++ shim (`shim/*.cpp`) against the libtorch that `torch-sys` found.
+//! Compiles the C++ shim (`shim/*.cpp`) against the libtorch that `torch-sys` found, and the CUDA plugin (`cuda/*.cpp`), a library
+//! that becomes part of the binary and is opened only when a GPU is asked for. Without CUDA's headers the plugin is left empty.
 //!
 //! Also makes programs find libtorch with no variable to set: cargo puts the search path printed here, as it lies inside
 //! the target folder, on the library path of all it runs (tests, doc tests, `cargo run`); binaries that are run by themselves get an rpath from
@@ -10,23 +11,8 @@ use std::{env, fs};
 fn main() {
     let lib_dir = PathBuf::from(variable("DEP_TCH_LIBTORCH_LIB"));
     let libtorch = lib_dir.parent().expect("the library folder lies in libtorch's").to_owned();
-    let mut sources: Vec<PathBuf> = files("shim");
-    println!("cargo::rerun-if-changed=shim");
-    sources.retain(|path| path.extension().is_some_and(|ending| ending == "cpp"));
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .define("AT_PER_OPERATOR_HEADERS", None)
-        .flag("-isystem")
-        .flag(libtorch.join("include").display().to_string())
-        .flag("-isystem")
-        .flag(libtorch.join("include/torch/csrc/api/include").display().to_string())
-        .include("shim")
-        .opt_level(2)
-        .debug(false)
-        .files(&sources)
-        .compile("drumline_torch_shim");
+    compiler(&libtorch).files(sources("shim")).compile("drumline_torch_shim");
+    compile_plugin(&libtorch);
     println!("cargo::rustc-link-lib=torch_cpu");
     println!("cargo::rustc-link-lib=c10");
     println!("cargo::rustc-link-search=native={}", linked_into_target(&lib_dir).display());
@@ -37,9 +23,46 @@ fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set; try cargo xtask libtorch"))
 }
 
-fn files(dir: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).expect("the shim's folder is part of the crate");
+fn compiler(libtorch: &Path) -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").opt_level(2).debug(false).include("shim");
+    build.define("_GLIBCXX_USE_CXX11_ABI", "1").define("AT_PER_OPERATOR_HEADERS", None);
+    for folder in ["include", "include/torch/csrc/api/include"] {
+        build.flag("-isystem").flag(libtorch.join(folder));
+    }
+    build
+}
+
+/// The library `drumline_cuda.so` in OUT_DIR. It is linked against nothing: what it needs is there when it is opened.
+fn compile_plugin(libtorch: &Path) {
+    let plugin = PathBuf::from(variable("OUT_DIR")).join("drumline_cuda.so");
+    let sources = sources("cuda");
+    println!("cargo::rerun-if-env-changed=CUDA_HOME");
+    let Some(headers) = cuda_headers(libtorch) else {
+        println!("cargo::warning=no headers of CUDA: this build cannot use GPUs; try cargo xtask libtorch");
+        return fs::write(plugin, "").expect("OUT_DIR is writable");
+    };
+    let mut compiler = compiler(libtorch);
+    compiler.cargo_metadata(false).flag("-isystem").flag(headers).flag("-shared");
+    let mut command = compiler.get_compiler().to_command();
+    command.args(&sources).arg("-o").arg(&plugin);
+    let status = command.status().expect("the C++ compiler can be started");
+    assert!(status.success(), "the CUDA plugin was not compiled: {status}");
+}
+
+/// Beside libtorch, as pip puts them, or in a toolkit.
+fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
+    let toolkit = env::var("CUDA_HOME").unwrap_or_else(|_| "/usr/local/cuda".to_owned());
+    let folders = [libtorch.join("../nvidia/cu13/include"), Path::new(&toolkit).join("include")];
+    let needed = ["cuda_runtime_api.h", "crt/host_defines.h"];
+    folders.into_iter().find(|folder| needed.iter().all(|header| folder.join(header).is_file()))
+}
+
+fn sources(dir: &str) -> Vec<PathBuf> {
+    println!("cargo::rerun-if-changed={dir}");
+    let entries = fs::read_dir(dir).expect("the folder is part of the crate");
     let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "cpp"));
     files.sort();
     files
 }

@@ -29,4 +29,12 @@ Message drumline_tensor_within(at::Tensor* flat, int64_t offset, at::Tensor* lik
   });
 }
 
+// Does not wait where one side is a GPU's and the other in pinned memory.
+Message drumline_copy_async(at::Tensor* to, const at::Tensor* from) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    to->copy_(*from, true);
+  });
+}
+
 }  // extern "C"

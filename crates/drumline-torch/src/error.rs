@@ -2,6 +2,8 @@
 
 use drumline_comm::CommError;
 
+use crate::cuda::CudaError;
+
 /// An error of libtorch, or of what was asked of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -17,6 +19,9 @@ pub enum TorchError {
     /// A collective on a tensor failed.
     #[error(transparent)]
     Comm(Box<CommError>),
+    /// No GPU can be used.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A tensor that cannot be used for this.
     #[error("{0}")]
     Unfit(String),

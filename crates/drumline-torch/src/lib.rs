@@ -13,6 +13,7 @@
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `kernels`: dropout and cross-entropy in a pass each
+//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
 //!
@@ -23,6 +24,7 @@ mod batch_norm;
 mod bytes;
 mod clip;
 mod collectives;
+pub mod cuda;
 mod error;
 mod foreach;
 mod function;

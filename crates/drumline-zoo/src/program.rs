@@ -9,6 +9,7 @@
 //! ```
 
 mod args;
+mod bench_gpu;
 mod bench_loader;
 mod bench_observe;
 mod bench_step;
@@ -57,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Translate(args) => translate::run(&args),
         Command::Data { command } => command.write(),
         Command::Keys { kind } => show_keys(kind),
+        Command::BenchGpu(args) => bench_gpu::run(&args),
         Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),
         Command::BenchLoader(args) => bench_loader::run(&args),

@@ -7,6 +7,7 @@ use drumline_text::synth::{self, SynthOptions};
 use drumline_text::synth_text::{self, SynthTextOptions};
 use drumline_text::{LineFile, Vocabulary, VocabularyOptions, WordCounts};
 
+use super::bench_gpu::BenchGpuArgs;
 use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
@@ -54,6 +55,8 @@ pub(super) enum Command {
         #[arg(value_enum, default_value_t = Kind::Images)]
         kind: Kind,
     },
+    #[command(hide = true)]
+    BenchGpu(BenchGpuArgs),
     #[command(hide = true)]
     BenchObserve(BenchObserveArgs),
     #[command(hide = true)]

@@ -15,6 +15,9 @@ use std::process::Command;
 /// The CUDA packages that even the CPU half opens.
 const BOTH: &[&str] = &["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"];
 
+/// The headers with which the CUDA plugin is compiled, besides those of the runtime.
+const HEADERS: &[&str] = &["nvidia-cuda-crt==13.0.88"];
+
 /// What `libtorch_cuda.so` opens besides, GPU or not: the versions that torch 2.11.0 asks for.
 const OPENED_BY_CUDA: &[&str] = &[
     "nvidia-cublas==13.1.0.3",
@@ -58,8 +61,8 @@ const USED_BY_TENSORBOARD: &[&str] = &[
 /// The packages of a libtorch, each with its version. None brings others along.
 pub(crate) fn packages(kind: Kind) -> Vec<String> {
     match kind {
-        Kind::Cpu => torch_with(&[BOTH]),
-        Kind::Cuda => torch_with(&[BOTH, OPENED_BY_CUDA, USED_BY_CUDA]),
+        Kind::Cpu => torch_with(&[BOTH, HEADERS]),
+        Kind::Cuda => torch_with(&[BOTH, HEADERS, OPENED_BY_CUDA, USED_BY_CUDA]),
     }
 }
 

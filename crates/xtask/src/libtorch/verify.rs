@@ -12,7 +12,12 @@ const LIBRARIES_AND_HEADERS: &[&str] = &[
     "include/torch/csrc/api/include/torch/torch.h",
 ];
 /// Beside `torch/`, found by the libraries' own search path.
-const BESIDE: &[&str] = &["nvidia/cu13/lib/libcudart.so.13", "nvidia/cu13/lib/libcupti.so.13"];
+const BESIDE: &[&str] = &[
+    "nvidia/cu13/lib/libcudart.so.13",
+    "nvidia/cu13/lib/libcupti.so.13",
+    "nvidia/cu13/include/cuda_runtime_api.h",
+    "nvidia/cu13/include/crt/host_defines.h",
+];
 const CUDA: &[&str] = &[
     "torch/lib/libtorch_cuda.so",
     "torch/lib/libc10_cuda.so",

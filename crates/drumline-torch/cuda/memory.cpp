@@ -1,0 +1,56 @@
+// A GPU's memory: how much is in use, pages that a GPU can read by itself, copies that nobody waits for.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "status.h"
+
+using drumline::guarded;
+using drumline::Message;
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+extern "C" {
+
+// Laid out as `RawMemory` in memory.rs.
+struct DrumlineMemory {
+  int64_t allocated, peak_allocated, reserved, peak_reserved;
+  uint64_t free, total;
+};
+
+Message drumline_cuda_memory(int32_t device, DrumlineMemory* found) {
+  return guarded([&] {
+    auto index = static_cast<c10::DeviceIndex>(device);
+    auto stats = allocator::getDeviceStats(index);
+    auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    auto [free, total] = allocator::get()->getMemoryInfo(index);
+    *found = {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak, stats.reserved_bytes[all].current,
+              stats.reserved_bytes[all].peak, free, total};
+  });
+}
+
+Message drumline_cuda_reset_peak(int32_t device) {
+  return guarded([&] { allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+}
+
+// Gives what is kept for later back to the driver.
+Message drumline_cuda_empty_cache() {
+  return guarded([&] { allocator::emptyCache(); });
+}
+
+// A tensor in pages that stay where they are, with the size and type of `like`.
+Message drumline_cuda_pinned_like(const at::Tensor* like, at::Tensor** made) {
+  return guarded([&] {
+    auto options = like->options().device(at::kCPU).pinned_memory(true);
+    *made = new at::Tensor(at::empty(like->sizes(), options));
+  });
+}
+
+// The memory of `tensor` is not used again before what `stream` has to do now is done.
+Message drumline_cuda_record_stream(const at::Tensor* tensor, int64_t id, int32_t device) {
+  return guarded([&] {
+    tensor->record_stream(c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,67 @@
+//! Why no GPU can be used.
+
+use std::path::PathBuf;
+
+/// What is missing, or does not fit.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The driver's library is not there, or does not start.
+    #[error("there is no NVIDIA driver here ({0}); try --device cpu, or a machine with a GPU")]
+    NoDriver(String),
+    /// The driver is older than the CUDA that libtorch was made for.
+    #[error(
+        "the NVIDIA driver offers CUDA {}.{}, expected {}.{} or later; try a newer driver, or --device cpu",
+        .found / 1000, .found % 1000 / 10, .needed / 1000, .needed % 1000 / 10
+    )]
+    OldDriver {
+        /// What it offers, as CUDA counts: 13000 is 13.0.
+        found: i32,
+        /// What is needed.
+        needed: i32,
+    },
+    /// There is a driver, and no GPU that this process may use.
+    #[error("the NVIDIA driver shows no GPU to this process{}; try --device cpu", visible())]
+    NoDevice,
+    /// libtorch has no CUDA half.
+    #[error("{} is not there: this libtorch is the half for processors; try `cargo xtask libtorch --cuda`", .0.display())]
+    NoLibrary(PathBuf),
+    /// A library cannot be opened.
+    #[error("cannot open {library}: {cause}; try `cargo xtask libtorch --cuda`, or --device cpu")]
+    Unopened {
+        /// Which one.
+        library: String,
+        /// What the system said.
+        cause: String,
+    },
+    /// This program was built where the headers of CUDA were missing.
+    #[error(
+        "this program was built without the headers of CUDA; try `cargo xtask libtorch`, and build it again"
+    )]
+    NotBuilt,
+    /// libtorch was asked about GPUs too early, and does not look again.
+    #[error(
+        "libtorch sees no GPU, although the driver shows {devices}: it was asked for CUDA before it was opened; try `cuda::open()` as the first thing in `main`"
+    )]
+    TooLate {
+        /// How many the driver shows.
+        devices: usize,
+    },
+}
+
+/// A variable that hides GPUs is the usual reason.
+fn visible() -> String {
+    std::env::var("CUDA_VISIBLE_DEVICES")
+        .map_or_else(|_| String::new(), |value| format!(" (CUDA_VISIBLE_DEVICES={value:?})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_as_people_write_them() {
+        let told = CudaError::OldDriver { found: 12080, needed: 13000 }.to_string();
+        assert!(told.contains("CUDA 12.8, expected 13.0 or later"), "{told}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Graphs: what a thread puts on a stream, recorded once and launched as a whole.
+//!
+//! A launch costs microseconds where the operations one by one cost milliseconds of the processor's time. The memory that was
+//! used while recording stays the graph's: tensors made then are overwritten by each launch.
+#![allow(unsafe_code)]
+
+use super::library::{Functions, functions};
+use crate::error::TorchError;
+use crate::status::check;
+
+/// `at::cuda::CUDAGraph`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct CudaGraph {
+    _opaque: [u8; 0],
+}
+
+/// As libtorch numbers it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RawPool {
+    first: u64,
+    second: u64,
+}
+
+/// Memory for graphs that never run at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pool(RawPool);
+
+impl Pool {
+    /// A pool that no graph uses yet.
+    pub fn new() -> Result<Self, TorchError> {
+        let mut made = RawPool { first: 0, second: 0 };
+        // SAFETY: fills two numbers.
+        check(unsafe { (functions()?.pool_new)(&mut made) }, "cannot make a pool of memory")?;
+        Ok(Self(made))
+    }
+}
+
+/// Recorded work.
+#[derive(Debug)]
+pub struct Graph {
+    raw: *mut CudaGraph,
+    functions: &'static Functions,
+}
+
+// SAFETY: libtorch's object belongs to no thread; it is changed only while it is recorded, which takes it whole.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Records what `body` puts on the current stream, which must not be the device's default one. Nothing of it runs. Random numbers
+    /// that it draws are new ones in each launch, those that it would have drawn one by one.
+    ///
+    /// `body` must not read a tensor's values, wait for the GPU, or allocate pinned memory; the error then says so, and nothing
+    /// was recorded.
+    pub fn record<R, E: From<TorchError>>(
+        pool: Pool,
+        body: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(Self, R), E> {
+        let (functions, mut raw) = (functions().map_err(TorchError::from)?, std::ptr::null_mut());
+        // SAFETY: fills one pointer, which is ours from then on.
+        check(unsafe { (functions.graph_new)(&mut raw) }, "cannot make a graph")?;
+        let graph = Self { raw, functions };
+        // SAFETY: the graph lives.
+        check(unsafe { (functions.graph_begin)(graph.raw, pool.0) }, "cannot begin to record")?;
+        let made = body();
+        // SAFETY: the graph lives. The recording must end also where `body` failed.
+        let ended = check(
+            unsafe { (functions.graph_end)(graph.raw, pool.0) },
+            "what was recorded cannot be launched",
+        );
+        let made = made?;
+        ended?;
+        Ok((graph, made))
+    }
+
+    /// Launches it on the current stream.
+    pub fn launch(&self) -> Result<(), TorchError> {
+        // SAFETY: the graph lives.
+        check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph")
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: ours, and not used again.
+        unsafe { (self.functions.graph_free)(self.raw) }
+    }
+}

@@ -1,0 +1,170 @@
+//! Opens the CUDA half of libtorch and the plugin, once in the life of a process.
+//!
+//! The plugin is part of this binary and is opened from memory, so that a program stays one file. It takes its symbols from
+//! libtorch's libraries, which are opened for all to see.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use rustix::fs::{MemfdFlags, memfd_create};
+use torch_sys::C_tensor;
+
+use super::driver::Driver;
+use super::error::CudaError;
+use super::graph::{CudaGraph, RawPool};
+use super::memory::RawMemory;
+use super::properties::RawProperties;
+use super::stream::{CudaEvent, RawStream};
+use crate::status::Message;
+
+/// The plugin as the build script made it; empty where there were no headers.
+static PLUGIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/drumline_cuda.so"));
+
+/// Names a function of the plugin once, with its type.
+macro_rules! functions {
+    ($($name:ident: fn($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        /// What the plugin can do.
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)*
+        }
+
+        impl Functions {
+            /// Looks them all up.
+            fn of(library: &Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the types are those of the plugin, which was built together with this.
+                unsafe {
+                    Ok(Self { $($name: *library.get(concat!("drumline_cuda_", stringify!($name), "\0").as_bytes())?,)* })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    device_count: fn(*mut i32) -> Message;
+    versions: fn(*mut i32, *mut i32) -> Message;
+    properties: fn(i32, *mut RawProperties) -> Message;
+    can_access_peer: fn(i32, i32, *mut bool) -> Message;
+    set_device: fn(i32) -> Message;
+    synchronize: fn(i32) -> Message;
+    stream_new: fn(i32, bool, *mut RawStream) -> Message;
+    stream_current: fn(i32, *mut RawStream) -> Message;
+    stream_enter: fn(RawStream, *mut RawStream) -> Message;
+    stream_synchronize: fn(RawStream) -> Message;
+    stream_is_done: fn(RawStream, *mut bool) -> Message;
+    stream_raw: fn(RawStream, *mut *mut std::ffi::c_void) -> Message;
+    event_new: fn(bool, *mut *mut CudaEvent) -> Message;
+    event_free: fn(*mut CudaEvent);
+    event_record: fn(*mut CudaEvent, RawStream) -> Message;
+    event_block: fn(*mut CudaEvent, RawStream) -> Message;
+    event_is_done: fn(*mut CudaEvent, *mut bool) -> Message;
+    event_synchronize: fn(*mut CudaEvent) -> Message;
+    event_milliseconds: fn(*mut CudaEvent, *mut CudaEvent, *mut f32) -> Message;
+    pool_new: fn(*mut RawPool) -> Message;
+    graph_new: fn(*mut *mut CudaGraph) -> Message;
+    graph_free: fn(*mut CudaGraph);
+    graph_begin: fn(*mut CudaGraph, RawPool) -> Message;
+    graph_end: fn(*mut CudaGraph, RawPool) -> Message;
+    graph_replay: fn(*mut CudaGraph) -> Message;
+    memory: fn(i32, *mut RawMemory) -> Message;
+    reset_peak: fn(i32) -> Message;
+    empty_cache: fn() -> Message;
+    pinned_like: fn(*const C_tensor, *mut *mut C_tensor) -> Message;
+    record_stream: fn(*const C_tensor, i64, i32) -> Message;
+}
+
+/// Makes GPUs usable, for tch as well: call it before anything else asks libtorch for a GPU. Later calls give the first one's answer.
+///
+/// ```
+/// use drumline_torch::cuda;
+///
+/// match cuda::open() {
+///     Ok(()) => println!("{} GPUs", cuda::device_count()?),
+///     Err(why) => println!("on the processor: {why}"),
+/// }
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+pub fn open() -> Result<(), CudaError> {
+    functions().map(drop)
+}
+
+/// The plugin's functions; opens it if nobody has.
+pub(super) fn functions() -> Result<&'static Functions, CudaError> {
+    static OPENED: OnceLock<Result<Functions, CudaError>> = OnceLock::new();
+    OPENED.get_or_init(open_all).as_ref().map_err(Clone::clone)
+}
+
+fn open_all() -> Result<Functions, CudaError> {
+    let driver = Driver::find()?;
+    if PLUGIN.is_empty() {
+        return Err(CudaError::NotBuilt);
+    }
+    let folder = libtorch_folder()?;
+    let cuda = folder.join("libtorch_cuda.so");
+    if !cuda.is_file() {
+        return Err(CudaError::NoLibrary(cuda));
+    }
+    for library in [folder.join("libc10_cuda.so"), cuda] {
+        std::mem::forget(open_for_all(&library, &library.display().to_string())?);
+    }
+    let plugin = open_plugin()?;
+    let functions = Functions::of(&plugin).map_err(|error| unopened("the CUDA plugin", &error));
+    // It is used until the end.
+    std::mem::forget(plugin);
+    match tch::Cuda::is_available() {
+        true => functions,
+        false => Err(CudaError::TooLate { devices: driver.devices }),
+    }
+}
+
+/// Where the libtorch lies that this process uses.
+fn libtorch_folder() -> Result<PathBuf, CudaError> {
+    let missing = || CudaError::NoLibrary(PathBuf::from("libtorch_cpu.so"));
+    let maps = fs::read_to_string("/proc/self/maps").map_err(|_| missing())?;
+    let path = maps
+        .lines()
+        .find_map(|line| Some(&line[line.find('/')?..]).filter(|path| path.ends_with("/libtorch_cpu.so")));
+    path.and_then(|path| Path::new(path).parent()).map(Path::to_owned).ok_or_else(missing)
+}
+
+fn open_plugin() -> Result<Library, CudaError> {
+    let system = |cause: std::io::Error| CudaError::Unopened {
+        library: "the CUDA plugin".to_owned(),
+        cause: cause.to_string(),
+    };
+    let memory =
+        memfd_create("drumline_cuda.so", MemfdFlags::CLOEXEC).map_err(|error| system(error.into()))?;
+    let mut file = fs::File::from(memory);
+    file.write_all(PLUGIN).map_err(system)?;
+    open_for_all(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), "the CUDA plugin")
+}
+
+fn open_for_all(path: &Path, name: &str) -> Result<Library, CudaError> {
+    // SAFETY: libtorch's libraries and our own; their initializers only register what is in them.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| unopened(name, &error))
+}
+
+fn unopened(library: &str, error: &libloading::Error) -> CudaError {
+    CudaError::Unopened { library: library.to_owned(), cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plugin_is_part_of_this_binary() {
+        assert!(PLUGIN.starts_with(b"\x7fELF"), "{} bytes", PLUGIN.len());
+    }
+
+    #[test]
+    fn libtorch_is_found_where_this_process_has_it_from() {
+        assert!(libtorch_folder().unwrap().join("libc10.so").is_file());
+    }
+}

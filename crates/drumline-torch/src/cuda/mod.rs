@@ -1,0 +1,31 @@
+//! NVIDIA GPUs: what tch leaves out of CUDA, in a plugin that is opened only when a GPU is asked for.
+//!
+//! ```text
+//!   open() ─▶ driver (libcuda.so.1) ─▶ libtorch_cuda.so ─▶ plugin (cuda/*.cpp, part of this binary) ─▶ Stream, Event, Graph, …
+//! ```
+//!
+//! - `driver`: whether there is a GPU at all, asked before anything large is opened
+//! - `library`: opens it all, once; says what is missing
+//! - `properties`, `memory`: what a GPU is, and how much of its memory is in use
+//! - `stream`: queues of work and marks in them
+//! - `graph`: work that is recorded once and launched as a whole; `graphed_step`: a training step as such
+//!
+//! The same program runs on machines without a GPU: nothing here is linked.
+
+mod driver;
+mod error;
+mod graph;
+mod graphed_step;
+mod library;
+mod memory;
+mod properties;
+mod stream;
+
+pub use driver::Driver;
+pub use error::CudaError;
+pub use graph::{Graph, Pool};
+pub use graphed_step::GraphedStep;
+pub use library::open;
+pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned_like, reset_peak};
+pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
+pub use stream::{Event, Priority, Stream, StreamScope, Timing};

@@ -1,0 +1,111 @@
+//! What the GPUs of this machine are.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+
+use super::library::functions;
+use crate::error::TorchError;
+use crate::status::check;
+
+/// As the plugin fills it.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct RawProperties {
+    name: [c_char; 256],
+    pci_bus_id: [c_char; 32],
+    major: i32,
+    minor: i32,
+    multiprocessors: i32,
+    clock_khz: i32,
+    total_memory: u64,
+    l2_cache: u64,
+    shared_memory_per_block: u64,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// As its maker calls it.
+    pub name: String,
+    /// Its place on the bus, such as `0000:3b:00.0`: the same for all processes of a machine.
+    pub pci_bus_id: String,
+    /// Its compute capability: (9, 0) for an H200.
+    pub capability: (i32, i32),
+    /// How many streaming multiprocessors it has.
+    pub multiprocessors: i32,
+    /// Its greatest clock rate.
+    pub clock_khz: i32,
+    /// Bytes of memory.
+    pub total_memory: u64,
+    /// Bytes of second-level cache.
+    pub l2_cache: u64,
+    /// Bytes of shared memory that a block may ask for.
+    pub shared_memory_per_block: u64,
+    /// The newest CUDA of the driver, and the CUDA of the runtime: 13000 is 13.0.
+    pub versions: (i32, i32),
+}
+
+impl Properties {
+    /// Those of the GPU with this number among the ones that this process sees.
+    pub fn of(device: usize) -> Result<Self, TorchError> {
+        let functions = functions()?;
+        // SAFETY: plain numbers and text; all zero is empty.
+        let mut raw: RawProperties = unsafe { std::mem::zeroed() };
+        let (mut driver, mut runtime) = (0, 0);
+        // SAFETY: fills what it is given.
+        unsafe {
+            check((functions.properties)(index(device)?, &mut raw), "cannot look at a GPU")?;
+            check((functions.versions)(&mut driver, &mut runtime), "cannot ask for CUDA's versions")?;
+        }
+        Ok(Self {
+            name: text(&raw.name),
+            pci_bus_id: text(&raw.pci_bus_id),
+            capability: (raw.major, raw.minor),
+            multiprocessors: raw.multiprocessors,
+            clock_khz: raw.clock_khz,
+            total_memory: raw.total_memory,
+            l2_cache: raw.l2_cache,
+            shared_memory_per_block: raw.shared_memory_per_block,
+            versions: (driver, runtime),
+        })
+    }
+}
+
+/// How many GPUs this process sees; at least one.
+pub fn device_count() -> Result<usize, TorchError> {
+    let mut count = 0;
+    // SAFETY: fills one number.
+    check(unsafe { (functions()?.device_count)(&mut count) }, "cannot count the GPUs")?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// Whether one GPU can read the memory of another by itself.
+pub fn can_access_peer(device: usize, peer: usize) -> Result<bool, TorchError> {
+    let mut can = false;
+    // SAFETY: fills one bool.
+    let message = unsafe { (functions()?.can_access_peer)(index(device)?, index(peer)?, &mut can) };
+    check(message, "cannot ask for access between GPUs")?;
+    Ok(can)
+}
+
+/// Makes a GPU the one that this thread allocates on and launches to, where no tensor says otherwise.
+pub fn set_device(device: usize) -> Result<(), TorchError> {
+    // SAFETY: takes a number.
+    check(unsafe { (functions()?.set_device)(index(device)?) }, "cannot choose a GPU")
+}
+
+/// Waits until a GPU has done all that it was given.
+pub fn synchronize(device: usize) -> Result<(), TorchError> {
+    // SAFETY: takes a number.
+    check(unsafe { (functions()?.synchronize)(index(device)?) }, "cannot wait for a GPU")
+}
+
+/// A GPU's number as CUDA takes it.
+pub(super) fn index(device: usize) -> Result<i32, TorchError> {
+    i32::try_from(device).map_err(|_| TorchError::Unfit(format!("there is no GPU {device}")))
+}
+
+fn text(field: &[c_char]) -> String {
+    // SAFETY: the plugin ends it with a zero within the field, which was all zero before.
+    unsafe { CStr::from_ptr(field.as_ptr()) }.to_string_lossy().into_owned()
+}
