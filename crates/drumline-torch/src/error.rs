@@ -2,7 +2,7 @@
 
 use drumline_comm::CommError;
 
-use crate::cuda::CudaError;
+use crate::cuda::{self, CudaError};
 
 /// An error of libtorch, or of what was asked of it.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,9 @@ pub enum TorchError {
     /// No GPU can be used.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// A GPU has no room for a tensor; says who has the memory.
+    #[error("{0}")]
+    OutOfMemory(String),
     /// A tensor that cannot be used for this.
     #[error("{0}")]
     Unfit(String),
@@ -50,7 +53,11 @@ impl From<CommError> for TorchError {
 
 impl From<tch::TchError> for TorchError {
     fn from(error: tch::TchError) -> Self {
-        Self::Refused { doing: "a tensor operation failed", message: without_frames(error.to_string()) }
+        let message = without_frames(error.to_string());
+        match message.contains("CUDA out of memory") {
+            true => Self::OutOfMemory(cuda::out_of_memory(&message)),
+            false => Self::Refused { doing: "a tensor operation failed", message },
+        }
     }
 }
 

@@ -25,6 +25,9 @@ pub(crate) fn check(message: Message, doing: &'static str) -> Result<(), TorchEr
         drumline_message_free(message);
         text
     };
+    if text.contains("CUDA out of memory") {
+        return Err(TorchError::OutOfMemory(crate::cuda::out_of_memory(&text)));
+    }
     Err(TorchError::Refused { doing, message: text })
 }
 

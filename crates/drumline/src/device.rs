@@ -1,7 +1,9 @@
 //! Which device is a rank's own.
 
 use drumline_comm::ProcessGroup;
-use tch::{Cuda, Device};
+use drumline_torch::TorchError;
+use drumline_torch::cuda::{self, CudaError};
+use tch::Device;
 
 /// A device as people write it: `cpu`, `cuda:0`.
 pub(crate) fn name_of(device: Device) -> String {
@@ -12,6 +14,9 @@ pub(crate) fn name_of(device: Device) -> String {
 }
 
 /// This rank's GPU: the one of its local rank, counted from the first again where a rank sees fewer. The processor where there is none.
+///
+/// It opens the CUDA half of libtorch, which must happen before anything else asks for it, as `tch::manual_seed` does: make it
+/// one of the first things that a program does.
 ///
 /// ```
 /// use drumline::{LocalGroup, local_device};
@@ -25,8 +30,28 @@ pub(crate) fn name_of(device: Device) -> String {
 /// # Ok::<(), drumline::CommError>(())
 /// ```
 pub fn local_device(group: &ProcessGroup) -> Device {
-    match Cuda::is_available() {
-        true => Device::Cuda(group.local_rank() % Cuda::device_count().max(1) as usize),
-        false => Device::Cpu,
+    gpu_or_cpu(group.local_rank())
+}
+
+/// The GPU of a local rank. The processor where there is none; where there is one that cannot be used, the first rank of the
+/// node says why.
+pub fn gpu_or_cpu(local_rank: usize) -> Device {
+    match gpu(local_rank) {
+        Ok(device) => device,
+        Err(TorchError::Cuda(CudaError::NoDriver(_) | CudaError::NoDevice)) => Device::Cpu,
+        Err(why) => {
+            if local_rank == 0 {
+                tracing::warn!("on the processor, although there is a GPU: {why}");
+            }
+            Device::Cpu
+        }
     }
+}
+
+/// The GPU of a local rank, counted from the first again where there are fewer.
+pub fn gpu(local_rank: usize) -> Result<Device, TorchError> {
+    cuda::open()?;
+    let device = local_rank % cuda::device_count()?.max(1);
+    cuda::set_device(device)?;
+    Ok(Device::Cuda(device))
 }

@@ -79,7 +79,7 @@ mod guides {
 
 pub use accelerator::{Accelerator, AcceleratorError};
 pub use alike::ensure_alike;
-pub use device::local_device;
+pub use device::{gpu, gpu_or_cpu, local_device};
 pub use drumline_comm::{
     CommError, DType, Element, GroupOptions, HeapBuffer, Letter, LocalGroup, P2p, ProcessGroup, ReduceOp,
     Scope, Source, Transport, Work, bf16, f16,

@@ -22,6 +22,8 @@ mod sample;
 
 use std::sync::Arc;
 
+use drumline_torch::cuda;
+
 use crate::sampler::{Sampler, SamplerPosition};
 use plan::Plan;
 
@@ -100,7 +102,7 @@ impl<D: Dataset + 'static> Loader<D> {
         if sampler.num_samples() != dataset.len() {
             return Err(LoaderError::OtherLength { sampler: sampler.num_samples(), dataset: dataset.len() });
         }
-        let pin_memory = options.pin_memory && tch::Cuda::is_available();
+        let pin_memory = options.pin_memory && cuda::is_open();
         Ok(Self { dataset, sampler, options: LoaderOptions { pin_memory, ..options } })
     }
 

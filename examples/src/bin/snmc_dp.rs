@@ -8,10 +8,10 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use drumline::tch::{Cuda, Device, Tensor};
+use drumline::tch::{Device, Tensor};
 use drumline::{
     DataParallel, Dataset, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
-    SamplerOptions, Sgd, SgdOptions, TopK, parameters,
+    SamplerOptions, Sgd, SgdOptions, TopK, gpu_or_cpu, parameters,
 };
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
@@ -32,8 +32,7 @@ fn main() -> anyhow::Result<()> {
     let Cli { args, devices } = Cli::parse();
 
     // 0. set up the devices; the first has inputs, outputs and the loss
-    let device = |index| if Cuda::is_available() { Device::Cuda(index) } else { Device::Cpu };
-    let devices: Vec<Device> = (0..devices).map(device).collect();
+    let devices: Vec<Device> = (0..devices).map(gpu_or_cpu).collect();
     println!("[init] == {} devices ==", devices.len());
 
     // 1. define the network, once on each device

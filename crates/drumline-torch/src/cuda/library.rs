@@ -94,9 +94,15 @@ pub fn open() -> Result<(), CudaError> {
     functions().map(drop)
 }
 
+static OPENED: OnceLock<Result<Functions, CudaError>> = OnceLock::new();
+
+/// Whether [`open`] was called, and went well.
+pub fn is_open() -> bool {
+    matches!(OPENED.get(), Some(Ok(_)))
+}
+
 /// The plugin's functions; opens it if nobody has.
 pub(super) fn functions() -> Result<&'static Functions, CudaError> {
-    static OPENED: OnceLock<Result<Functions, CudaError>> = OnceLock::new();
     OPENED.get_or_init(open_all).as_ref().map_err(Clone::clone)
 }
 

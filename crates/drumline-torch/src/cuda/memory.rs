@@ -82,6 +82,13 @@ pub fn pinned_like(tensor: &Tensor) -> Result<Tensor, TorchError> {
     }
 }
 
+/// A copy of a tensor in such pages.
+pub fn pinned(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    let mut copy = pinned_like(tensor)?;
+    copy.f_copy_(tensor)?;
+    Ok(copy)
+}
+
 /// Copies on the current stream without waiting for it. One side lies on the GPU; the other in pinned memory, or it is waited for after
 /// all. Neither may change before the stream has come that far.
 pub fn copy_async(to: &mut Tensor, from: &Tensor) -> Result<(), TorchError> {

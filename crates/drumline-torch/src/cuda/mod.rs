@@ -18,6 +18,7 @@ mod graph;
 mod graphed_step;
 mod library;
 mod memory;
+mod out_of_memory;
 mod properties;
 mod stream;
 
@@ -25,7 +26,8 @@ pub use driver::Driver;
 pub use error::CudaError;
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
-pub use library::open;
-pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned_like, reset_peak};
+pub use library::{is_open, open};
+pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned, pinned_like, reset_peak};
+pub(crate) use out_of_memory::out_of_memory;
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
 pub use stream::{Event, Priority, Stream, StreamScope, Timing};

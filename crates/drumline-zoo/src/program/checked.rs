@@ -4,7 +4,8 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, ensure};
-use tch::{Cuda, Device};
+use drumline::{gpu, gpu_or_cpu};
+use tch::Device;
 
 use super::args::RunArgs;
 use super::data_kind::{Found, find};
@@ -58,15 +59,11 @@ pub(super) fn check_weights(weights: Option<&Path>) -> anyhow::Result<()> {
 
 /// The device of a rank.
 pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Device> {
-    let there = Cuda::is_available();
-    match kind {
-        DeviceKind::Cuda => {
-            ensure!(there, "a GPU was asked for (cuda), but libtorch finds none here; try cpu");
-            Ok(Device::Cuda(local_rank % (Cuda::device_count().max(1) as usize)))
-        }
-        DeviceKind::Auto if there => device(DeviceKind::Cuda, local_rank),
-        DeviceKind::Auto | DeviceKind::Cpu => Ok(Device::Cpu),
-    }
+    Ok(match kind {
+        DeviceKind::Cuda => gpu(local_rank).context("a GPU was asked for (cuda)")?,
+        DeviceKind::Auto => gpu_or_cpu(local_rank),
+        DeviceKind::Cpu => Device::Cpu,
+    })
 }
 
 /// Makes a folder and tries to write to it, so that hours of work are not lost at their end.

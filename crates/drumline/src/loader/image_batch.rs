@@ -1,6 +1,7 @@
 //! A batch of images.
 
 use drumline_torch::TorchError;
+use drumline_torch::cuda::pinned;
 use tch::{Device, Tensor};
 
 /// Images with their classes.
@@ -39,8 +40,7 @@ impl ImageBatch {
 
     /// Copies it to pinned memory.
     pub fn pin_memory(self) -> Result<Self, TorchError> {
-        let pin = |tensor: &Tensor| tensor.f_pin_memory(Device::Cuda(0));
-        Ok(Self { images: pin(&self.images)?, labels: pin(&self.labels)?, ..self })
+        Ok(Self { images: pinned(&self.images)?, labels: pinned(&self.labels)?, ..self })
     }
 
     /// Copies it to a device; from pinned memory without waiting for the copy's end.

@@ -272,7 +272,7 @@ fn images_are_stacked_and_moved() {
     let dataset = MapDataset::new(5, load, |items| Ok::<_, Cause>(ImageBatch::stack(items)?));
     let options = LoaderOptions { pin_memory: true, ..options(2, 2) };
     let loader = Loader::new(dataset, EvalSampler::new(5, 1, 0).unwrap(), options).unwrap();
-    assert_eq!(loader.options().pin_memory, tch::Cuda::is_available());
+    assert_eq!(loader.options().pin_memory, drumline_torch::cuda::is_open());
     let batches: Vec<_> = loader.epoch(0).map(Result::unwrap).collect();
     assert_eq!(batches[1].images.size(), [2, 3, 2, 2]);
     assert_eq!(batches[1].images.double_value(&[1, 2, 1, 1]), 3.0);

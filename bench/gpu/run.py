@@ -1,0 +1,153 @@
+"""Training steps on one GPU, ours and PyTorch's in turn; needs a GPU, torch 2.11 and a built drumline-train.
+
+  python3 bench/gpu/run.py --ours PATH/drumline-train [--cases resnet18-128,…] [--blocks 3] [--steps 100] [--out FOLDER]
+
+Every side trains on the same formula of weights and images, so that losses are compared before times are: a side that computes something
+else fails the run. Times are medians over blocks, whose order of sides rotates. Writes gpu.md and gpu.csv into the folder.
+"""
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PEER = os.path.join(HERE, "..", "peers", "gpu.py")
+PEER_MODES = ["eager", "fused", "compile", "reduce-overhead"]
+IMAGES = {
+    "resnet18-128": ("resnet18", 128, 32),
+    "resnet18-1024": ("resnet18", 1024, 32),
+    "resnet50-256": ("resnet50", 256, 224),
+}
+TOKENS = {"gpt2-16x1024": ("gpt2", 16, 1024)}
+# Case, ours against which side, at least how many times as fast.
+GOALS = [
+    ("resnet18-128", "fused", 5.0),
+    ("resnet18-128", "reduce-overhead", 2.0),
+    ("resnet18-1024", "fused", 3.0),
+    ("resnet50-256", "best", 1.1),
+    ("gpt2-16x1024", "fused", 1.2),
+]
+# Floating-point operations of a step, forward and backward, for the share of the GPU's peak.
+FLOPS = {
+    "resnet18-128": None,
+    "resnet18-1024": None,
+    "resnet50-256": 256 * 3 * 2 * 4.09e9,
+    "gpt2-16x1024": 16 * 1024 * (6 * 124e6 + 12 * 12 * 768 * 1024),
+}
+# What products of matrices reach on an H200, as measured: bf16, 8192 x 8192 x 8192.
+PEAK = 790e12
+# Losses of the first steps, ours against PyTorch's in the same precision.
+CLOSE = {"bf16": 2e-2, "fp32": 1e-3}
+
+
+def arguments(case, mode, precision, steps):
+    model, batch, edge = {**IMAGES, **TOKENS}[case]
+    sized = ["--length", str(edge)] if case in TOKENS else ["--edge", str(edge)]
+    return ["--model", model, "--mode", mode, "--precision", precision, "--batch", str(batch), *sized, "--steps", str(steps)]
+
+
+def measure(side, case, options):
+    who, mode = side
+    program = [options.ours, "bench-gpu"] if who == "ours" else [sys.executable, PEER]
+    command = program + arguments(case, mode, options.precision, options.steps)
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        print(f"{case} {who} {mode}: no answer in {options.timeout} s", flush=True)
+        return None
+    if ended.returncode != 0:
+        print(f"{case} {who} {mode}: exit code {ended.returncode}\n{ended.stderr[-2000:]}", flush=True)
+        return None
+    found = json.loads(next(line for line in reversed(ended.stdout.splitlines()) if line.startswith("{")))
+    print(f"{case} {who} {mode}: {found['step_ms']:.3f} ms, first step after {found['first_step_s']:.1f} s", flush=True)
+    return found
+
+
+def check_losses(case, results, precision):
+    """Every side against PyTorch's eager: the same start, and the same course."""
+    reference = next((found for (who, mode), found in results.items() if who == "pytorch" and mode in ("fused", "eager")), None)
+    wrong = []
+    for (who, mode), found in results.items():
+        for step, (loss, expected) in enumerate(zip(found["losses"][:10], reference["losses"][:10]) if reference else []):
+            if abs(loss - expected) > CLOSE[precision] * max(1.0, abs(expected)):
+                wrong.append(f"{case} {who} {mode}: loss of step {step} is {loss}, PyTorch's {expected}")
+                break
+    return wrong
+
+
+def table(rows):
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    lines = ["| " + " | ".join(str(cell).ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", required=True)
+    parser.add_argument("--cases", default=",".join(list(IMAGES) + list(TOKENS)))
+    parser.add_argument("--sides", default="ours:eager,ours:graph," + ",".join(f"pytorch:{mode}" for mode in PEER_MODES))
+    parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32"])
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--out", default=".")
+    options = parser.parse_args()
+    sides = [tuple(side.split(":")) for side in options.sides.split(",")]
+
+    times, firsts, memory, wrong, raw = {}, {}, {}, [], []
+    for block in range(options.blocks):
+        for case in options.cases.split(","):
+            turned = sides[block % len(sides):] + sides[: block % len(sides)]
+            results = {}
+            for side in turned:
+                found = measure(side, case, options)
+                if found is None:
+                    continue
+                results[side] = found
+                times.setdefault((case, side), []).append(found["step_ms"])
+                firsts.setdefault((case, side), []).append(found["first_step_s"])
+                memory[(case, side)] = found["peak_bytes"]
+                raw.append([block, case, *side, found["step_ms"], found["first_step_s"], found["peak_bytes"], found["losses"][0], found["losses"][9]])
+            wrong += check_losses(case, results, options.precision)
+
+    median = {key: statistics.median(values) for key, values in times.items()}
+    rows = [["case", "side", "step ms (least to most)", "steps/s", "MFU", "first step s", "peak GiB"]]
+    for case, side in median:
+        values, flops = times[(case, side)], FLOPS.get(case)
+        took = median[(case, side)]
+        share = f"{flops / (took / 1e3) / PEAK:.1%}" if flops else "-"
+        rows.append([case, " ".join(side), f"{took:.3f} ({min(values):.3f} to {max(values):.3f})", f"{1e3 / took:.1f}", share,
+                     f"{statistics.median(firsts[(case, side)]):.2f}", f"{memory[(case, side)] / 2**30:.2f}"])
+    goals = [["", "case", "against", "goal", "measured"]]
+    for case, against, least in GOALS:
+        ours = min((median[key] for key in median if key[0] == case and key[1][0] == "ours"), default=None)
+        theirs = [median[key] for key in median if key[0] == case and key[1][0] == "pytorch" and against in (key[1][1], "best")]
+        if ours is None or not theirs:
+            continue
+        ratio = min(theirs) / ours
+        goals.append(["PASS" if ratio >= least else "MISS", case, f"PyTorch {against}", f">= {least}x", f"{ratio:.2f}x"])
+    for case in options.cases.split(","):
+        ours, eager, compiled = (min(firsts.get((case, side), [0])) for side in [("ours", "graph"), ("pytorch", "fused"), ("pytorch", "compile")])
+        if ours and eager and compiled:
+            goals.append(["PASS" if compiled / ours >= 5 else "MISS", case, "first step, PyTorch compile", ">= 5x", f"{compiled / ours:.1f}x"])
+            goals.append(["PASS" if eager >= ours else "MISS", case, "first step, PyTorch eager", ">= 1x", f"{eager / ours:.1f}x"])
+
+    import torch
+    text = f"# Training steps on {torch.cuda.get_device_name(0)}\n\n`python3 bench/gpu/run.py --ours drumline-train`, {options.precision}, "
+    text += f"{options.blocks} blocks of {options.steps} steps, order rotated; PyTorch {torch.__version__}, CUDA {torch.version.cuda}.\n\n"
+    text += table(rows) + "\n\n" + table(goals) + "\n"
+    text += "\n".join(["", "Losses that differ:", *wrong, ""]) if wrong else "\nAll sides compute the same losses.\n"
+    print(text)
+    os.makedirs(options.out, exist_ok=True)
+    with open(os.path.join(options.out, "gpu.md"), "w") as file:
+        file.write(text)
+    with open(os.path.join(options.out, "gpu.csv"), "w", newline="") as file:
+        csv.writer(file).writerows([["block", "case", "who", "mode", "step_ms", "first_step_s", "peak_bytes", "loss_1", "loss_10"], *raw])
+    sys.exit(1 if wrong else 0)
+
+
+main()

@@ -1,0 +1,220 @@
+//! Kernels of our own: CUDA C++ that is compiled for the GPU at hand when it is first needed, by NVIDIA's NVRTC.
+//!
+//! ```text
+//!   source ─▶ NVRTC (libnvrtc.so, which libtorch brings along) ─▶ driver: module, function ─▶ Kernel::launch on the current stream
+//! ```
+//! Launches can be recorded in a graph as all else.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use libloading::os::unix::Library;
+
+use super::error::CudaError;
+use super::library::functions;
+use super::properties::Properties;
+use super::stream::Stream;
+use crate::error::TorchError;
+
+type Program = *mut c_void;
+type Module = *mut c_void;
+type Function = *mut c_void;
+
+/// The few functions of NVRTC and of the driver that are needed; their types are NVIDIA's.
+struct Compiler {
+    create: unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
+    load: unsafe extern "C" fn(*mut Module, *const c_void) -> c_int,
+    function: unsafe extern "C" fn(*mut Function, Module, *const c_char) -> c_int,
+    launch: unsafe extern "C" fn(
+        Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void,
+    ) -> c_int,
+}
+
+impl Compiler {
+    fn open() -> Result<Self, CudaError> {
+        // libtorch's CUDA half has made the driver ready and put the libraries of NVIDIA within reach.
+        functions()?;
+        let open = |name: &str| {
+            // SAFETY: NVIDIA's libraries; their initializers have no conditions.
+            let library = unsafe { Library::new(name) };
+            library.map_err(|error| CudaError::Unopened { library: name.to_owned(), cause: error.to_string() })
+        };
+        let (nvrtc, driver) = (open("libnvrtc.so.13")?, open("libcuda.so.1")?);
+        let missing = |error: libloading::Error| CudaError::Unopened { library: "NVRTC".to_owned(), cause: error.to_string() };
+        // SAFETY: the types are those of NVIDIA's headers.
+        let found = unsafe {
+            Self {
+                create: *nvrtc.get(b"nvrtcCreateProgram\0").map_err(missing)?,
+                compile: *nvrtc.get(b"nvrtcCompileProgram\0").map_err(missing)?,
+                log_size: *nvrtc.get(b"nvrtcGetProgramLogSize\0").map_err(missing)?,
+                log: *nvrtc.get(b"nvrtcGetProgramLog\0").map_err(missing)?,
+                cubin_size: *nvrtc.get(b"nvrtcGetCUBINSize\0").map_err(missing)?,
+                cubin: *nvrtc.get(b"nvrtcGetCUBIN\0").map_err(missing)?,
+                destroy: *nvrtc.get(b"nvrtcDestroyProgram\0").map_err(missing)?,
+                load: *driver.get(b"cuModuleLoadData\0").map_err(missing)?,
+                function: *driver.get(b"cuModuleGetFunction\0").map_err(missing)?,
+                launch: *driver.get(b"cuLaunchKernel\0").map_err(missing)?,
+            }
+        };
+        // Both are used until the end.
+        std::mem::forget((nvrtc, driver));
+        Ok(found)
+    }
+
+    /// Opened once in the life of a process.
+    fn shared() -> Result<&'static Self, CudaError> {
+        static OPENED: OnceLock<Result<Compiler, CudaError>> = OnceLock::new();
+        OPENED.get_or_init(Self::open).as_ref().map_err(Clone::clone)
+    }
+
+    /// The machine code of a source for this GPU.
+    fn cubin(&self, source: &str, capability: (i32, i32)) -> Result<Vec<u8>, TorchError> {
+        let unfit = |_| TorchError::Unfit("a kernel's source holds a zero".to_owned());
+        let source = CString::new(source).map_err(unfit)?;
+        let architecture = CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1)).map_err(unfit)?;
+        let options = [architecture.as_ptr(), c"--std=c++17".as_ptr(), c"--use_fast_math".as_ptr()];
+        let mut program = std::ptr::null_mut();
+        // SAFETY: NVRTC reads strings that end in zero, and fills buffers of the sizes that it asked for.
+        unsafe {
+            ok((self.create)(&mut program, source.as_ptr(), c"drumline.cu".as_ptr(), 0, std::ptr::null(), std::ptr::null()), "begin")?;
+            let code = (self.compile)(program, options.len() as c_int, options.as_ptr());
+            let mut size = 0;
+            if code != 0 {
+                (self.log_size)(program, &mut size);
+                let mut log = vec![0u8; size.max(1)];
+                (self.log)(program, log.as_mut_ptr().cast());
+                (self.destroy)(&mut program);
+                let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
+                return Err(TorchError::Refused { doing: "cannot compile a kernel", message: log });
+            }
+            ok((self.cubin_size)(program, &mut size), "finish")?;
+            let mut cubin = vec![0u8; size];
+            ok((self.cubin)(program, cubin.as_mut_ptr().cast()), "finish")?;
+            (self.destroy)(&mut program);
+            Ok(cubin)
+        }
+    }
+}
+
+/// How many threads a launch has: blocks, and threads of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks, in two dimensions.
+    pub blocks: (u32, u32),
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of shared memory that a block has besides those in the source.
+    pub shared: u32,
+}
+
+/// Kernels of one source, for one GPU.
+#[derive(Debug)]
+pub struct Kernels {
+    module: Module,
+}
+
+// SAFETY: a module of the driver may be used by any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above; it does not change.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// Compiles a source for a GPU. Functions that are to be launched are `extern "C" __global__`.
+    pub fn compile(device: usize, source: &str) -> Result<Self, TorchError> {
+        let compiler = Compiler::shared()?;
+        let cubin = compiler.cubin(source, Properties::of(device)?.capability)?;
+        super::properties::set_device(device)?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is whole; the driver copies it.
+        ok(unsafe { (compiler.load)(&mut module, cubin.as_ptr().cast()) }, "load")?;
+        Ok(Self { module })
+    }
+
+    /// One of its functions.
+    pub fn get(&self, name: &str) -> Result<Kernel, TorchError> {
+        let compiler = Compiler::shared()?;
+        let text = CString::new(name).map_err(|_| TorchError::Unfit(format!("no kernel is called {name:?}")))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module lives as long as the process.
+        ok(unsafe { (compiler.function)(&mut function, self.module, text.as_ptr()) }, "find")?;
+        Ok(Kernel { function })
+    }
+}
+
+/// A function that runs on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    function: Function,
+}
+
+// SAFETY: as `Kernels`.
+unsafe impl Send for Kernel {}
+// SAFETY: as `Kernels`.
+unsafe impl Sync for Kernel {}
+
+/// An argument of a kernel: eight bytes, of which it reads as many as its type has.
+#[derive(Debug, Clone, Copy)]
+pub struct Argument([u8; 8]);
+
+impl<T> From<*mut T> for Argument {
+    fn from(pointer: *mut T) -> Self {
+        Self((pointer as u64).to_ne_bytes())
+    }
+}
+
+impl From<i64> for Argument {
+    fn from(number: i64) -> Self {
+        Self(number.to_ne_bytes())
+    }
+}
+
+impl From<i32> for Argument {
+    fn from(number: i32) -> Self {
+        Self(i64::from(number).to_ne_bytes())
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(number: f32) -> Self {
+        Self(u64::from(number.to_bits()).to_ne_bytes())
+    }
+}
+
+impl From<&tch::Tensor> for Argument {
+    fn from(tensor: &tch::Tensor) -> Self {
+        tensor.data_ptr().into()
+    }
+}
+
+impl Kernel {
+    /// Puts a launch on the current stream of a GPU.
+    ///
+    /// # Safety
+    /// The arguments must have the types of the kernel's parameters, and what they point to must be memory of that GPU, as large
+    /// as the kernel takes it to be, that lives until the stream has come that far.
+    pub unsafe fn launch(&self, device: usize, grid: Grid, arguments: &mut [Argument]) -> Result<(), TorchError> {
+        let compiler = Compiler::shared()?;
+        let stream = Stream::current(device)?.raw()?;
+        let mut pointers: Vec<*mut c_void> = arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()).collect();
+        let Grid { blocks: (x, y), threads, shared } = grid;
+        // SAFETY: the caller vouches for the arguments; the driver copies them.
+        let code = unsafe {
+            (compiler.launch)(self.function, x, y, 1, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
+        ok(code, "launch")
+    }
+}
+
+fn ok(code: c_int, what: &str) -> Result<(), TorchError> {
+    match code {
+        0 => Ok(()),
+        code => Err(TorchError::Refused { doing: "a kernel failed", message: format!("cannot {what} it (error {code})") }),
+    }
+}

@@ -1,0 +1,9 @@
+//! The CUDA plugin on a real GPU: built with `--features gpu`, run by `cargo xtask gpu-test`.
+#![allow(clippy::unwrap_used)]
+
+mod gpu {
+    mod graphs;
+    mod memory;
+    mod shared;
+    mod streams;
+}
