@@ -55,6 +55,44 @@ pub enum TextError {
         /// What is wrong, and what to try.
         what: String,
     },
+    /// A line has not the field that was asked for.
+    #[error("line {line} of {path:?} has no field `{name}`; try one of: {}", known.join(", "))]
+    NoField {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: u64,
+        /// The field.
+        name: String,
+        /// Those that it has.
+        known: Vec<String>,
+    },
+    /// A line has another number of columns.
+    #[error("line {line} of {path:?} has {found} columns, expected {expected}")]
+    Columns {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: u64,
+        /// How many it has.
+        found: usize,
+        /// How many it should have, in words.
+        expected: String,
+    },
+    /// A label that is not among those of the training data.
+    #[error(
+        "line {line} of {path:?} has the label `{label}`, which the training data lacks; try one of: {known}"
+    )]
+    UnknownLabel {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: u64,
+        /// The label.
+        label: String,
+        /// Those of the training data, or the first of them.
+        known: String,
+    },
     /// A file is not of the format, at no line in particular.
     #[error("{path:?} {what}")]
     BadFile {

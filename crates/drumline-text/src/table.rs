@@ -170,12 +170,12 @@ mod tests {
         let fields = Fields::labelled("text", "label");
         for (name, text, expected) in [
             ("a.csv", &b"text,lable\nx,1\n"[..], "line 1 of"),
-            ("a.csv", b"text,lable\nx,1\n", "no column `label`; try one of: text, lable"),
+            ("a.csv", b"text,lable\nx,1\n", "no field `label`; try one of: text, lable"),
             ("a.csv", b"text,label\nx,1\ny\n", "line 3 of"),
             ("a.csv", b"text,label\nx,1\n\xff,1\n", "line 3 of"),
             ("a.tsv", b"text\tlabel\n", "no sentences remain"),
             ("a.jsonl", b"{\"text\":\"x\",\"label\":1}\n{\"text\":\"y\"}\n", "line 2 of"),
-            ("a.jsonl", b"{\"text\":\"x\"}\n", "no `label`; try one of: text"),
+            ("a.jsonl", b"{\"text\":\"x\"}\n", "no field `label`; try one of: text"),
             ("a.jsonl", b"{\"text\":\"x\",\"label\":[1]}\n", "line 1 of"),
             ("a.jsonl", b"{\"text\":\"x\",\n", "line 1 of"),
             ("a.jsonl", b"[1]\n", "line 1 of"),

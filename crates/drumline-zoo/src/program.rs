@@ -21,11 +21,13 @@ mod data_kind;
 mod ending;
 mod evaluate;
 mod job;
+mod keys;
 mod kind;
 mod nmt;
 mod parity;
 mod pieces;
 mod predict;
+mod resumed;
 mod shown;
 mod step;
 mod test;
@@ -74,20 +76,10 @@ fn start_logging() -> anyhow::Result<()> {
 
 fn show_keys(kind: Kind) -> anyhow::Result<()> {
     use std::io::Write;
-    let mut text = String::new();
     let entries = match kind {
         Kind::Images => Config::default().entries(),
         Kind::Translation => NmtConfig::default().entries(),
         Kind::Text => TextConfig::default().entries(),
     };
-    for entry in entries {
-        text.push_str(&format!(
-            "{:<22} {:<18} {} ({})\n",
-            entry.key,
-            entry.value.to_string(),
-            entry.about,
-            entry.expects
-        ));
-    }
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(std::io::stdout().write_all(keys::listed(&entries).as_bytes())?)
 }

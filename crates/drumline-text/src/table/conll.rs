@@ -62,9 +62,8 @@ pub fn read_conll(path: impl AsRef<Path>, options: &ConllOptions) -> Result<Vec<
             return Ok(());
         }
         let (Some(word), Some(tag)) = (columns.get(options.word), columns.get(options.tag)) else {
-            let (found, expected) = (columns.len(), options.word.max(options.tag) + 1);
-            let what = format!("has {found} columns, expected at least {expected}; try other columns");
-            return Err(TextError::BadLine { path: path.to_owned(), line, what });
+            let expected = format!("at least {}", options.word.max(options.tag) + 1);
+            return Err(TextError::Columns { path: path.to_owned(), line, found: columns.len(), expected });
         };
         sentence.words.push((*word).to_owned());
         sentence.tags.push((*tag).to_owned());

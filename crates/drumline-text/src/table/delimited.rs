@@ -43,16 +43,15 @@ pub(super) fn read(
 fn places(path: &Path, fields: &Fields, headers: &[String]) -> Result<Vec<usize>, TextError> {
     let place = |name: &str| {
         headers.iter().position(|header| header == name).ok_or_else(|| {
-            let what = format!("has no column `{name}`; try one of: {}", headers.join(", "));
-            TextError::BadLine { path: path.to_owned(), line: 1, what }
+            let (path, name) = (path.to_owned(), name.to_owned());
+            TextError::NoField { path, line: 1, name, known: headers.to_vec() }
         })
     };
     fields.names().map(place).collect()
 }
 
 fn few(path: &Path, line: u64, found: usize, expected: usize) -> TextError {
-    let what = format!("has {found} columns, expected {expected}");
-    TextError::BadLine { path: path.to_owned(), line, what }
+    TextError::Columns { path: path.to_owned(), line, found, expected: expected.to_string() }
 }
 
 /// The crate's errors, with the file's name and a line where they have none.

@@ -19,20 +19,22 @@ pub(super) fn read(
         let bad = |what| TextError::BadLine { path: path.to_owned(), line, what };
         let object: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| bad(format!("is no JSON object: {error}; try one object a line")))?;
-        let values: Result<Vec<_>, _> = fields.names().map(|name| value(&object, name)).collect();
-        take(line, fields.example(values.map_err(bad)?));
+        let value = |name: &str| match object.get(name) {
+            Some(found) => value(name, found).map_err(bad),
+            None => {
+                let known = object.keys().cloned().collect();
+                Err(TextError::NoField { path: path.to_owned(), line, name: name.to_owned(), known })
+            }
+        };
+        take(line, fields.example(fields.names().map(value).collect::<Result<_, _>>()?));
         Ok(())
     })
 }
 
-fn value(object: &Map<String, Value>, name: &str) -> Result<String, String> {
-    match object.get(name) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(value.to_string()),
-        Some(_) => Err(format!("has `{name}` that is neither text nor number")),
-        None => {
-            let names: Vec<_> = object.keys().map(String::as_str).collect();
-            Err(format!("has no `{name}`; try one of: {}", names.join(", ")))
-        }
+fn value(name: &str, value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(_) | Value::Bool(_) => Ok(value.to_string()),
+        _ => Err(format!("has `{name}` that is neither text nor number")),
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use bleu::{Bleu, options as bleu_options};
 pub use bleu::{Judge, References};
 pub use config::NmtConfig;
 pub use parts::TranslationLoss;
-pub(crate) use parts::{NmtTrainer, Words, transformer, with_learning_rate, with_optimizer};
+pub(crate) use parts::{NmtTrainer, Words, optimizer_keys, transformer, with_learning_rate};
 pub(crate) use translator::write_lines;
 pub use translator::{Lines, Translated, Translator, WorkOptions};
 pub(crate) use validation::{Due, Validation};

@@ -5,14 +5,14 @@ use drumline::trainer::{
     BatchMetric, CrossEntropy, DistTrainer, LearningRate, Loss, ReduceOnPlateau, Supervised,
 };
 use drumline::{At, Cause, InverseSqrt, LrPolicy, LrSchedule, Noam};
-use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
 use tch::Tensor;
 use tch::nn::VarStore;
 
 use super::bitext::{Codecs, NumberedPairs};
-use super::config::{NmtConfig, OptimizerName, ScheduleMethod};
+use super::config::{NmtConfig, ScheduleMethod};
 use crate::error::ZooError;
 use crate::models::transformer::{NormPlace, Specials, Transformer, TransformerOptions};
+use crate::optimizer::OptimizerKeys;
 
 /// What NJUNMT multiplies Noam's learning rate by.
 const NOAM: f64 = 10.0;
@@ -44,27 +44,17 @@ pub(crate) fn transformer(
 /// What trains translations.
 pub(crate) type NmtTrainer<'a> = DistTrainer<'a, Transformer, NumberedPairs>;
 
-/// With the optimizer that the keys ask for, of all parameters of `store`.
-pub(crate) fn with_optimizer<'a>(
-    trainer: NmtTrainer<'a>,
-    config: &NmtConfig,
-    store: &VarStore,
-) -> anyhow::Result<NmtTrainer<'a>> {
+/// The optimizer that the keys ask for.
+pub(crate) fn optimizer_keys(config: &NmtConfig) -> OptimizerKeys {
     let (keys, params) = (&config.optimizer, &config.optimizer_params);
-    let (lr, weight_decay) = (keys.learning_rate, keys.weight_decay);
-    let adam = AdamOptions {
-        lr,
+    OptimizerKeys {
+        name: keys.optimizer,
+        lr: keys.learning_rate,
+        weight_decay: keys.weight_decay,
+        momentum: params.momentum,
         betas: (params.betas[0], params.betas[1]),
         eps: params.eps,
-        weight_decay: Some(weight_decay),
-        ..AdamOptions::default()
-    };
-    let sgd = SgdOptions { lr, weight_decay, momentum: params.momentum, ..SgdOptions::default() };
-    Ok(match keys.optimizer {
-        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam)?),
-        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam)?),
-        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd)?),
-    })
+    }
 }
 
 /// With what sets the learning rate, if anything does.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
+use drumline::ensure_alike;
 use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
-use drumline::{SamplerPosition, ensure_alike};
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use serde_json::Value as Json;
 use tch::nn::VarStore;
@@ -17,6 +17,7 @@ use super::args::TrainArgs;
 use super::checked::{check_writable, checksum, device};
 use super::ending::Stopped;
 use super::job::{Job, say};
+use super::resumed::{Change, changes, is_within_epoch};
 use crate::config::table;
 use crate::models::transformer::Transformer;
 use crate::nmt::{Bitext, Codecs, NmtConfig, transformer};
@@ -93,7 +94,7 @@ impl Checked {
         let keys = self.config.entries().into_iter().filter(|entry| !is_own(&entry.key));
         let mut given: Vec<_> = keys.map(|entry| (entry.key, entry.value.to_string())).collect();
         let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
-        add("the text of train_data", self.train.corpus().fingerprint().to_string());
+        add(FINGERPRINT, self.train.corpus().fingerprint().to_string());
         let valid = self.valid.as_ref().map(|valid| valid.corpus().fingerprint());
         add("the text of valid_data", format!("{valid:?}"));
         add(WORDS, self.words()?);
@@ -163,20 +164,19 @@ const WORDS: &str = "the vocabularies";
 
 /// Words must have the ids that they had, and a checkpoint within an epoch, which says how many batches were seen, must go on with the same ones.
 fn same_plan(found: &Loaded, checked: &Checked) -> anyhow::Result<()> {
-    let place: SamplerPosition = serde_json::from_value(found.state.sampler.clone())?;
-    let path = found.path.display();
-    for (key, now) in table::to_json(&checked.config).chain(checked.prints()?) {
-        let Some(saved) = found.state.config.get(&key).filter(|saved| **saved != now) else { continue };
+    let (path, is_within_epoch) = (found.path.display(), is_within_epoch(found)?);
+    for Change { key, saved, now } in changes(found, table::to_json(&checked.config).chain(checked.prints()?))
+    {
         match key.as_str() {
             WORDS => bail!(
                 "{path} was trained with other words in data_configs.vocabularies; try those in {}",
                 checked.config.run.saveto.display()
             ),
-            FINGERPRINT if place.samples_seen > 0 => bail!(
+            FINGERPRINT if is_within_epoch => bail!(
                 "{path} stands in the midst of an epoch, and data_configs.train_data has other text since; try the files of \
                  then, or another saveto with pretrain_path {path}"
             ),
-            key if place.samples_seen > 0 && PLAN.contains(&key) => bail!(
+            key if is_within_epoch && PLAN.contains(&key) => bail!(
                 "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now, so that other sentences would \
                  make a batch; try {saved} up to the end of the epoch, or another saveto with pretrain_path {path}"
             ),

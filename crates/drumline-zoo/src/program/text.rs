@@ -1,6 +1,7 @@
 //! Classification and tagging: `drumline-train train` and `test` with a configuration that has a section `TEXT`.
 
 mod parts;
+mod sets;
 mod test;
 mod train;
 

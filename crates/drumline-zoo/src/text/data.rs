@@ -1,6 +1,5 @@
 //! Batches of ids, filled up to the longest text.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -58,13 +57,15 @@ impl TextData {
         Ok(Self { path: texts.path.clone(), task, samples, lengths: Arc::new(lengths) })
     }
 
-    /// A number that ranks compare before they begin, so that their plans are of the same texts.
-    pub fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for sample in &self.samples {
-            (&sample.ids, &sample.labels).hash(&mut hasher);
+    /// A number that ranks compare before they begin, so that their plans are of the same texts; and checkpoints keep, so that a run that goes on
+    /// knows its texts again.
+    pub fn fingerprint(&self) -> u32 {
+        let mut crc = crc32fast::Hasher::new();
+        for numbers in self.samples.iter().flat_map(|sample| [&sample.ids, &sample.labels]) {
+            crc.update(&(numbers.len() as u64).to_le_bytes());
+            numbers.iter().for_each(|number| crc.update(&number.to_le_bytes()));
         }
-        hasher.finish()
+        crc.finalize()
     }
 
     /// The batches of a plan that are a rank's, of so many ranks.
@@ -122,10 +123,9 @@ fn labels(texts: &Texts, sample: &Labelled, lexicon: &Lexicon) -> Result<Vec<i64
         None => {
             let known = lexicon.labels.names();
             let more = if known.len() > LISTED { ", …" } else { "" };
-            let known = known[..known.len().min(LISTED)].join(", ");
-            let what =
-                format!("has the label `{label}`, which the training data lacks; try one of: {known}{more}");
-            Err(TextError::BadLine { path: texts.path.clone(), line: *line, what })
+            let known = format!("{}{more}", known[..known.len().min(LISTED)].join(", "));
+            let (path, label) = (texts.path.clone(), label.clone());
+            Err(TextError::UnknownLabel { path, line: *line, label, known })
         }
     };
     sample.labels.iter().zip(&sample.lines).map(number).collect()

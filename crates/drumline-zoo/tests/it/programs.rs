@@ -25,6 +25,7 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     let events = place.events();
     assert_eq!((events[0]["kind"].as_str(), events[0]["world_size"].as_u64()), (Some("run"), Some(2)));
     assert_eq!(events[0]["config"]["MODEL.ARCH"], "mlp");
+    assert_eq!(events[0]["config"]["batch_size_per_gpu"], 4);
     let steps: Vec<_> = (1..=10).map(f64::from).collect();
     assert_eq!(column(&events, "step", "step"), steps);
     assert_eq!(column(&events, "step", "samples"), [8.0; 10]);

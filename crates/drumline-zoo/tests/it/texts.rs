@@ -9,7 +9,7 @@ use drumline_text::synth_text::SynthTextOptions;
 use safetensors::SafeTensors;
 
 use super::failing_runs::shared;
-use super::running::{Place, column};
+use super::running::{Place, column, ended, start_program};
 
 const LARGE: SynthTextOptions = SynthTextOptions { train: 2500, dev: 201, test: 150, seed: 3 };
 const SMALL: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
@@ -44,7 +44,16 @@ fn two_ranks_learn_to_classify_and_any_number_evaluates() {
     // The training file is not needed any more.
     fs::remove_file(place.path("data/train.csv")).unwrap();
     let line = |said: &str| said.lines().find(|line| line.contains("== test:")).unwrap().to_owned();
-    let [one, three] = [1, 3].map(|ranks| line(&place.passes(ranks, "test TEST.BATCH_SIZE 7")));
+    let [one, three] = [1, 3].map(|ranks| {
+        let said = place.run(ranks, "test TEST.BATCH_SIZE 7");
+        // Whoever only evaluates has no use for random numbers.
+        assert!(
+            said.iter().all(|rank| rank.exit.is_success() && rank.stderr.is_empty()),
+            "{}",
+            said[0].stderr
+        );
+        line(&said[0].stdout)
+    });
     assert_eq!(one, three, "each text counts once");
     assert!(one.contains("| 150 texts |"), "{one}");
 }
@@ -104,7 +113,10 @@ fn a_run_that_goes_on_keeps_its_words() {
     let place = Place::of_texts("classify", &SMALL);
     place.passes(2, "train TRAIN.MAX_STEPS 4");
     let words = fs::read(place.path("exp/vocab.json")).unwrap();
-    place.passes(2, "train TEXT.MIN_COUNT 5");
+    let ranks = place.run(1, "train TEXT.MIN_COUNT 5");
+    assert!(ranks[0].exit.is_success(), "{}", ranks[0].stderr);
+    let dropped = "was saved by 2 ranks and is loaded by 1: the random numbers of ranks 1 to 1 are dropped";
+    assert_eq!(ranks[0].stderr.matches(dropped).count(), 1, "{}", ranks[0].stderr);
     assert_eq!(fs::read(place.path("exp/vocab.json")).unwrap(), words);
     place.passes(1, "train TEXT.MIN_COUNT 5 TRAIN.AUTO_RESUME False");
     assert_ne!(fs::read(place.path("exp/vocab.json")).unwrap(), words, "control");
@@ -179,6 +191,75 @@ fn early_stop_ends_it_and_without_dev_nothing_is_evaluated() {
     assert!(said.contains("Training Finished") && !said.contains("== eval"), "{said}");
 }
 
+#[test]
+fn another_training_file_in_a_used_folder_is_told() {
+    let place = Place::of_texts("classify", &SMALL);
+    let file = place.path("data/train.csv");
+    let before = fs::read(&file).unwrap();
+    // The fourth step is the first of the second epoch.
+    place.passes(2, "train TRAIN.MAX_STEPS 4");
+    let kept = fs::read_link(place.path("exp/checkpoints/latest")).unwrap();
+    append(&file, b"brandnew,positive\n");
+    let ranks = place.run(2, "train");
+    let said = shared(&ranks);
+    assert!(
+        said.contains("stands in the midst of an epoch, and TEXT.TRAIN has other text since; try"),
+        "{said}"
+    );
+    append(&file, b"brandnew,fourth\n");
+    let ranks = place.run(2, "train");
+    let said = shared(&ranks);
+    assert!(
+        said.contains("line 93 of") && said.contains("has the label `fourth`, which the run in"),
+        "{said}"
+    );
+    fs::write(&file, &before).unwrap();
+    let ranks = place.run(2, "train TRAIN.BATCH_SIZE 9");
+    assert!(
+        shared(&ranks)
+            .contains("TRAIN.BATCH_SIZE was 16, and is 9 now, so that other texts would make a batch"),
+        "{}",
+        ranks[0].stderr
+    );
+    assert_eq!(fs::read_link(place.path("exp/checkpoints/latest")).unwrap(), kept);
+    // To the end of an epoch, after which another file can be meant.
+    let said = place.passes(2, "train TRAIN.MAX_STEPS 6");
+    assert!(!said.contains("has other text"), "control: {said}");
+    append(&file, b"brandnew,positive\n");
+    let said = place.passes(2, "train TRAIN.MAX_STEPS 9 TRAIN.BATCH_SIZE 9");
+    assert!(
+        said.contains("note: TEXT.TRAIN has other text than ") && said.contains("after step 6"),
+        "{said}"
+    );
+}
+
+#[test]
+fn ranks_with_other_files_or_keys_are_told_before_they_train() {
+    let place = Place::of_texts("classify", &SMALL);
+    let differing = |other: &str| {
+        let train = format!(
+            "{} train --cfg {}",
+            env!("CARGO_BIN_EXE_drumline-train"),
+            place.path("c.yaml").display()
+        );
+        let script = format!("if [ $RANK = 1 ]; then exec {train} {other}; else exec {train}; fi");
+        let ranks = ended(start_program("sh", 2, vec!["-c".into(), script]));
+        shared(&ranks).to_owned()
+    };
+    let told = differing("TRAIN.BATCH_SIZE 9");
+    assert!(told.contains("another training than rank 0: TRAIN.BATCH_SIZE is 9, expected 16"), "{told}");
+    let other = place.path("data/other.csv");
+    fs::copy(place.path("data/dev.csv"), &other).unwrap();
+    for key in ["TRAIN", "DEV"] {
+        append(&other, b"one more,positive\n");
+        let told = differing(&format!("TEXT.{key} {}", other.display()));
+        let expected = format!("rank 1 was given another data set than rank 0: the text of TEXT.{key} is ");
+        assert!(told.contains(&expected), "{told}");
+    }
+    fs::copy(place.path("data/dev.csv"), &other).unwrap();
+    place.passes(2, &format!("train TRAIN.MAX_STEPS 1 TEXT.DEV {}", other.display()));
+}
+
 fn append(path: &Path, bytes: &[u8]) {
     let content = fs::read(path).unwrap();
     fs::write(path, [&content, bytes].concat()).unwrap();
@@ -209,6 +290,7 @@ fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
         (nothing, "train TEXT.TRAIN /no/such.csv", "TEXT.TRAIN: no file /no/such.csv; try"),
         (nothing, "train TEXT.DEV /no/such.csv", "TEXT.DEV: no file /no/such.csv; try"),
         (nothing, "train TEXT.LABEL lable", "line 1 of"),
+        (nothing, "train TEXT.LABEL lable", "try another TEXT.LABEL, of: text, label; or TEXT.HEADERS, if"),
         (nothing, "train TEXT.FEILDS [text]", "unknown key TEXT.FEILDS; try TEXT.FIELDS"),
         (nothing, "train TRAIN.METRIC_KEY f2", "TRAIN.METRIC_KEY is f2; try one of"),
         (nothing, "train MODEL.NET cnn", "MODEL.NET: expected bilstm or transformer, got cnn"),

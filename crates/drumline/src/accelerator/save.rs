@@ -120,6 +120,7 @@ impl Accelerator {
             });
             return Ok(None);
         };
+        found.warn_of_new_ranks(self.group());
         let place = format!("cannot go on from {}", found.path.display());
         let gone_on = self.go_on(&found.state).map_err(|cause| Trouble::from(cause).within(&place));
         agree::<_, AcceleratorError>(self.group(), gone_on)?;

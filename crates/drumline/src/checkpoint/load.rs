@@ -4,7 +4,7 @@
 //! manifest's checksum its own. One that fails is refused with the reason, which is told; if all fail, that is an error, and not a
 //! fresh start.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::path::{Path, PathBuf};
 
 use drumline_comm::ProcessGroup;
@@ -48,6 +48,22 @@ pub struct Loaded {
     pub has_new_rng: bool,
     /// Newer checkpoints that could not be used.
     pub refused: Vec<Refused>,
+}
+
+impl Loaded {
+    /// Rank 0's word for whoever goes on with other ranks. One who wants only the weights needs none.
+    pub(crate) fn warn_of_new_ranks(&self, group: &ProcessGroup) {
+        let (saved, here) = (self.world_size, group.size());
+        let generators = match saved.cmp(&here) {
+            Ordering::Equal => return,
+            Ordering::Less => format!("ranks {saved} to {} get new random numbers", here - 1),
+            Ordering::Greater => format!("the random numbers of ranks {here} to {} are dropped", saved - 1),
+        };
+        if group.rank() == 0 {
+            let path = self.path.display();
+            tracing::warn!("{path} was saved by {saved} ranks and is loaded by {here}: {generators}");
+        }
+    }
 }
 
 /// A checkpoint that could not be used.
@@ -170,9 +186,6 @@ fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Lo
     let [model, trained, optimizer, rng] = tensors.map(|tensors| broadcast(tensors, group));
     let manifest: Manifest = serde_json::from_str(&head.manifest).expect("rank 0 has read and written it");
     let (rng, origin) = rng::for_rank(&rng?, group.rank())?;
-    if is_root && manifest.world_size != group.size() {
-        tell_of_new_size(&head, manifest.world_size, group.size());
-    }
     Ok(Some(Loaded {
         path: head.path.into(),
         world_size: manifest.world_size,
@@ -197,14 +210,6 @@ fn state_of(manifest: Manifest, (model, tensors): (Vec<Named>, Vec<Named>), rng:
         config: manifest.config,
         rng,
     }
-}
-
-fn tell_of_new_size(head: &Head, saved: usize, here: usize) {
-    let generators = match saved < here {
-        true => format!("ranks {saved} to {} get new random numbers", here - 1),
-        false => format!("the random numbers of ranks {here} to {} are dropped", saved - 1),
-    };
-    tracing::warn!("{} was saved by {saved} ranks and is loaded by {here}: {generators}", head.path);
 }
 
 #[cfg(test)]

@@ -168,6 +168,9 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let parts = agree::<_, TrainerError>(&group, parts.map_err(Trouble::from))?;
         let mut config = asked.settings.to_config();
         check_alike(&group, "trainer", Ok(asked.given(&config, &parts)))?;
+        if plans_batches(parts.train.sampler()) {
+            config.remove("batch_size_per_gpu");
+        }
         config.append(&mut asked.settings.config);
         let steps_per_epoch = steps_of_epoch(0, &group, &parts.train, &asked.settings)?;
         let waits = Arc::new(Waits::new(asked.tracer.observer().or(asked.ddp_options.observer.take())));
@@ -220,6 +223,11 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             state,
         })
     }
+}
+
+/// Whether batches are of the size that a plan gives them, whatever the settings say.
+fn plans_batches(sampler: &dyn Sampler) -> bool {
+    sampler.positions_of_batch(2) == 1
 }
 
 /// The most steps that any rank has batches for in an epoch.

@@ -151,6 +151,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             (loaded, _) => loaded,
         };
         let Some(found) = found else { return Ok(()) };
+        found.warn_of_new_ranks(&self.state.group);
         let gone_on = self.go_on(&found.state);
         self.resumed_from = found.path.parent().map(Into::into);
         // Rank 0's folder counts, where the others know it by another name.

@@ -8,10 +8,11 @@
 mod contest;
 mod tally;
 
+use super::turns::Turn;
 use super::{machine, quiet, report, schedule};
 use contest::{Contender, Contest};
 use std::time::Duration;
-use tally::{Sample, Tally};
+use tally::Tally;
 
 /// Compare training steps with PyTorch DDP, in turns
 #[derive(clap::Args, Debug)]
@@ -49,9 +50,9 @@ pub(crate) fn run(args: &DdpArgs) -> anyhow::Result<()> {
                             block + 1,
                             figures.step_ms
                         );
-                        tally.add(Sample { contender, batch, block, figures, steady });
+                        tally.add(Turn { unit: (contender, batch), block, figures, steady });
                     }
-                    Err(error) => tally.fail(format!("{contender}, batch {batch}: {error:#}")),
+                    Err(error) => tally.turns.fail(format!("{contender}, batch {batch}: {error:#}")),
                 }
             }
         }
@@ -70,12 +71,12 @@ fn markdown(tally: &Tally, args: &DdpArgs) -> String {
         format!("peer: DistributedDataParallel of torch {}, backend gloo", crate::libtorch::VERSION),
         "ResNet-18 (7x7 stem, 10 classes) on 32x32 images: forward, backward, SGD with momentum 0.9, Nesterov, weight decay 5e-5; one thread a rank".to_owned(),
         "a step is timed on each rank from a barrier on, and the slowest rank's time counts; PyTorch by torchrun, PyTorch tuned and ours pinned to a core each by `drumline run`".to_owned(),
-        format!("{} blocks of {} steps, order rotated; {} of {} turns were taken while the machine was not quiet", args.blocks, args.steps, tally.unsteady(), tally.len()),
+        format!("{} blocks of {} steps, order rotated; {} were taken while the machine was not quiet", args.blocks, args.steps, tally.turns.unsteady()),
     ];
     let mut text = String::from("# Data parallel training: ours and PyTorch's in one run\n\n");
     about.iter().for_each(|line| text += &format!("- {line}\n"));
-    tally.failures().for_each(|line| text += &format!("- failed: {line}\n"));
+    text += &tally.turns.failures();
     text += "\nMedian over blocks (least to most).\n\n";
     text += &report::table(&tally.rows());
-    text + "\n" + &tally.verdicts(&args.batches)
+    text + &tally.verdicts(&args.batches)
 }

@@ -12,6 +12,7 @@ mod collectives;
 mod contender;
 mod ddp;
 mod goals;
+mod json_line;
 mod launch;
 mod loader;
 mod machine;
@@ -28,6 +29,7 @@ mod sizes;
 mod spread;
 mod tally;
 mod transformer;
+mod turns;
 mod update_cycle;
 
 pub(crate) use peers::build_package;

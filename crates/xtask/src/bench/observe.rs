@@ -126,9 +126,7 @@ fn rows(turns: &[Turn]) -> Vec<Vec<String>> {
     {
         let times = Spread::of(turns.iter().filter(|turn| turn.way == way).map(Turn::step_ms).collect());
         let shown = |spread: Option<Spread>, digits: usize| {
-            spread.map_or("-".to_owned(), |Spread { median, least, most }| {
-                format!("{median:.digits$} ({least:.digits$} to {most:.digits$})")
-            })
+            spread.map_or("-".to_owned(), |spread| spread.shown(digits))
         };
         rows.push(vec![
             name.into(),

@@ -104,6 +104,11 @@ pub(crate) fn build_package(package: &str, binary: &str) -> anyhow::Result<PathB
     Ok(program)
 }
 
+/// PyTorch with what `keep_freed_memory` does for us.
+pub(crate) fn tune(command: &mut Command) {
+    command.env("MALLOC_MMAP_THRESHOLD_", "1073741824").env("MALLOC_TRIM_THRESHOLD_", "2147483647");
+}
+
 fn finish(mut command: Command) -> anyhow::Result<()> {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();

@@ -169,6 +169,13 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
+/// The section on goals: a table whose first column says PASS, MISS, or none for what was not measured.
+pub(crate) fn goals(rows: &[Vec<String>]) -> String {
+    let count = |word: &str| rows.iter().filter(|row| row[0] == word).count();
+    let (passed, missed, missing) = (count("PASS"), count("MISS"), count("none"));
+    format!("\n## Goals: {passed} PASS, {missed} MISS, {missing} not measured\n\n{}", table(rows))
+}
+
 /// Keeps a report and its figures in `bench/results/`, under today's date and this name.
 pub(crate) fn save(name: &str, text: &str, csv: &str) -> anyhow::Result<()> {
     let base = workspace::root().join("bench/results").join(format!("{}-{name}", machine::today()));

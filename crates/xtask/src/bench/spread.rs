@@ -17,6 +17,12 @@ impl Spread {
         let (least, most) = (*values.first()?, *values.last()?);
         Some(Self { median: median(values)?, least, most })
     }
+
+    /// `2.5 (2.0 to 3.0)`, with so many digits.
+    pub(crate) fn shown(&self, digits: usize) -> String {
+        let Self { median, least, most } = self;
+        format!("{median:.digits$} ({least:.digits$} to {most:.digits$})")
+    }
 }
 
 #[cfg(test)]
@@ -26,7 +32,7 @@ mod tests {
     #[test]
     fn odd_even_and_no_values() {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Some(Spread { median: 2.0, least: 1.0, most: 3.0 }));
-        assert_eq!(Spread::of(vec![4.0, 1.0]).map(|spread| spread.median), Some(2.5));
+        assert_eq!(Spread::of(vec![4.0, 1.0]).unwrap().shown(2), "2.50 (1.00 to 4.00)");
         assert_eq!(Spread::of(Vec::new()), None);
     }
 }

@@ -8,10 +8,11 @@
 mod contest;
 mod tally;
 
+use super::turns::Turn;
 use super::{machine, quiet, report, schedule};
 use contest::{Case, Contest, Purpose};
 use std::time::Duration;
-use tally::{Sample, Tally};
+use tally::Tally;
 
 /// Compare a Transformer's training and translating with PyTorch's, in turns
 #[derive(clap::Args, Debug)]
@@ -50,9 +51,9 @@ pub(crate) fn run(args: &TransformerArgs) -> anyhow::Result<()> {
                 match contest.measure(contender, case, Purpose::Time) {
                     Ok(figures) => {
                         eprintln!("block {}, {case}: {contender} {:.1} ms", block + 1, figures.step_ms);
-                        tally.add(Sample { contender, case, block, figures, steady });
+                        tally.add(Turn { unit: (contender, case), block, figures, steady });
                     }
-                    Err(error) => tally.fail(format!("{contender}, {case}: {error:#}")),
+                    Err(error) => tally.turns.fail(format!("{contender}, {case}: {error:#}")),
                 }
             }
         }
@@ -73,12 +74,12 @@ fn markdown(tally: &Tally, args: &TransformerArgs) -> String {
         "a step is timed on each rank from a barrier on, and the slowest rank's time counts; processor time is that of both ranks with all their threads; PyTorch by torchrun, PyTorch tuned and ours pinned to a core each by `drumline run`".to_owned(),
         "decoding: one process of one thread, 16 sentences at once, beam 5".to_owned(),
         "checked first: without dropout, losses of the first steps are the same to 1e-3, and so are the scores of translations".to_owned(),
-        format!("{} blocks, order rotated; {} of {} turns were taken while the machine was not quiet", args.blocks, tally.unsteady(), tally.len()),
+        format!("{} blocks, order rotated; {} were taken while the machine was not quiet", args.blocks, tally.turns.unsteady()),
     ];
     let mut text = String::from("# Transformer: ours and PyTorch's in one run\n\n");
     about.iter().for_each(|line| text += &format!("- {line}\n"));
-    tally.failures().for_each(|line| text += &format!("- failed: {line}\n"));
+    text += &tally.turns.failures();
     text += "\nMedian over blocks (least to most).\n\n";
     text += &report::table(&tally.rows());
-    text + "\n" + &tally.verdicts()
+    text + &tally.verdicts()
 }

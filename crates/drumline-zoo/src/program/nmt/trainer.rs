@@ -14,9 +14,10 @@ use crate::config::table;
 use crate::models::transformer::Transformer;
 use crate::nmt::config::MovingAverageMethod;
 use crate::nmt::{
-    Bitext, Bleu, Due, NmtConfig, NmtTrainer, TranslationLoss, Validation, Words, with_learning_rate,
-    with_optimizer,
+    Bitext, Bleu, Due, NmtConfig, NmtTrainer, TranslationLoss, Validation, Words, optimizer_keys,
+    with_learning_rate,
 };
+use crate::optimizer::with_optimizer;
 use crate::program::job::Job;
 use crate::program::translate::CONFIG;
 
@@ -45,7 +46,7 @@ pub(super) fn trainer<'a>(
         .save_path(&run.saveto)
         .log_path(&run.log_path)
         .config(table::to_json(config).chain(checked.prints()?));
-    let trainer = with_optimizer(trainer, config, store)?;
+    let trainer = with_optimizer(trainer, optimizer_keys(config), store)?;
     // Callbacks come in this order: gradients are clipped, then the rate of the step is set.
     let trainer = match config.optimizer.grad_clip {
         most if most > 0.0 => trainer.callback(GradientClip::norm(most)),

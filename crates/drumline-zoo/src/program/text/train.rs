@@ -2,18 +2,18 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use drumline::trainer::{
     CallbackResult, DistTrainer, EarlyStop, GradientClip, MasterCallback, TrainState, Warmup,
 };
-use drumline::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
-use drumline_observe::bar::Progress;
+use drumline::{AdamOptions, ensure_alike};
 use drumline_text::{BatchBy, BatchPlan};
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
 use super::parts;
-use crate::nmt::config::OptimizerName;
+use super::sets::Sets;
+use crate::optimizer::{OptimizerKeys, with_optimizer};
 use crate::program::args::{RunArgs, TrainArgs};
 use crate::program::checked::device;
 use crate::program::course::{Begin, Course};
@@ -21,7 +21,7 @@ use crate::program::job::Job;
 use crate::program::pieces::Percent;
 use crate::program::shown::TEXTS;
 use crate::text::config::{AfterWarmup, TextOptim, TextTrain};
-use crate::text::{Lexicon, Task, TextConfig, TextData, Texts, figure_of_step, figures, loss};
+use crate::text::{Lexicon, Task, TextConfig, Texts, figure_of_step, figures, loss};
 
 /// Batches within which texts of like length are brought together: enough to pad little, few enough that an epoch does not go from
 /// short texts to long ones.
@@ -39,14 +39,15 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let parity = args.verify_parity.is_none();
     job.agree(parity.then_some(()).context("--verify-parity is for images; try without"))?;
     job.say_hello();
+    ensure_alike(&job.group, "training", shared_keys(&config))?;
     let mut course = Course::from(&config);
     let seed = job.seed(config.run.rng_seed)?;
     let Some(begin) = course.begin(&job, seed)? else { return Ok(()) };
     let lexicon = lexicon(&job, &config, &begin)?;
     course.best_by = best_by(&config, &lexicon);
-    let sets = job.agree(Sets::read(&config, &lexicon))?;
-    sets.check_alike(&job)?;
-    sets.tell(&begin.progress);
+    let sets = job.agree(Sets::read(&config, &lexicon, begin.found.as_ref()))?;
+    sets.ensure_alike(&job)?;
+    sets.notes.iter().for_each(|note| begin.progress.say(&format!("note: {note}")));
     run(&job, &config, &course, (begin, lexicon, sets))
 }
 
@@ -57,6 +58,14 @@ fn checked(args: &RunArgs) -> anyhow::Result<TextConfig> {
         parts::check_file("TEXT.DEV", dev)?;
     }
     Ok(config)
+}
+
+/// What all ranks must have in common; files and folders may have other names on other hosts.
+fn shared_keys(config: &TextConfig) -> Vec<(String, String)> {
+    let own =
+        ["TEXT.TRAIN", "TEXT.DEV", "TEXT.TEST", "MODEL.WEIGHTS", "OUT_DIR", "CFG_DEST", "RNG_SEED", "DEVICE"];
+    let keys = config.entries().into_iter().filter(|entry| !own.contains(&entry.key.as_str()));
+    keys.map(|entry| (entry.key, entry.value.to_string())).collect()
 }
 
 /// That of the training file; a run that goes on keeps its own, whose numbers its weights know.
@@ -76,56 +85,6 @@ fn best_by(config: &TextConfig, lexicon: &Lexicon) -> String {
     config.train.metric_key.clone().unwrap_or_else(first)
 }
 
-/// The data of a training.
-struct Sets {
-    train: TextData,
-    dev: Option<TextData>,
-    left_out: Vec<String>,
-}
-
-impl Sets {
-    fn read(config: &TextConfig, lexicon: &Lexicon) -> anyhow::Result<Self> {
-        let (keys, mut left_out) = (&config.text, Vec::new());
-        let mut read = |path, max_len| -> anyhow::Result<TextData> {
-            let texts = Texts::read(path, keys)?;
-            if texts.left_out > 0 {
-                left_out.push(format!("{} empty texts of {:?} are left out", texts.left_out, texts.path));
-            }
-            Ok(TextData::new(&texts, lexicon, keys.task, max_len)?)
-        };
-        let train = read(&keys.train, keys.max_len)?;
-        let labels = lexicon.labels.len();
-        ensure!(
-            labels > 1,
-            "{:?} has {labels} label, expected at least two; try another TEXT.LABEL",
-            keys.train
-        );
-        // Each word of an evaluation counts.
-        let max_len = keys.max_len.filter(|_| keys.task == Task::Classify);
-        let dev = keys.dev.as_ref().map(|dev| read(dev, max_len)).transpose()?;
-        Ok(Self { train, dev, left_out })
-    }
-
-    /// Hosts with other files would make other plans, and train past each other.
-    fn check_alike(&self, job: &Job) -> anyhow::Result<()> {
-        let own = [Some(&self.train), self.dev.as_ref()].map(|data| data.map_or(0, TextData::fingerprint));
-        let mut first = own;
-        job.group.broadcast(&mut first, 0)?;
-        let alike = |place: usize, key: &str| {
-            ensure!(
-                own[place] == first[place],
-                "{key} has other texts here than on rank 0; try to copy it again"
-            );
-            Ok(())
-        };
-        job.agree(alike(0, "TEXT.TRAIN").and_then(|()| alike(1, "TEXT.DEV")))
-    }
-
-    fn tell(&self, progress: &Progress) {
-        self.left_out.iter().for_each(|line| progress.say(&format!("note: {line}")));
-    }
-}
-
 fn run(
     job: &Job,
     config: &TextConfig,
@@ -138,7 +97,7 @@ fn run(
     let net = job.agree(parts::net(config, &lexicon, &store))?;
     let seed = begin.seed;
     let trainer = job.agree(trainer(job, (config, &lexicon), (&*net, &store), (sets, seed)))?;
-    let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
+    let trainer = job.agree(with_optimizer(trainer, optimizer_keys(&config.optim), &store))?;
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(found),
         None => trainer.master_callback(SaveLexicon { lexicon, out_dir: config.run.out_dir.clone() }),
@@ -167,13 +126,13 @@ fn trainer<'a>(
 ) -> anyhow::Result<TextTrainer<'a>> {
     let (train, task, labels) = (&config.train, config.text.task, &lexicon.labels);
     let sampler = sets.train.sampler(plan(train, seed), job.place())?;
-    let (name, figure) = figure_of_step(task, labels);
+    let ((name, figure), print) = (figure_of_step(task, labels), sets.print());
     let mut trainer = DistTrainer::new(&job.group, net, store, sets.train)
         .loss(loss(task))
         .sampler(sampler)
+        .config([print])
         .train_metric(name, Percent(figure))
         .callback(warmup(&config.optim))
-        .batch_size_per_gpu(train.batch_size)
         .dev_batch_size(config.test.batch_size)
         .update_every(train.accumulate)
         .num_workers(train.workers);
@@ -214,19 +173,16 @@ fn warmup(optim: &TextOptim) -> Warmup {
     }
 }
 
-fn with_optimizer<'a>(
-    trainer: TextTrainer<'a>,
-    optim: &TextOptim,
-    store: &VarStore,
-) -> anyhow::Result<TextTrainer<'a>> {
-    let (lr, weight_decay) = (optim.base_lr, optim.weight_decay);
-    let adam = || AdamOptions { lr, weight_decay: Some(weight_decay), ..AdamOptions::default() };
-    let sgd = || SgdOptions { lr, weight_decay, momentum: optim.momentum, ..SgdOptions::default() };
-    Ok(match optim.method {
-        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam())?),
-        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam())?),
-        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd())?),
-    })
+fn optimizer_keys(optim: &TextOptim) -> OptimizerKeys {
+    let AdamOptions { betas, eps, .. } = AdamOptions::default();
+    OptimizerKeys {
+        name: optim.method,
+        lr: optim.base_lr,
+        weight_decay: optim.weight_decay,
+        momentum: optim.momentum,
+        betas,
+        eps,
+    }
 }
 
 impl From<&TextConfig> for Course {

@@ -13,6 +13,9 @@ fn curve(nproc: usize, cycle: usize) -> (Vec<f64>, Vec<f64>, String) {
     let said = task.train(nproc, &format!("training_configs.update_cycle {cycle}"));
     let steps = task.column("step", "step").len();
     assert_eq!(said.matches("[done] ==").count(), 1, "{said}");
+    assert!(said.contains("| words: ") && !said.contains(".0000 | lr: "), "words are counted: {said}");
+    let config = &task.events()[0]["config"];
+    assert!(config["batch_size_per_gpu"].is_null() && config["update_every"] == cycle, "{config}");
     let last = task.read(&format!("valid/step-{steps:08}.txt"));
     (task.column("step", "loss"), task.column("eval", "bleu"), last)
 }

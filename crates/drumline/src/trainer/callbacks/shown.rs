@@ -18,6 +18,14 @@ impl Shown {
     }
 }
 
+/// Counts without the digits that they have not.
+fn shown(value: f64) -> String {
+    match value.fract() == 0.0 {
+        true => format!("{value:.0}"),
+        false => format!("{value:.4}"),
+    }
+}
+
 impl From<&TrainState> for At {
     fn from(state: &TrainState) -> Self {
         Self {
@@ -47,7 +55,7 @@ impl MasterCallback for Shown {
         self.pace.step(state.samples());
         let mut figures = vec![Figure::new("loss", format!("{:.4}", state.loss()))];
         let metrics = state.train_metrics().iter();
-        figures.extend(metrics.map(|(name, value)| Figure::new(name, format!("{value:.4}"))));
+        figures.extend(metrics.map(|(name, value)| Figure::new(name, shown(*value))));
         figures.push(Figure::new("lr", format!("{:.6}", state.lr())).in_lines_only());
         figures.push(Figure::unnamed(format!("{:.1} samples/s", self.pace.mean())));
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
@@ -56,8 +64,8 @@ impl MasterCallback for Shown {
     }
 
     fn on_valid_end(&mut self, state: &TrainState, evaluation: &Evaluation) -> CallbackResult {
-        let metrics = evaluation.metrics.iter().map(|(name, value)| format!(" | {name}: {value:.4}"));
-        let best = state.best().map_or(String::new(), |best| format!(" | best: {:.4}", best.metric));
+        let metrics = evaluation.metrics.iter().map(|(name, value)| format!(" | {name}: {}", shown(*value)));
+        let best = state.best().map_or(String::new(), |best| format!(" | best: {}", shown(best.metric)));
         let (epoch, epochs, metrics) = (evaluation.epoch, state.n_epochs(), metrics.collect::<String>());
         let samples = evaluation.samples;
         self.progress.say(&format!("   == eval: [{epoch}/{epochs}]{metrics}{best} | {samples} samples"));
@@ -73,5 +81,16 @@ impl MasterCallback for Shown {
         self.progress.finish();
         self.progress.note(&format!("error: {error}"));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_whole_numbers() {
+        let values = [173.0, 0.0, -2.0, 0.25, 99.99999, f64::NAN, f64::INFINITY];
+        assert_eq!(values.map(shown), ["173", "0", "-2", "0.2500", "100.0000", "NaN", "inf"]);
     }
 }

@@ -1,9 +1,9 @@
 //! Who trains, the command line of each, and what it must print.
 
+use crate::bench::json_line::JsonLine;
 use crate::bench::{child, peers};
 use crate::{python, workspace};
 use anyhow::Context;
-use serde_json::Value;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -126,11 +126,7 @@ impl Contest {
             command.arg(&self.script);
         }
         if contender.is_tuned() {
-            // What `keep_freed_memory` does for us.
-            command
-                .arg("--tuned")
-                .env("MALLOC_MMAP_THRESHOLD_", "1073741824")
-                .env("MALLOC_TRIM_THRESHOLD_", "2147483647");
+            peers::tune(command.arg("--tuned"));
         }
         let (batch, steps) = (batch.to_string(), self.steps.to_string());
         command.args(["--mode", contender.mode(), "--batch", &batch, "--steps", &steps]);
@@ -138,17 +134,13 @@ impl Contest {
     }
 }
 
-/// The JSON object in the output, whatever a launcher has put before it.
 fn parse(stdout: &str) -> anyhow::Result<Figures> {
-    let object = stdout.lines().find_map(|line| line.find('{').map(|start| &line[start..]));
-    let value: Value = serde_json::from_str(object.context("no JSON object")?)?;
-    let number = |key: &str| value[key].as_f64().with_context(|| format!("no number `{key}`"));
-    let losses = value["losses"].as_array().context("no `losses`")?;
+    let line = JsonLine::find(stdout)?;
     Ok(Figures {
-        step_ms: number("step_ms")?,
-        images_per_s: number("images_per_s")?,
-        losses: losses.iter().filter_map(Value::as_f64).collect(),
-        peak_bytes: number("peak_bytes")?,
+        step_ms: line.number("step_ms")?,
+        images_per_s: line.number("images_per_s")?,
+        losses: line.numbers("losses")?,
+        peak_bytes: line.number("peak_bytes")?,
     })
 }
 
@@ -157,11 +149,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_is_found_behind_a_prefix() {
-        let line = "noise\n[rank 0]: {\"step_ms\": 2.5, \"images_per_s\": 10, \"losses\": [1.0, 0.5], \"peak_bytes\": 7}\n";
+    fn a_line_must_have_all_figures() {
+        let line = r#"{"step_ms": 2.5, "images_per_s": 10, "losses": [1.0, 0.5], "peak_bytes": 7}"#;
         let figures = parse(line).unwrap();
         assert_eq!((figures.step_ms, figures.losses.len()), (2.5, 2));
-        assert!(parse("nothing").is_err());
         assert!(parse("{\"step_ms\": 1}").is_err());
     }
 }

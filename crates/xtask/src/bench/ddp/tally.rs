@@ -2,7 +2,7 @@
 
 use super::contest::{Contender, Figures};
 use crate::bench::report;
-use crate::bench::spread::Spread;
+use crate::bench::turns::{Turn, Turns};
 use std::fmt::Write;
 
 /// How much losses of the same step may differ, of the larger one; later steps add up what rounding did before.
@@ -10,20 +10,12 @@ const SAME_LOSS: f64 = 2e-3;
 /// How many steps are compared.
 const COMPARED: usize = 10;
 
-/// One turn.
-#[derive(Debug)]
-pub(crate) struct Sample {
-    pub(crate) contender: Contender,
-    pub(crate) batch: usize,
-    pub(crate) block: usize,
-    pub(crate) figures: Figures,
-    pub(crate) steady: bool,
-}
+/// Who trained, and with how many images a rank.
+pub(crate) type Unit = (Contender, usize);
 
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    samples: Vec<Sample>,
-    failures: Vec<String>,
+    pub(crate) turns: Turns<Unit, Figures>,
 }
 
 /// Ours against another: how much faster, or for `AtMost` how much slower.
@@ -57,45 +49,25 @@ const GOALS: [Goal; 8] = [
 
 impl Tally {
     /// Keeps a turn, unless it trained something else than those before it.
-    pub(crate) fn add(&mut self, sample: Sample) {
-        match self.reference(&sample).and_then(|reference| difference(&sample.figures, &reference.figures)) {
+    pub(crate) fn add(&mut self, turn: Turn<Unit, Figures>) {
+        match self.reference(turn.unit).and_then(|reference| difference(&turn.figures, reference)) {
             Some(difference) => {
-                self.fail(format!("{}, batch {}: {difference}", sample.contender, sample.batch));
+                let (contender, batch) = turn.unit;
+                self.turns.fail(format!("{contender}, batch {batch}: {difference}"));
             }
-            None => self.samples.push(sample),
+            None => self.turns.add(turn),
         }
     }
 
-    /// A turn with the same data. Processes that do not communicate train models of their own.
-    fn reference(&self, sample: &Sample) -> Option<&Sample> {
+    /// What a turn with the same data gave. Processes that do not communicate train models of their own.
+    fn reference(&self, (contender, batch): Unit) -> Option<&Figures> {
         let comparable = |contender: Contender| contender != Contender::OursIndependent;
-        let same = |other: &&Sample| {
-            (other.batch, other.contender.ranks()) == (sample.batch, sample.contender.ranks())
-                && comparable(other.contender)
+        let same = |other: &&Turn<Unit, Figures>| {
+            let (other, of_batch) = other.unit;
+            (of_batch, other.ranks()) == (batch, contender.ranks()) && comparable(other)
         };
-        self.samples.iter().find(same).filter(|_| comparable(sample.contender))
-    }
-
-    pub(crate) fn fail(&mut self, failure: String) {
-        eprintln!("failed: {failure}");
-        self.failures.push(failure);
-    }
-
-    /// Each in one line: what failed, and the first thing that it said.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
-        self.failures.iter().map(|failure| failure.lines().take(2).collect::<Vec<_>>().join(": "))
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.samples.len()
-    }
-
-    pub(crate) fn unsteady(&self) -> usize {
-        self.samples.iter().filter(|sample| !sample.steady).count()
-    }
-
-    fn of(&self, contender: Contender, batch: usize) -> impl Iterator<Item = &Sample> {
-        self.samples.iter().filter(move |sample| (sample.contender, sample.batch) == (contender, batch))
+        let found = self.turns.all().find(same).filter(|_| comparable(contender));
+        found.map(|turn| &turn.figures)
     }
 
     pub(crate) fn rows(&self) -> Vec<Vec<String>> {
@@ -104,22 +76,21 @@ impl Tally {
                 .map(str::to_owned)
                 .to_vec(),
         ];
-        let mut batches: Vec<usize> = self.samples.iter().map(|sample| sample.batch).collect();
+        let mut batches: Vec<usize> = self.turns.all().map(|turn| turn.unit.1).collect();
         batches.sort_unstable_by(|a, b| b.cmp(a));
         batches.dedup();
         for (batch, contender) in batches.iter().flat_map(|batch| Contender::ALL.map(|c| (*batch, c))) {
             let column = |value: fn(&Figures) -> f64| {
-                self.of(contender, batch).map(|sample| value(&sample.figures)).collect()
+                self.turns.spread((contender, batch), |figures| Some(value(figures)))
             };
-            let Some(step) = Spread::of(column(|f| f.step_ms)) else { continue };
-            let rate = Spread::of(column(|f| f.images_per_s)).map_or(0.0, |spread| spread.median);
-            let peak = Spread::of(column(|f| f.peak_bytes / 1e6)).map_or(0.0, |spread| spread.median);
+            let Some(step) = column(|f| f.step_ms) else { continue };
+            let middle = |value| column(value).map_or(0.0, |spread| spread.median);
             rows.push(vec![
                 contender.to_string(),
                 batch.to_string(),
-                format!("{:.1} ({:.1} to {:.1})", step.median, step.least, step.most),
-                format!("{rate:.0}"),
-                format!("{peak:.0}"),
+                step.shown(1),
+                format!("{:.0}", middle(|f| f.images_per_s)),
+                format!("{:.0}", middle(|f| f.peak_bytes / 1e6)),
             ]);
         }
         rows
@@ -133,53 +104,35 @@ impl Tally {
                 rows.push(self.judge(goal, batch));
             }
         }
-        let count = |word: &str| rows.iter().filter(|row| row[0] == word).count();
-        format!("## Goals: {} PASS, {} MISS\n\n{}", count("PASS"), count("MISS"), report::table(&rows))
+        report::goals(&rows)
     }
 
     fn judge(&self, goal: &Goal, batch: usize) -> Vec<String> {
-        let ratio = Spread::of(self.ratios(goal, batch));
-        let (text, reached): (String, fn(f64, f64) -> bool) = match goal.need {
-            Need::Faster(least) => (format!(">= {least}x as fast"), |ratio, need| ratio >= need),
-            Need::AtMost(most) => (format!("<= {most}x the time"), |ratio, need| ratio <= need),
-            Need::Shown => ("shown".to_owned(), |_, _| true),
+        let is_limit = matches!(goal.need, Need::AtMost(_));
+        let ratio = self.turns.ratio((goal.ours, batch), (goal.other, batch), |ours, other| {
+            let ratio = other.step_ms / ours.step_ms;
+            Some(if is_limit { 1.0 / ratio } else { ratio })
+        });
+        let text = match goal.need {
+            Need::Faster(least) => format!(">= {least}x as fast"),
+            Need::AtMost(most) => format!("<= {most}x the time"),
+            Need::Shown => "shown".to_owned(),
         };
-        let need = match goal.need {
-            Need::Faster(need) | Need::AtMost(need) => need,
-            Need::Shown => 0.0,
+        let word = match (goal.need, ratio) {
+            (_, None) => "none",
+            (Need::Shown, _) => "",
+            (Need::Faster(least), Some(ratio)) if ratio.median >= least => "PASS",
+            (Need::AtMost(most), Some(ratio)) if ratio.median <= most => "PASS",
+            _ => "MISS",
         };
-        let (word, measured) = match ratio {
-            None => ("none", "not measured".to_owned()),
-            Some(spread) => {
-                let word = match (goal.need, reached(spread.median, need)) {
-                    (Need::Shown, _) => "",
-                    (_, true) => "PASS",
-                    (_, false) => "MISS",
-                };
-                (word, format!("{:.3} ({:.3} to {:.3})", spread.median, spread.least, spread.most))
-            }
-        };
-        vec![
-            word.to_owned(),
-            format!("{} against {}", goal.ours, goal.other),
-            batch.to_string(),
-            text,
-            measured,
-        ]
-    }
-
-    fn ratios(&self, goal: &Goal, batch: usize) -> Vec<f64> {
-        let pair = |ours: &Sample| {
-            let other = self.of(goal.other, batch).find(|other| other.block == ours.block)?;
-            let ratio = other.figures.step_ms / ours.figures.step_ms;
-            Some(if matches!(goal.need, Need::AtMost(_)) { 1.0 / ratio } else { ratio })
-        };
-        self.of(goal.ours, batch).filter_map(pair).collect()
+        let measured = ratio.map_or("not measured".to_owned(), |ratio| ratio.shown(3));
+        let what = format!("{} against {}", goal.ours, goal.other);
+        vec![word.to_owned(), what, batch.to_string(), text, measured]
     }
 
     pub(crate) fn csv(&self) -> String {
         let mut text = String::from("contender,batch,block,steady,step_ms,images_per_s,peak_bytes\n");
-        for Sample { contender, batch, block, steady, figures } in &self.samples {
+        for Turn { unit: (contender, batch), block, steady, figures } in self.turns.all() {
             let Figures { step_ms, images_per_s, peak_bytes, .. } = figures;
             let _ = writeln!(
                 text,
@@ -206,22 +159,22 @@ fn difference(ours: &Figures, reference: &Figures) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn sample(contender: Contender, step_ms: f64, losses: &[f64]) -> Sample {
+    fn turn(contender: Contender, step_ms: f64, losses: &[f64]) -> Turn<Unit, Figures> {
         let figures = Figures { step_ms, images_per_s: 1.0, losses: losses.to_vec(), peak_bytes: 1e6 };
-        Sample { contender, batch: 32, block: 0, figures, steady: true }
+        Turn { unit: (contender, 32), block: 0, figures, steady: true }
     }
 
     #[test]
     fn a_contender_that_trains_something_else_does_not_count() {
         let mut tally = Tally::default();
-        tally.add(sample(Contender::Torch, 100.0, &[2.0, 1.0]));
-        tally.add(sample(Contender::Ours, 50.0, &[2.0, 1.5]));
-        tally.add(sample(Contender::Ours, 50.0, &[2.0, f64::NAN]));
-        tally.add(sample(Contender::OursIndependent, 49.0, &[9.0, 9.0]));
-        tally.add(sample(Contender::OursAlone, 49.0, &[3.0, 3.0]));
-        assert_eq!((tally.len(), tally.failures().count()), (3, 2));
+        tally.add(turn(Contender::Torch, 100.0, &[2.0, 1.0]));
+        tally.add(turn(Contender::Ours, 50.0, &[2.0, 1.5]));
+        tally.add(turn(Contender::Ours, 50.0, &[2.0, f64::NAN]));
+        tally.add(turn(Contender::OursIndependent, 49.0, &[9.0, 9.0]));
+        tally.add(turn(Contender::OursAlone, 49.0, &[3.0, 3.0]));
+        assert_eq!((tally.turns.all().count(), tally.turns.failures().lines().count()), (3, 2));
         assert!(tally.verdicts(&[32]).contains("0 PASS, 0 MISS"));
-        tally.add(sample(Contender::Ours, 50.0, &[2.0001, 1.0]));
+        tally.add(turn(Contender::Ours, 50.0, &[2.0001, 1.0]));
         let text = tally.verdicts(&[32]);
         assert!(text.contains("2 PASS, 0 MISS") && text.contains("2.000 (2.000 to 2.000)"), "{text}");
     }

@@ -76,9 +76,7 @@ pub(crate) fn markdown(samples: &Samples) -> String {
     let mut rows = vec![["", "what", "goal", "measured"].map(str::to_owned).to_vec()];
     let verdicts = GOALS.iter().map(|goal| goal.judge(samples));
     rows.extend(verdicts);
-    let count = |word: &str| rows.iter().filter(|row| row[0] == word).count();
-    let (passed, missed, missing) = (count("PASS"), count("MISS"), count("none"));
-    format!("\n## Goals: {passed} PASS, {missed} MISS, {missing} not measured\n\n{}", report::table(&rows))
+    report::goals(&rows)
 }
 
 impl Goal {

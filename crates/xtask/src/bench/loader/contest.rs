@@ -2,9 +2,9 @@
 
 use super::line::{self, Line};
 use super::samples::{Contender, Subject};
-use crate::bench::child;
+use crate::bench::{child, peers};
 use crate::{python, workspace};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Contest {
             seconds,
             missing: Vec::new(),
         };
-        match build_ours() {
+        match peers::build_package("drumline-zoo", OURS.0) {
             Ok(program) => contest.ours = Some(program),
             Err(error) => {
                 eprintln!("ours is left out: {error:#}");
@@ -107,18 +107,6 @@ impl Contest {
         eprint!("{}", printed.stderr);
         std::fs::rename(&part, &self.data).with_context(|| format!("cannot keep {}", self.data.display()))
     }
-}
-
-fn build_ours() -> anyhow::Result<PathBuf> {
-    eprintln!("building {} (release) ...", OURS.0);
-    let mut command = workspace::cargo();
-    command.args(["build", "--release", "--package", "drumline-zoo", "--bin", OURS.0]);
-    child::run(command, Duration::from_secs(3600)).with_context(|| format!("cannot build {}", OURS.0))?;
-    let program = workspace::Workspace::load()?.target_dir.join("release").join(OURS.0);
-    if !program.is_file() {
-        bail!("cargo built no {}", program.display());
-    }
-    Ok(program)
 }
 
 #[cfg(test)]

@@ -10,9 +10,7 @@ const GOALS: [(Subject, f64); 2] = [(Subject::Cifar, 20.0), (Subject::Jpeg, 2.0)
 pub(crate) fn markdown(samples: &Samples) -> String {
     let mut rows = vec![["", "what", "goal", "measured"].map(str::to_owned).to_vec()];
     rows.extend(GOALS.iter().map(|(subject, goal)| judge(samples, *subject, *goal)));
-    let count = |word: &str| rows.iter().filter(|row| row[0] == word).count();
-    let (passed, missed, missing) = (count("PASS"), count("MISS"), count("none"));
-    format!("\n## Goals: {passed} PASS, {missed} MISS, {missing} not measured\n\n{}", report::table(&rows))
+    report::goals(&rows)
 }
 
 fn judge(samples: &Samples, subject: Subject, goal: f64) -> Vec<String> {

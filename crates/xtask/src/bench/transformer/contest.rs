@@ -1,9 +1,9 @@
 //! Who trains or translates, the command line of each, and what it must print.
 
+use crate::bench::json_line::JsonLine;
 use crate::bench::{child, peers};
 use crate::{python, workspace};
 use anyhow::Context;
-use serde_json::Value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -129,13 +129,8 @@ impl Contest {
         for case in cases {
             let mut command = Command::new(&contest.ours);
             command.args(["bench-transformer", "--work", "batches", "--size", case.size(), "--batches"]);
-            child::run(
-                {
-                    command.arg(batches(*case)?);
-                    command
-                },
-                LIMIT,
-            )?;
+            command.arg(batches(*case)?);
+            child::run(command, LIMIT)?;
         }
         Ok(contest)
     }
@@ -163,11 +158,7 @@ impl Contest {
         command.args(["--work", work, "--size", case.size(), "--dropout", dropout, "--batches"]);
         command.arg(batches(case)?).args(["--steps", &steps.to_string(), "--warm-up", &warm_up.to_string()]);
         if contender == Contender::TorchTuned {
-            // What `keep_freed_memory` does for us.
-            command
-                .arg("--tuned")
-                .env("MALLOC_MMAP_THRESHOLD_", "1073741824")
-                .env("MALLOC_TRIM_THRESHOLD_", "2147483647");
+            peers::tune(command.arg("--tuned"));
         }
         command.env("OMP_NUM_THREADS", "1");
         Ok(command)
@@ -207,18 +198,14 @@ fn batches(case: Case) -> anyhow::Result<PathBuf> {
     Ok(peers::output_folder()?.join(format!("transformer-{}.json", case.size())))
 }
 
-/// The JSON object in the output, whatever a launcher has put before it.
 fn parse(stdout: &str) -> anyhow::Result<Figures> {
-    let object = stdout.lines().find_map(|line| line.find('{').map(|start| &line[start..]));
-    let value: Value = serde_json::from_str(object.context("no JSON object")?)?;
-    let number = |key: &str| value[key].as_f64().with_context(|| format!("no number `{key}`"));
-    let results = value["losses"].as_array().or(value["scores"].as_array()).context("no results")?;
+    let line = JsonLine::find(stdout)?;
     Ok(Figures {
-        step_ms: number("step_ms")?,
-        tokens_per_s: number("tokens_per_s")?,
-        cpu_ms: value["cpu_ms"].as_f64(),
-        peak_bytes: value["peak_bytes"].as_f64(),
-        results: results.iter().filter_map(Value::as_f64).collect(),
+        step_ms: line.number("step_ms")?,
+        tokens_per_s: line.number("tokens_per_s")?,
+        cpu_ms: line.optional("cpu_ms"),
+        peak_bytes: line.optional("peak_bytes"),
+        results: line.numbers("losses").or_else(|_| line.numbers("scores"))?,
     })
 }
 
@@ -227,12 +214,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_is_found_behind_a_prefix() {
-        let line = "noise\n[rank 0]: {\"step_ms\": 2.5, \"tokens_per_s\": 10, \"losses\": [1.0, 0.5], \"cpu_ms\": 7}\n";
+    fn a_line_must_have_figures_and_results() {
+        let line = r#"{"step_ms": 2.5, "tokens_per_s": 10, "losses": [1.0, 0.5], "cpu_ms": 7}"#;
         let figures = parse(line).unwrap();
         assert_eq!((figures.step_ms, figures.results.len(), figures.cpu_ms), (2.5, 2, Some(7.0)));
         assert_eq!(figures.shown_results(), "1.00000 … 0.50000");
-        assert!(parse("nothing").is_err());
-        assert!(parse("{\"step_ms\": 1}").is_err());
+        assert_eq!(parse(&line.replace("losses", "scores")).unwrap().results, figures.results);
+        assert!(parse(&line.replace("losses", "other")).is_err());
     }
 }

@@ -3,6 +3,7 @@
 use super::contest::{Case, Contender, Figures};
 use crate::bench::report;
 use crate::bench::spread::Spread;
+use crate::bench::turns::{Turn, Turns};
 use std::fmt::Write;
 
 /// How much results may differ, of the larger one.
@@ -11,22 +12,14 @@ const SAME: f64 = 1e-3;
 const TRAINING_GOAL: f64 = 1.2;
 const DECODING_GOAL: f64 = 2.0;
 
-/// One turn.
-#[derive(Debug)]
-pub(crate) struct Sample {
-    pub(crate) contender: Contender,
-    pub(crate) case: Case,
-    pub(crate) block: usize,
-    pub(crate) figures: Figures,
-    pub(crate) steady: bool,
-}
+/// Who did what.
+pub(crate) type Unit = (Contender, Case);
 
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// What the first contender of each case computed.
     references: Vec<(Case, Vec<f64>)>,
-    samples: Vec<Sample>,
-    failures: Vec<String>,
+    pub(crate) turns: Turns<Unit, Figures>,
 }
 
 impl Tally {
@@ -45,39 +38,18 @@ impl Tally {
     }
 
     /// Keeps a turn, unless nothing was learnt in it.
-    pub(crate) fn add(&mut self, sample: Sample) {
-        let Sample { contender, case, ref figures, .. } = sample;
+    pub(crate) fn add(&mut self, turn: Turn<Unit, Figures>) {
+        let ((contender, case), figures) = (turn.unit, &turn.figures);
         let falls = figures.results.last() < figures.results.first();
         if case.is_training() && !falls {
-            return self.fail(format!("{contender}, {case}: the loss went {}", figures.shown_results()));
+            let went = figures.shown_results();
+            return self.turns.fail(format!("{contender}, {case}: the loss went {went}"));
         }
-        self.samples.push(sample);
-    }
-
-    pub(crate) fn fail(&mut self, failure: String) {
-        eprintln!("failed: {failure}");
-        self.failures.push(failure);
-    }
-
-    /// Each in one line: what failed, and the first thing that it said.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
-        self.failures.iter().map(|failure| failure.lines().take(2).collect::<Vec<_>>().join(": "))
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.samples.len()
-    }
-
-    pub(crate) fn unsteady(&self) -> usize {
-        self.samples.iter().filter(|sample| !sample.steady).count()
+        self.turns.add(turn);
     }
 
     fn cases(&self) -> impl Iterator<Item = Case> {
         self.references.iter().map(|(case, _)| *case)
-    }
-
-    fn of(&self, contender: Contender, case: Case) -> impl Iterator<Item = &Sample> {
-        self.samples.iter().filter(move |sample| (sample.contender, sample.case) == (contender, case))
     }
 
     pub(crate) fn rows(&self) -> Vec<Vec<String>> {
@@ -86,15 +58,13 @@ impl Tally {
         let mut rows = vec![heads.map(str::to_owned).to_vec()];
         for case in self.cases() {
             for &contender in case.contenders() {
-                let column = |value: fn(&Figures) -> Option<f64>| {
-                    Spread::of(self.of(contender, case).filter_map(|s| value(&s.figures)).collect())
-                };
+                let column = |value: fn(&Figures) -> Option<f64>| self.turns.spread((contender, case), value);
                 let Some(step) = column(|f| Some(f.step_ms)) else { continue };
                 let middle = |value| column(value).map_or("-".to_owned(), |s| format!("{:.0}", s.median));
                 rows.push(vec![
                     case.to_string(),
                     contender.to_string(),
-                    format!("{:.1} ({:.1} to {:.1})", step.median, step.least, step.most),
+                    step.shown(1),
                     middle(|f| Some(f.tokens_per_s)),
                     middle(|f| f.cpu_ms),
                     middle(|f| f.peak_bytes.map(|bytes| bytes / 1e6)),
@@ -113,15 +83,16 @@ impl Tally {
                 rows.push(self.judge(case, other));
             }
         }
-        let count = |word: &str| rows.iter().filter(|row| row[0] == word).count();
-        format!("## Goals: {} PASS, {} MISS\n\n{}", count("PASS"), count("MISS"), report::table(&rows))
+        report::goals(&rows)
     }
 
     fn judge(&self, case: Case, other: Contender) -> Vec<String> {
         let goal = if case.is_training() { TRAINING_GOAL } else { DECODING_GOAL };
         let is_goal = other == Contender::Torch;
-        let rate = self.ratio(case, other, |ours, other| Some(ours.tokens_per_s / other.tokens_per_s));
-        let processor = self.ratio(case, other, |ours, other| Some(other.cpu_ms? / ours.cpu_ms?));
+        let units = ((Contender::Ours, case), (other, case));
+        let ratio = |of: fn(&Figures, &Figures) -> Option<f64>| self.turns.ratio(units.0, units.1, of);
+        let rate = ratio(|ours, other| Some(ours.tokens_per_s / other.tokens_per_s));
+        let processor = ratio(|ours, other| Some(other.cpu_ms? / ours.cpu_ms?));
         let word = match rate {
             None => "none",
             Some(_) if !is_goal => "",
@@ -135,23 +106,9 @@ impl Tally {
         vec![word.to_owned(), case.to_string(), other.to_string(), goal, shown(rate), shown(processor)]
     }
 
-    /// Of ours to another's figures, block by block.
-    fn ratio(
-        &self,
-        case: Case,
-        other: Contender,
-        of: fn(&Figures, &Figures) -> Option<f64>,
-    ) -> Option<Spread> {
-        let pair = |ours: &Sample| {
-            let other = self.of(other, case).find(|other| other.block == ours.block)?;
-            of(&ours.figures, &other.figures)
-        };
-        Spread::of(self.of(Contender::Ours, case).filter_map(pair).collect())
-    }
-
     pub(crate) fn csv(&self) -> String {
         let mut text = String::from("case,contender,block,steady,step_ms,tokens_per_s,cpu_ms,peak_bytes\n");
-        for Sample { contender, case, block, steady, figures } in &self.samples {
+        for Turn { unit: (contender, case), block, steady, figures } in self.turns.all() {
             let Figures { step_ms, tokens_per_s, .. } = figures;
             let optional = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
             let (cpu, peak) = (optional(figures.cpu_ms), optional(figures.peak_bytes));
@@ -178,18 +135,17 @@ mod tests {
         let differs = tally.check(Case::Small, Contender::Torch, figures(1.0, &[2.0, 1.1])).unwrap_err();
         assert!(differs.to_string().starts_with("PyTorch, train small"), "{differs}");
         tally.check(Case::Small, Contender::Torch, figures(1.0, &[2.0, f64::NAN])).unwrap_err();
-        let sample = |contender, rate, results: &[f64]| Sample {
-            contender,
-            case: Case::Small,
+        let turn = |contender, rate, results: &[f64]| Turn {
+            unit: (contender, Case::Small),
             block: 0,
             figures: figures(rate, results),
             steady: true,
         };
-        tally.add(sample(Contender::Ours, 130.0, &[2.0, 1.0]));
-        tally.add(sample(Contender::Torch, 100.0, &[2.0, 2.5]));
-        assert_eq!((tally.len(), tally.failures().count()), (1, 1));
+        tally.add(turn(Contender::Ours, 130.0, &[2.0, 1.0]));
+        tally.add(turn(Contender::Torch, 100.0, &[2.0, 2.5]));
+        assert_eq!((tally.turns.all().count(), tally.turns.failures().lines().count()), (1, 1));
         assert!(tally.verdicts().contains("0 PASS, 0 MISS"));
-        tally.add(sample(Contender::Torch, 100.0, &[2.0, 1.5]));
+        tally.add(turn(Contender::Torch, 100.0, &[2.0, 1.5]));
         assert!(tally.verdicts().contains("1 PASS, 0 MISS") && tally.verdicts().contains("1.30x"));
     }
 }
