@@ -54,7 +54,10 @@ pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
 pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
-pub use kernels::{SmoothedLabels, dropout, relu_dropout, smoothed_cross_entropy, sum_with_dropout};
+pub use kernels::{
+    Activation, BatchNormLayer, SmoothedLabels, batch_norm_cuda, dropout, relu_dropout,
+    smoothed_cross_entropy, sum_with_dropout,
+};
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
 pub use named::{Named, buffers, frozen, parameters};

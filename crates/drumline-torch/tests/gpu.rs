@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod gpu {
+    mod batch_norm;
     mod graphs;
     mod memory;
     mod shared;

@@ -23,7 +23,14 @@ type Function = *mut c_void;
 
 /// The few functions of NVRTC and of the driver that are needed; their types are NVIDIA's.
 struct Compiler {
-    create: unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int,
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
     compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
     log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
     log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
@@ -33,7 +40,17 @@ struct Compiler {
     load: unsafe extern "C" fn(*mut Module, *const c_void) -> c_int,
     function: unsafe extern "C" fn(*mut Function, Module, *const c_char) -> c_int,
     launch: unsafe extern "C" fn(
-        Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void,
+        Function,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        *mut c_void,
+        *mut *mut c_void,
+        *mut *mut c_void,
     ) -> c_int,
 }
 
@@ -44,10 +61,14 @@ impl Compiler {
         let open = |name: &str| {
             // SAFETY: NVIDIA's libraries; their initializers have no conditions.
             let library = unsafe { Library::new(name) };
-            library.map_err(|error| CudaError::Unopened { library: name.to_owned(), cause: error.to_string() })
+            library
+                .map_err(|error| CudaError::Unopened { library: name.to_owned(), cause: error.to_string() })
         };
         let (nvrtc, driver) = (open("libnvrtc.so.13")?, open("libcuda.so.1")?);
-        let missing = |error: libloading::Error| CudaError::Unopened { library: "NVRTC".to_owned(), cause: error.to_string() };
+        let missing = |error: libloading::Error| CudaError::Unopened {
+            library: "NVRTC".to_owned(),
+            cause: error.to_string(),
+        };
         // SAFETY: the types are those of NVIDIA's headers.
         let found = unsafe {
             Self {
@@ -78,12 +99,23 @@ impl Compiler {
     fn cubin(&self, source: &str, capability: (i32, i32)) -> Result<Vec<u8>, TorchError> {
         let unfit = |_| TorchError::Unfit("a kernel's source holds a zero".to_owned());
         let source = CString::new(source).map_err(unfit)?;
-        let architecture = CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1)).map_err(unfit)?;
+        let architecture =
+            CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1)).map_err(unfit)?;
         let options = [architecture.as_ptr(), c"--std=c++17".as_ptr(), c"--use_fast_math".as_ptr()];
         let mut program = std::ptr::null_mut();
         // SAFETY: NVRTC reads strings that end in zero, and fills buffers of the sizes that it asked for.
         unsafe {
-            ok((self.create)(&mut program, source.as_ptr(), c"drumline.cu".as_ptr(), 0, std::ptr::null(), std::ptr::null()), "begin")?;
+            ok(
+                (self.create)(
+                    &mut program,
+                    source.as_ptr(),
+                    c"drumline.cu".as_ptr(),
+                    0,
+                    std::ptr::null(),
+                    std::ptr::null(),
+                ),
+                "begin",
+            )?;
             let code = (self.compile)(program, options.len() as c_int, options.as_ptr());
             let mut size = 0;
             if code != 0 {
@@ -140,7 +172,8 @@ impl Kernels {
     /// One of its functions.
     pub fn get(&self, name: &str) -> Result<Kernel, TorchError> {
         let compiler = Compiler::shared()?;
-        let text = CString::new(name).map_err(|_| TorchError::Unfit(format!("no kernel is called {name:?}")))?;
+        let text =
+            CString::new(name).map_err(|_| TorchError::Unfit(format!("no kernel is called {name:?}")))?;
         let mut function = std::ptr::null_mut();
         // SAFETY: the module lives as long as the process.
         ok(unsafe { (compiler.function)(&mut function, self.module, text.as_ptr()) }, "find")?;
@@ -199,14 +232,32 @@ impl Kernel {
     /// # Safety
     /// The arguments must have the types of the kernel's parameters, and what they point to must be memory of that GPU, as large
     /// as the kernel takes it to be, that lives until the stream has come that far.
-    pub unsafe fn launch(&self, device: usize, grid: Grid, arguments: &mut [Argument]) -> Result<(), TorchError> {
+    pub unsafe fn launch(
+        &self,
+        device: usize,
+        grid: Grid,
+        arguments: &mut [Argument],
+    ) -> Result<(), TorchError> {
         let compiler = Compiler::shared()?;
         let stream = Stream::current(device)?.raw()?;
-        let mut pointers: Vec<*mut c_void> = arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()).collect();
+        let mut pointers: Vec<*mut c_void> =
+            arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()).collect();
         let Grid { blocks: (x, y), threads, shared } = grid;
         // SAFETY: the caller vouches for the arguments; the driver copies them.
         let code = unsafe {
-            (compiler.launch)(self.function, x, y, 1, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), std::ptr::null_mut())
+            (compiler.launch)(
+                self.function,
+                x,
+                y,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                stream,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
         };
         ok(code, "launch")
     }
@@ -215,6 +266,9 @@ impl Kernel {
 fn ok(code: c_int, what: &str) -> Result<(), TorchError> {
     match code {
         0 => Ok(()),
-        code => Err(TorchError::Refused { doing: "a kernel failed", message: format!("cannot {what} it (error {code})") }),
+        code => Err(TorchError::Refused {
+            doing: "a kernel failed",
+            message: format!("cannot {what} it (error {code})"),
+        }),
     }
 }

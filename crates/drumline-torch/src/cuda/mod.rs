@@ -9,6 +9,7 @@
 //! - `properties`, `memory`: what a GPU is, and how much of its memory is in use
 //! - `stream`: queues of work and marks in them
 //! - `graph`: work that is recorded once and launched as a whole; `graphed_step`: a training step as such
+//! - `kernel`: CUDA C++ compiled when it is needed
 //!
 //! The same program runs on machines without a GPU: nothing here is linked.
 
@@ -16,6 +17,7 @@ mod driver;
 mod error;
 mod graph;
 mod graphed_step;
+mod kernel;
 mod library;
 mod memory;
 mod out_of_memory;
@@ -26,6 +28,7 @@ pub use driver::Driver;
 pub use error::CudaError;
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
+pub use kernel::{Argument, Grid, Kernel, Kernels};
 pub use library::{is_open, open};
 pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned, pinned_like, reset_peak};
 pub(crate) use out_of_memory::out_of_memory;

@@ -11,7 +11,7 @@ use crate::status::check;
 
 /// As libtorch packs it.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct RawStream {
     pub(super) id: i64,
     pub(super) device: i32,
@@ -35,7 +35,7 @@ pub enum Priority {
 }
 
 /// A queue of work on a GPU. Streams come from libtorch's own pool: copies of one are the same stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stream(pub(super) RawStream);
 
 impl Stream {

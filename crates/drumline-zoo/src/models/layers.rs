@@ -5,10 +5,10 @@
 
 use std::cell::RefCell;
 
-use tch::nn::{Init, ModuleT, Path};
+use tch::nn::{Init, Path};
 use tch::{Tensor, no_grad};
 
-use super::norm::Norm;
+use super::norm::{Norm, NormLayer};
 
 /// A convolution without bias, as all of ResNet's are.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl<'a> Builder<'a> {
         Linear { weight, bias }
     }
 
-    pub(super) fn norm(&self, path: Path<'_>, channels: i64) -> Box<dyn ModuleT> {
+    pub(super) fn norm(&self, path: Path<'_>, channels: i64) -> NormLayer {
         self.norm.build(path, channels)
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use drumline::{SyncBatchNorm, SyncGroup};
+use drumline_torch::{Activation, BatchNormLayer, batch_norm_cuda};
 use tch::nn::{self, Init, ModuleT, Path};
 use tch::{Kind, Tensor};
 
@@ -34,17 +35,17 @@ impl fmt::Debug for Norm {
 
 impl Norm {
     /// The layer for so many channels. It counts its batches in `num_batches_tracked`, unless it does so by itself.
-    pub(super) fn build(&self, path: Path<'_>, channels: i64) -> Box<dyn ModuleT> {
+    pub(super) fn build(&self, path: Path<'_>, channels: i64) -> NormLayer {
         let layer: Box<dyn ModuleT> = match self {
             Self::Batch => Box::new(nn::batch_norm2d(&path, channels, config())),
             Self::Sync(group) => Box::new(SyncBatchNorm::new(&path, channels, config(), group)),
             Self::With(builder) => builder(path.clone(), channels),
         };
-        if path.get("running_mean").is_none() || path.get(TRACKED).is_some() {
-            return layer;
-        }
-        let count = path.add(TRACKED, Tensor::zeros([0i64; 0], (Kind::Int64, path.device())), false);
-        Box::new(Counted { layer, count })
+        let counts = path.get("running_mean").is_some() && path.get(TRACKED).is_none();
+        let count =
+            counts.then(|| path.add(TRACKED, Tensor::zeros([0i64; 0], (Kind::Int64, path.device())), false));
+        let own = matches!(self, Self::Batch).then(|| Own::of(&path)).flatten();
+        NormLayer { layer, count, own }
     }
 }
 
@@ -54,18 +55,76 @@ fn config() -> nn::BatchNormConfig {
     nn::BatchNormConfig { ws_init: Init::Const(1.0), ..Default::default() }
 }
 
-/// A norm layer that counts the batches it was trained on.
+/// A norm layer that counts the batches it was trained on, with what comes after it.
 #[derive(Debug)]
-struct Counted {
+pub(super) struct NormLayer {
     layer: Box<dyn ModuleT>,
-    count: Tensor,
+    count: Option<Tensor>,
+    /// Where it is a plain batch norm.
+    own: Option<Own>,
 }
 
-impl ModuleT for Counted {
-    fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
-        if train {
-            let _ = self.count.shallow_clone().g_add_scalar_(1);
+/// The tensors of a plain batch norm.
+#[derive(Debug)]
+struct Own {
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+}
+
+impl Own {
+    fn of(path: &Path<'_>) -> Option<Self> {
+        let [weight, bias, mean, var] =
+            ["weight", "bias", "running_mean", "running_var"].map(|name| path.get(name));
+        Some(Self { weight: weight?, bias: bias?, mean: mean?, var: var? })
+    }
+}
+
+impl NormLayer {
+    /// The layer, then a ReLU.
+    pub(super) fn forward_relu(&self, xs: &Tensor, train: bool) -> Tensor {
+        self.fused(xs, None, Activation::Relu, train).unwrap_or_else(|| self.forward(xs, train).relu_())
+    }
+
+    /// The layer, then a sum with another tensor, then a ReLU.
+    pub(super) fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> Tensor {
+        let fused = self.fused(xs, Some(other), Activation::Relu, train);
+        fused.unwrap_or_else(|| self.forward(xs, train).g_add_(other).relu_())
+    }
+
+    /// The layer alone.
+    pub(super) fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
+        if let Some(normed) = self.fused(xs, None, Activation::None, train) {
+            return normed;
+        }
+        if let Some(count) = self.count.as_ref().filter(|_| train) {
+            let _ = count.shallow_clone().g_add_scalar_(1);
         }
         self.layer.forward_t(xs, train)
+    }
+
+    /// All of it at once, on a GPU, in training.
+    fn fused(
+        &self,
+        xs: &Tensor,
+        other: Option<&Tensor>,
+        activation: Activation,
+        train: bool,
+    ) -> Option<Tensor> {
+        let own = self.own.as_ref().filter(|_| train)?;
+        let nn::BatchNormConfig { momentum, eps, .. } = config();
+        let layer = BatchNormLayer {
+            weight: &own.weight,
+            bias: &own.bias,
+            running_mean: &own.mean,
+            running_var: &own.var,
+            batches: self.count.as_ref(),
+            momentum,
+            eps,
+        };
+        // A module cannot return an error; what goes wrong here goes wrong in the plain way as well.
+        batch_norm_cuda(xs, layer, other, activation)
+            .unwrap_or_else(|error| panic!("batch normalisation: {error}"))
     }
 }

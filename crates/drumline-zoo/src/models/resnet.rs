@@ -13,6 +13,7 @@ use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
 use super::layers::{Builder, Conv, ConvShape, Linear};
+use super::norm::NormLayer;
 
 /// What tells one member of the family from another.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +59,7 @@ pub(super) const ARCHES: [(&str, Shape); 10] = [
 #[derive(Debug)]
 struct ConvNorm {
     conv: Conv,
-    norm: Box<dyn ModuleT>,
+    norm: NormLayer,
 }
 
 impl ConvNorm {
@@ -68,13 +69,23 @@ impl ConvNorm {
     }
 
     fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
-        self.norm.forward_t(&self.conv.forward(xs), train)
+        self.norm.forward(&self.conv.forward(xs), train)
+    }
+
+    fn forward_relu(&self, xs: &Tensor, train: bool) -> Tensor {
+        self.norm.forward_relu(&self.conv.forward(xs), train)
+    }
+
+    fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> Tensor {
+        self.norm.forward_add_relu(&self.conv.forward(xs), other, train)
     }
 }
 
 #[derive(Debug)]
 struct Block {
+    /// All but the last.
     convs: Vec<ConvNorm>,
+    last: ConvNorm,
     downsample: Option<ConvNorm>,
 }
 
@@ -82,24 +93,25 @@ impl Block {
     fn new(builder: &Builder<'_>, path: &Path<'_>, shape: BlockShape) -> Self {
         let names = [["conv1", "bn1"], ["conv2", "bn2"], ["conv3", "bn3"]];
         let convs = shape.convs().into_iter().zip(names);
-        let convs = convs.map(|(conv, names)| ConvNorm::new(builder, path, names, conv)).collect();
+        let mut convs: Vec<_> =
+            convs.map(|(conv, names)| ConvNorm::new(builder, path, names, conv)).collect();
+        let last = convs.remove(convs.len() - 1);
         let downsample = (shape.stride != 1 || shape.inputs != shape.outputs).then(|| {
             let conv = ConvShape::new(shape.inputs, shape.outputs, 1).stride(shape.stride);
             ConvNorm::new(builder, &(path / "downsample"), ["0", "1"], conv)
         });
-        Self { convs, downsample }
+        Self { convs, last, downsample }
     }
 
     fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
-        let mut out = self.convs[0].forward(xs, train);
-        for conv in &self.convs[1..] {
-            out = conv.forward(&out.relu_(), train);
+        let mut out = xs.shallow_clone();
+        for conv in &self.convs {
+            out = conv.forward_relu(&out, train);
         }
-        let mut out = match &self.downsample {
-            Some(downsample) => out.g_add_(&downsample.forward(xs, train)),
-            None => out.g_add_(xs),
-        };
-        out.relu_()
+        match &self.downsample {
+            Some(downsample) => self.last.forward_add_relu(&out, &downsample.forward(xs, train), train),
+            None => self.last.forward_add_relu(&out, xs, train),
+        }
     }
 }
 
@@ -168,8 +180,8 @@ impl Shape {
 
 impl ModuleT for ResNet {
     fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
-        let mut out = self.stem.forward(xs, train);
-        out = out.relu_().max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);
+        let mut out = self.stem.forward_relu(xs, train);
+        out = out.max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);
         for block in &self.blocks {
             out = block.forward(&out, train);
         }

@@ -4,6 +4,7 @@ use tch::Tensor;
 use tch::nn::{Module, ModuleT, Path};
 
 use super::layers::{Builder, Conv, ConvShape, Linear};
+use super::norm::NormLayer;
 
 /// Two linear layers on the image averaged to 8×8 pixels. No norm: its gradients do not depend on how a batch is split.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ impl Module for Mlp {
 /// Three 3×3 convolutions of stride 2 with norm and ReLU, then the mean over pixels and a linear layer.
 #[derive(Debug)]
 pub(super) struct ConvNet {
-    convs: Vec<(Conv, Box<dyn ModuleT>)>,
+    convs: Vec<(Conv, NormLayer)>,
     fc: Linear,
 }
 
@@ -47,7 +48,7 @@ impl ModuleT for ConvNet {
     fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
         let mut out = xs.shallow_clone();
         for (conv, norm) in &self.convs {
-            out = norm.forward_t(&conv.forward(&out), train).relu_();
+            out = norm.forward_relu(&conv.forward(&out), train);
         }
         self.fc.forward(&out.adaptive_avg_pool2d([1, 1]).flatten(1, -1))
     }
