@@ -9,7 +9,7 @@
 //! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
 //! - `collectives`: all-reduce and its kin on tensors of any strides
 //! - `function`: autograd functions from Rust closures
-//! - `autocast`: forward passes in fewer bits
+//! - `autocast`: forward passes in fewer bits; `amp`: losses scaled so that small gradients are not lost in them
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `kernels`: dropout and cross-entropy in a pass each
@@ -18,6 +18,7 @@
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
+mod amp;
 mod autocast;
 mod batch_norm;
 mod bytes;
@@ -38,18 +39,23 @@ mod optim;
 mod rng;
 mod status;
 
+pub use amp::{
+    DeepSpeedScale, DynamicScale, LossScaler, ScalePolicy, ScaledGrads, ScalerState, StepMade, Unscaled,
+};
 pub use autocast::{Autocast, autocast, no_autocast};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
-pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
+pub use clip::{
+    NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_norm_on_device, clip_grad_value, grad_norm,
+};
 pub use collectives::TensorCollectives;
 pub use error::TorchError;
 pub use foreach::{
     foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar,
-    foreach_norm, foreach_zero,
+    foreach_mul_tensor, foreach_norm, foreach_zero,
 };
 pub use function::{Backward, Forward, FunctionError, autograd_function};
-pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
+pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
 pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{SmoothedLabels, dropout, relu_dropout, smoothed_cross_entropy, sum_with_dropout};
