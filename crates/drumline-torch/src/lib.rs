@@ -14,6 +14,7 @@
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `kernels`: dropout and cross-entropy in a pass each
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
+//! - `memory_format`: channels last, and weights in fewer bits
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
@@ -34,6 +35,7 @@ mod kernels;
 mod knobs;
 mod list;
 mod memory;
+mod memory_format;
 mod named;
 mod optim;
 mod rng;
@@ -61,9 +63,10 @@ pub use hook::GradHook;
 pub use kernels::{SmoothedLabels, dropout, relu_dropout, smoothed_cross_entropy, sum_with_dropout};
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
+pub use memory_format::{channels_last, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
-    Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
-    SgdOptions, no_decay_on_norms,
+    Adam, AdamFamily, AdamOptions, AdamW, MasterWeights, Optimizer, OptimizerState, ParameterGroup,
+    ParameterGroups, Sgd, SgdOptions, no_decay_on_norms,
 };
 pub use rng::RngState;

@@ -9,6 +9,7 @@
 //! - `trained`: the parameters in batches, and what is kept for each
 //! - `state`: saved and loaded, with everything checked first
 //! - `sgd`, `adam`: the steps
+//! - `master`: f32 copies of parameters in fewer bits, around any of them
 //!
 //! Not here: schedules (they call `set_lr`) and the reduction of gradients over ranks.
 
@@ -16,6 +17,7 @@ mod adam;
 #[cfg(test)]
 mod golden;
 mod groups;
+mod master;
 mod sgd;
 mod state;
 #[cfg(test)]
@@ -24,6 +26,7 @@ mod trained;
 
 pub use adam::{Adam, AdamFamily, AdamOptions, AdamW};
 pub use groups::{ParameterGroup, ParameterGroups, no_decay_on_norms};
+pub use master::MasterWeights;
 pub use sgd::{Sgd, SgdOptions};
 pub use state::OptimizerState;
 

@@ -25,6 +25,7 @@ mod error;
 pub mod formula;
 pub mod models;
 pub mod nmt;
+mod precision;
 pub mod program;
 pub mod synth_cifar;
 pub mod text;

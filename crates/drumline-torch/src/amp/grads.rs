@@ -1,7 +1,7 @@
 //! Gradients of a scaled loss, and what may be done with them: they are unscaled first, and only then clipped or stepped by.
 
 use drumline_comm::{ProcessGroup, ReduceOp};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::LossScaler;
 use crate::clip::{clip_grad_norm_on_device, clip_grad_value};
@@ -51,8 +51,15 @@ impl ScaledGrads {
     pub fn unscale(self, scaler: &LossScaler, parameters: Vec<Named>) -> Result<Unscaled, TorchError> {
         let Self { made_by_scaler: () } = self;
         let mut grads = Vec::with_capacity(parameters.len());
-        for Named { tensor, .. } in &parameters {
-            grads.extend(grad(tensor)?);
+        for Named { name, tensor } in &parameters {
+            let Some(grad) = grad(tensor)? else { continue };
+            if grad.kind() == Kind::Half {
+                return Err(TorchError::Unfit(format!(
+                    "the gradient of `{name}` is of kind Half, in which it would be lost when it is unscaled; \
+                     try weights in Float, with autocast to Half"
+                )));
+            }
+            grads.push(grad);
         }
         let found_inf = scaler.unscale(&grads.iter().collect::<Vec<_>>())?;
         Ok(Unscaled { parameters, found_inf })

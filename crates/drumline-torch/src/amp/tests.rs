@@ -91,7 +91,7 @@ fn leaf(kind: Kind, grad: f32) -> Named {
 
 #[test]
 fn gradients_of_each_kind_are_unscaled_and_looked_at() {
-    let kinds = [Kind::Float, Kind::Half, Kind::BFloat16];
+    let kinds = [Kind::Float, Kind::Double, Kind::BFloat16];
     let scaler = LossScaler::new(ScalePolicy::Static(4.0), Device::Cpu).unwrap();
     for bad in [None, Some(0), Some(1), Some(2)] {
         let grad = |place| if bad == Some(place) { f32::INFINITY } else { 8.0 };
@@ -102,6 +102,13 @@ fn gradients_of_each_kind_are_unscaled_and_looked_at() {
             assert_eq!(leaf.tensor.grad().double_value(&[1]), 1.0, "{}", leaf.name);
         }
     }
+}
+
+#[test]
+fn gradients_in_half_are_refused_as_by_pytorch() {
+    let scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu).unwrap();
+    let told = scaler.received().unscale(&scaler, vec![leaf(Kind::Half, 1.0)]).unwrap_err().to_string();
+    assert!(told.starts_with("the gradient of `Half` is of kind Half"), "{told}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use drumline::trainer::{
     BatchMetric, CrossEntropy, DistTrainer, LearningRate, Loss, ReduceOnPlateau, Supervised,
 };
 use drumline::{At, Cause, InverseSqrt, LrPolicy, LrSchedule, Noam};
-use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
+use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions};
 use tch::Tensor;
 use tch::nn::VarStore;
 
@@ -51,6 +51,7 @@ pub(crate) fn with_optimizer<'a>(
     store: &VarStore,
 ) -> anyhow::Result<NmtTrainer<'a>> {
     let (keys, params) = (&config.optimizer, &config.optimizer_params);
+    let precision = config.run.precision;
     let (lr, weight_decay) = (keys.learning_rate, keys.weight_decay);
     let adam = AdamOptions {
         lr,
@@ -61,9 +62,9 @@ pub(crate) fn with_optimizer<'a>(
     };
     let sgd = SgdOptions { lr, weight_decay, momentum: params.momentum, ..SgdOptions::default() };
     Ok(match keys.optimizer {
-        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam)?),
-        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam)?),
-        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd)?),
+        OptimizerName::Adam => precision.with_optimizer(trainer, store, |all| Adam::new(all, adam))?,
+        OptimizerName::Adamw => precision.with_optimizer(trainer, store, |all| AdamW::new(all, adam))?,
+        OptimizerName::Sgd => precision.with_optimizer(trainer, store, |all| Sgd::new(all, sgd))?,
     })
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use drumline::trainer::{
     CallbackResult, DistTrainer, EarlyStop, GradientClip, MasterCallback, TrainState, Warmup,
 };
-use drumline::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
+use drumline::{Adam, AdamOptions, AdamW, Sgd, SgdOptions};
 use drumline_observe::bar::Progress;
 use drumline_text::{BatchBy, BatchPlan};
 use tch::Tensor;
@@ -138,7 +138,7 @@ fn run(
     let net = job.agree(parts::net(config, &lexicon, &store))?;
     let seed = begin.seed;
     let trainer = job.agree(trainer(job, (config, &lexicon), (&*net, &store), (sets, seed)))?;
-    let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
+    let trainer = job.agree(with_optimizer(trainer, config, &store))?;
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(found),
         None => trainer.master_callback(SaveLexicon { lexicon, out_dir: config.run.out_dir.clone() }),
@@ -216,16 +216,17 @@ fn warmup(optim: &TextOptim) -> Warmup {
 
 fn with_optimizer<'a>(
     trainer: TextTrainer<'a>,
-    optim: &TextOptim,
+    config: &TextConfig,
     store: &VarStore,
 ) -> anyhow::Result<TextTrainer<'a>> {
+    let (optim, precision) = (&config.optim, config.run.precision);
     let (lr, weight_decay) = (optim.base_lr, optim.weight_decay);
     let adam = || AdamOptions { lr, weight_decay: Some(weight_decay), ..AdamOptions::default() };
     let sgd = || SgdOptions { lr, weight_decay, momentum: optim.momentum, ..SgdOptions::default() };
     Ok(match optim.method {
-        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam())?),
-        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam())?),
-        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd())?),
+        OptimizerName::Adam => precision.with_optimizer(trainer, store, |all| Adam::new(all, adam()))?,
+        OptimizerName::Adamw => precision.with_optimizer(trainer, store, |all| AdamW::new(all, adam()))?,
+        OptimizerName::Sgd => precision.with_optimizer(trainer, store, |all| Sgd::new(all, sgd()))?,
     })
 }
 
