@@ -2,9 +2,9 @@
 
 use drumline::trainer::{Batch, DistTrainer, Model, Precision};
 use drumline::{Optimizer, ParameterGroups};
-use drumline_torch::{MasterWeights, TorchError, parameters, weights_in};
-use tch::Kind;
+use drumline_torch::{Autocast, MasterWeights, TorchError, parameters, weights_in};
 use tch::nn::VarStore;
+use tch::{Device, Kind};
 
 use crate::config::PrecisionKind;
 
@@ -15,6 +15,12 @@ impl PrecisionKind {
             Self::Bf16 | Self::Bf16Master => Precision::Bf16,
             Self::Fp16 => Precision::Fp16,
         }
+    }
+
+    /// What a forward outside the trainer needs until this is dropped, where the weights themselves have fewer bits than their inputs.
+    pub(crate) fn autocast_of_weights(self, device: Device) -> Result<Option<Autocast>, TorchError> {
+        let is_needed = self == Self::Bf16Master;
+        is_needed.then(|| Autocast::new(device, Kind::BFloat16)).transpose()
     }
 
     /// The trainer in this precision, with an optimizer of all parameters of `store`; once these have their first values.

@@ -120,18 +120,18 @@ mod tests {
             tch::manual_seed(2);
             let store = VarStore::new(Device::Cpu);
             let options = ModelOptions { num_classes: 5, ..Default::default() };
-            let model = build("resnet18", &store.root(), &options).unwrap();
+            let model = build("convnet", &store.root(), &options).unwrap();
             let model = if is_last { model.channels_last(&store).unwrap() } else { model };
             let images = Tensor::rand([4, 3, 32, 32], (Kind::Float, Device::Cpu));
             let output = model.forward_t(&images, true);
             output.square().mean(Kind::Float).backward();
-            let first = store.variables()["conv1.weight"].shallow_clone();
+            let first = parameters(&store).into_iter().find(|named| named.tensor.dim() == 4).unwrap().tensor;
             (output, first.grad(), first.stride())
         };
         let ((plain, plain_grad, strides), (last, last_grad, last_strides)) = (run(false), run(true));
         assert!(plain.allclose(&last, 1e-3, 1e-4, false), "{}", (&plain - &last).abs().max());
         assert!(plain_grad.allclose(&last_grad, 1e-2, 1e-4, false));
-        assert_eq!((strides[1], last_strides[1]), (49, 1));
+        assert!(strides[1] > 1 && last_strides[1] == 1, "{strides:?} {last_strides:?}");
     }
 
     #[test]
