@@ -159,9 +159,9 @@ impl DeepSpeedScale {
         let one_less = at.hysteresis.f_sub_scalar(1)?.f_clamp_min(1)?;
         let hysteresis = one_less.f_where_self(&overflow, &refilled)?;
 
-        let _ = at.scale.f_copy_(&scale)?;
-        let _ = at.growth_tracker.f_copy_(&tracker.f_to_kind(Kind::Int)?)?;
-        let _ = at.hysteresis.f_copy_(&hysteresis.f_to_kind(Kind::Int)?)?;
+        at.scale.f_copy_(&scale)?;
+        at.growth_tracker.f_copy_(&tracker.f_to_kind(Kind::Int)?)?;
+        at.hysteresis.f_copy_(&hysteresis.f_to_kind(Kind::Int)?)?;
         Ok(())
     }
 }

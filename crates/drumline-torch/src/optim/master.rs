@@ -73,7 +73,7 @@ impl Pair {
     fn bring_gradient(&self) -> Result<(), TorchError> {
         let Some(found) = grad(&self.parameter.tensor)? else { return set_grad(&self.master, None) };
         match grad(&self.master)? {
-            Some(mut place) => drop(no_grad(|| place.f_copy_(&found))?),
+            Some(mut place) => no_grad(|| place.f_copy_(&found))?,
             None => set_grad(&self.master, Some(&found.f_to_kind(Kind::Float)?))?,
         }
         Ok(())

@@ -129,11 +129,12 @@ impl Shared {
         self.begin(replica, &turn)?;
         let loss = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
         let reduces = self.reduces(&turn);
-        let backward = |loss: &Tensor| {
-            Ok(match reduces {
+        let backward = |loss: &Tensor| -> Result {
+            match reduces {
                 true => replica.backward(loss)?,
                 false => replica.backward_unreduced(loss)?,
-            })
+            }
+            Ok(())
         };
         match &self.scaling {
             None => backward(&loss)?,
