@@ -45,6 +45,10 @@ Message drumline_foreach_mul_scalar(List list, double scalar) {
   return on(list, [&](auto& tensors) { at::_foreach_mul_(tensors, scalar); });
 }
 
+Message drumline_foreach_mul_tensor(List list, at::Tensor* number) {
+  return on(list, [&](auto& tensors) { at::_foreach_mul_(tensors, *number); });
+}
+
 Message drumline_foreach_clamp(List list, double min, double max) {
   return on(list, [&](auto& tensors) {
     at::_foreach_clamp_min_(tensors, min);

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -61,17 +62,40 @@ void count_step(const Tensors& steps) {
   for (const auto& step : steps) *step.mutable_data_ptr<float>() += 1;
 }
 
+using Optional = std::optional<at::Tensor>;
+
+// A step that was left out takes its count back: `found_inf` is 1 then, and 0 otherwise.
+void take_back(const Tensors& steps, const Optional& found_inf) {
+  if (!found_inf) return;
+  if (!steps.front().is_cpu()) return at::_foreach_sub_(steps, Tensors(steps.size(), *found_inf));
+  const float left_out = *found_inf->const_data_ptr<float>();
+  for (const auto& step : steps) *step.mutable_data_ptr<float>() -= left_out;
+}
+
+// A number that the kernel reads on the parameters' device; nothing if there is none.
+Optional number(const at::Tensor* tensor, const Tensors& params, const char* what) {
+  if (tensor == nullptr) return std::nullopt;
+  TORCH_CHECK(tensor->defined() && tensor->numel() == 1 && tensor->scalar_type() == at::kFloat, what, " is one number of type Float");
+  return tensor->to(params.front().device());
+}
+
 }  // namespace
 
 extern "C" {
+
+// Each may be null. `lr` takes the place of the number; gradients are divided by `grad_scale`, in place; where `found_inf` is 1 nothing
+// changes.
+struct StepTensors {
+  const at::Tensor *lr, *grad_scale, *found_inf;
+};
 
 struct SgdArguments {
   double lr, momentum, dampening, weight_decay;
   bool nesterov, maximize, is_first_step;
 };
 
-// `lr_tensor` may be null; otherwise it takes the place of `lr`. Without momentum the list of buffers is empty.
-Message drumline_fused_sgd(List params, List grads, List momentum_buffers, at::Tensor* lr_tensor, const SgdArguments* with) {
+// Without momentum the list of buffers is empty.
+Message drumline_fused_sgd(List params, List grads, List momentum_buffers, StepTensors tensors, const SgdArguments* with) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     auto p = params.tensors(), g = grads.tensors(), m = momentum_buffers.tensors();
@@ -80,11 +104,14 @@ Message drumline_fused_sgd(List params, List grads, List momentum_buffers, at::T
     if (with->momentum != 0) check_list(m, p, "a momentum buffer");
     TORCH_CHECK(with->momentum != 0 || m.empty(), "there are momentum buffers, but no momentum");
     if (p.empty()) return;
+    const auto lr_tensor = number(tensors.lr, p, "a learning rate");
+    const auto grad_scale = number(tensors.grad_scale, p, "a grad_scale");
+    const auto found_inf = number(tensors.found_inf, p, "a found_inf");
     auto run = [&](const auto& lr) {
       at::_fused_sgd_(p, g, m, with->weight_decay, with->momentum, lr, with->dampening, with->nesterov, with->maximize,
-                      with->is_first_step);
+                      with->is_first_step, grad_scale, found_inf);
     };
-    lr_tensor == nullptr ? run(with->lr) : run(*lr_tensor);
+    lr_tensor ? run(*lr_tensor) : run(with->lr);
   });
 }
 
@@ -97,8 +124,8 @@ struct AdamLists {
   List params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps;
 };
 
-// As above. This step is counted in `steps`.
-Message drumline_fused_adam(const AdamLists* lists, at::Tensor* lr_tensor, const AdamArguments* with) {
+// As above. This step is counted in `steps`, unless it is left out.
+Message drumline_fused_adam(const AdamLists* lists, StepTensors tensors, const AdamArguments* with) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     auto p = lists->params.tensors(), g = lists->grads.tensors(), steps = lists->steps.tensors();
@@ -110,17 +137,21 @@ Message drumline_fused_adam(const AdamLists* lists, at::Tensor* lr_tensor, const
     if (with->amsgrad) check_list(max, p, "a max_exp_avg_sq");
     check_steps(steps, p);
     if (p.empty()) return;
+    const auto lr_tensor = number(tensors.lr, p, "a learning rate");
+    const auto grad_scale = number(tensors.grad_scale, p, "a grad_scale");
+    const auto found_inf = number(tensors.found_inf, p, "a found_inf");
     count_step(steps);
     auto run = [&](const auto& lr) {
       if (with->decoupled) {
         at::_fused_adamw_(p, g, avg, sq, max, steps, lr, with->beta1, with->beta2, with->weight_decay, with->eps, with->amsgrad,
-                          with->maximize);
+                          with->maximize, grad_scale, found_inf);
       } else {
         at::_fused_adam_(p, g, avg, sq, max, steps, lr, with->beta1, with->beta2, with->weight_decay, with->eps, with->amsgrad,
-                         with->maximize);
+                         with->maximize, grad_scale, found_inf);
       }
     };
-    lr_tensor == nullptr ? run(with->lr) : run(*lr_tensor);
+    lr_tensor ? run(*lr_tensor) : run(with->lr);
+    take_back(steps, found_inf);
   });
 }
 

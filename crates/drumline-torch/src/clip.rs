@@ -2,12 +2,15 @@
 //!
 //! Under data parallelism call this after the gradients were reduced: then all ranks see the same norm and do the same.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::TorchError;
-use crate::foreach::{foreach_clamp, foreach_mul_scalar, foreach_norm};
+use crate::foreach::{foreach_clamp, foreach_mul_scalar, foreach_mul_tensor, foreach_norm};
 use crate::grad::grad;
 use crate::named::Named;
+
+/// PyTorch's small number, which keeps a norm of zero from dividing.
+const EPSILON: f64 = 1e-6;
 
 /// Which norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +55,27 @@ pub fn clip_grad_norm_of(parameters: &[Named], max_norm: f64, norm: NormType) ->
     if !total.is_finite() {
         return Err(grads.not_finite(&norms, total));
     }
-    // PyTorch's small number, which keeps a norm of zero from dividing.
-    let factor = max_norm / (total + 1e-6);
+    let factor = max_norm / (total + EPSILON);
     if factor < 1.0 {
         foreach_mul_scalar(&grads.borrowed(), factor)?;
     }
+    Ok(total)
+}
+
+/// As [`clip_grad_norm`], without a wait for the device: the norm comes back as a tensor of one element there, and a captured graph clips by the norm of each
+/// replay. One that is infinite or NaN makes the gradients so, too: for steps that a `found_inf` leaves out then.
+pub fn clip_grad_norm_on_device(parameters: &[Named], max_norm: f64) -> Result<Tensor, TorchError> {
+    check_bound("the greatest norm of gradients", max_norm)?;
+    let grads = Grads::of(parameters)?;
+    grads.check_one_device()?;
+    if grads.0.is_empty() {
+        return Ok(Tensor::f_zeros([], (Kind::Float, Device::Cpu))?);
+    }
+    let norms: Result<Vec<_>, _> =
+        foreach_norm(&grads.borrowed(), 2.0)?.iter().map(|norm| norm.f_to_kind(Kind::Float)).collect();
+    let total = Tensor::f_stack(&norms?, 0)?.f_norm()?;
+    let factor = (total.f_add_scalar(EPSILON)?.f_reciprocal()?.f_mul_scalar(max_norm)?).f_clamp_max(1.0)?;
+    foreach_mul_tensor(&grads.borrowed(), &factor)?;
     Ok(total)
 }
 
@@ -80,6 +99,18 @@ impl<'a> Grads<'a> {
 
     fn borrowed(&self) -> Vec<&Tensor> {
         self.0.iter().map(|(_, grad)| grad).collect()
+    }
+
+    fn check_one_device(&self) -> Result<(), TorchError> {
+        let Some((first_name, first)) = self.0.first() else { return Ok(()) };
+        let device = first.device();
+        match self.0.iter().find(|(_, grad)| grad.device() != device) {
+            None => Ok(()),
+            Some((name, grad)) => Err(TorchError::Unfit(format!(
+                "the gradient of `{name}` is on {:?}, that of `{first_name}` on {device:?}; try clip_grad_norm, which waits for both",
+                grad.device()
+            ))),
+        }
     }
 
     /// The norm of each; read from the device in one go.
@@ -168,6 +199,23 @@ mod tests {
                 assert!(grad_norm(&parameters, norm).unwrap() <= max_norm.min(found) * (1.0 + 1e-6));
             }
         }
+    }
+
+    #[test]
+    fn norms_are_clipped_on_the_device_as_by_pytorch() {
+        let golden = golden();
+        for max_norm in [0.5, 1e3] {
+            let case = format!("l2.{max_norm}");
+            let parameters = parameters(&golden);
+            let found = clip_grad_norm_on_device(&parameters, max_norm).unwrap();
+            assert!(found.allclose(&golden[&format!("{case}.norm")], 1e-6, 0.0, false), "{case}");
+            assert_grads(&parameters, &golden, &case);
+        }
+        let parameters = parameters(&golden);
+        let _ = parameters[1].tensor.grad().get(0).fill_(f64::INFINITY);
+        let found = clip_grad_norm_on_device(&parameters, 0.5).unwrap();
+        assert_eq!(found.double_value(&[]), f64::INFINITY);
+        assert_eq!(clip_grad_norm_on_device(&parameters[3..], 0.5).unwrap().double_value(&[]), 0.0);
     }
 
     #[test]

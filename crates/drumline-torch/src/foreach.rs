@@ -14,6 +14,7 @@ unsafe extern "C" {
     fn drumline_foreach_add_scalar(list: List, scalar: f64) -> Message;
     fn drumline_foreach_add(list: List, other: List, alpha: f64) -> Message;
     fn drumline_foreach_mul_scalar(list: List, scalar: f64) -> Message;
+    fn drumline_foreach_mul_tensor(list: List, number: *mut C_tensor) -> Message;
     fn drumline_foreach_clamp(list: List, min: f64, max: f64) -> Message;
     fn drumline_foreach_copy(list: List, source: List) -> Message;
     fn drumline_foreach_lerp(list: List, end: List, weight: f64) -> Message;
@@ -51,6 +52,14 @@ pub fn foreach_mul_scalar(list: &[&Tensor], scalar: f64) -> Result<(), TorchErro
     let list = Handles::of(list);
     // SAFETY: the handles are good for the call.
     check(unsafe { drumline_foreach_mul_scalar(list.list(), scalar) }, "cannot multiply tensors by a number")
+}
+
+/// Multiplies each by a tensor of one element on their device, which nobody waits for.
+pub fn foreach_mul_tensor(list: &[&Tensor], number: &Tensor) -> Result<(), TorchError> {
+    let list = Handles::of(list);
+    // SAFETY: the handles are good for the call.
+    let message = unsafe { drumline_foreach_mul_tensor(list.list(), number.as_ptr().cast_mut()) };
+    check(message, "cannot multiply tensors by a tensor")
 }
 
 /// Puts the elements of each into the range from `min` to `max`.
@@ -116,6 +125,9 @@ mod tests {
         assert_eq!(values(list), [3.0, -1.0, 0.0, 5.0, 6.0]);
         foreach_mul_scalar(&list, 2.0).unwrap();
         foreach_add_scalar(&list, 1.0).unwrap();
+        assert_eq!(values(list), [7.0, -1.0, 1.0, 11.0, 13.0]);
+        foreach_mul_tensor(&list, &Tensor::from(0.5f32)).unwrap();
+        foreach_mul_tensor(&list, &Tensor::from(2f32)).unwrap();
         assert_eq!(values(list), [7.0, -1.0, 1.0, 11.0, 13.0]);
         let [c, d] = &pair();
         foreach_lerp(&list, &[c, d], 0.5).unwrap();

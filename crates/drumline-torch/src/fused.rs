@@ -17,16 +17,24 @@ unsafe extern "C" {
         params: List,
         grads: List,
         momentum_buffers: List,
-        lr_tensor: *mut C_tensor,
+        tensors: TensorHandles,
         with: *const SgdArguments,
     ) -> Message;
     fn drumline_fused_adam(
         lists: *const AdamLists,
-        lr_tensor: *mut C_tensor,
+        tensors: TensorHandles,
         with: *const AdamArguments,
     ) -> Message;
     fn drumline_grad_fitting(leaf: *mut C_tensor, fitting: *mut *mut C_tensor) -> Message;
     fn drumline_is_dense(tensor: *mut C_tensor, dense: *mut bool) -> Message;
+}
+
+/// Laid out as `StepTensors` in fused.cpp; null where there is none.
+#[repr(C)]
+struct TensorHandles {
+    lr: *mut C_tensor,
+    grad_scale: *mut C_tensor,
+    found_inf: *mut C_tensor,
 }
 
 #[repr(C)]
@@ -71,12 +79,39 @@ pub enum Lr<'a> {
     Tensor(&'a Tensor),
 }
 
+/// What a step reads on the device while it runs, so that nobody waits for it and a captured graph follows its changes. Each is one number of kind Float.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepTensors<'a> {
+    /// Where it is 1 the step changes nothing and is not counted; otherwise it is 0.
+    pub found_inf: Option<&'a Tensor>,
+    /// Gradients are divided by it, in place, before they are used.
+    pub grad_scale: Option<&'a Tensor>,
+}
+
+impl StepTensors<'_> {
+    /// As the shim takes them, with the learning rate where that is a tensor.
+    fn handles(&self, lr: Lr<'_>) -> TensorHandles {
+        let handle = |tensor: Option<&Tensor>| {
+            tensor.map_or(std::ptr::null_mut(), |tensor| tensor.as_ptr().cast_mut())
+        };
+        let lr = match lr {
+            Lr::Value(_) => None,
+            Lr::Tensor(lr) => Some(lr),
+        };
+        TensorHandles {
+            lr: handle(lr),
+            grad_scale: handle(self.grad_scale),
+            found_inf: handle(self.found_inf),
+        }
+    }
+}
+
 impl Lr<'_> {
-    /// As the shim takes it: a number, and a handle that is null if the number counts.
-    fn parts(&self) -> (f64, *mut C_tensor) {
+    /// The number, if it is one.
+    fn value(self) -> f64 {
         match self {
-            Self::Value(lr) => (*lr, std::ptr::null_mut()),
-            Self::Tensor(lr) => (0.0, lr.as_ptr().cast_mut()),
+            Self::Value(lr) => lr,
+            Self::Tensor(_) => 0.0,
         }
     }
 }
@@ -104,15 +139,16 @@ pub struct FusedSgd<'a> {
     pub maximize: bool,
     /// Whether the buffers hold nothing yet: they become the gradients.
     pub is_first_step: bool,
+    /// What is read on the device.
+    pub tensors: StepTensors<'a>,
 }
 
 impl FusedSgd<'_> {
     /// Changes the parameters and the buffers.
     pub fn run(&self) -> Result<(), TorchError> {
         let [params, grads, buffers] = [self.params, self.grads, self.momentum_buffers].map(Handles::of);
-        let (lr, lr_tensor) = self.lr.parts();
         let with = SgdArguments {
-            lr,
+            lr: self.lr.value(),
             momentum: self.momentum,
             dampening: self.dampening,
             weight_decay: self.weight_decay,
@@ -121,8 +157,10 @@ impl FusedSgd<'_> {
             is_first_step: self.is_first_step,
         };
         // SAFETY: all handles are good for the call, which checks the lists.
-        let message =
-            unsafe { drumline_fused_sgd(params.list(), grads.list(), buffers.list(), lr_tensor, &with) };
+        let message = unsafe {
+            let tensors = self.tensors.handles(self.lr);
+            drumline_fused_sgd(params.list(), grads.list(), buffers.list(), tensors, &with)
+        };
         check(message, "cannot make a step of SGD")
     }
 }
@@ -163,6 +201,8 @@ pub struct FusedAdam<'a> {
     pub decay: WeightDecay,
     /// Whether the step goes up instead of down.
     pub maximize: bool,
+    /// What is read on the device.
+    pub tensors: StepTensors<'a>,
 }
 
 impl FusedAdam<'_> {
@@ -174,9 +214,8 @@ impl FusedAdam<'_> {
         let [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps] =
             handles.each_ref().map(Handles::list);
         let lists = AdamLists { params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps };
-        let (lr, lr_tensor) = self.lr.parts();
         let with = AdamArguments {
-            lr,
+            lr: self.lr.value(),
             beta1: self.betas.0,
             beta2: self.betas.1,
             weight_decay: self.weight_decay,
@@ -186,7 +225,8 @@ impl FusedAdam<'_> {
             decoupled: self.decay == WeightDecay::Decoupled,
         };
         // SAFETY: all handles are good for the call, which checks the lists.
-        check(unsafe { drumline_fused_adam(&lists, lr_tensor, &with) }, "cannot make a step of Adam")
+        let message = unsafe { drumline_fused_adam(&lists, self.tensors.handles(self.lr), &with) };
+        check(message, "cannot make a step of Adam")
     }
 }
 

@@ -9,16 +9,18 @@
 //! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
 //! - `collectives`: all-reduce and its kin on tensors of any strides
 //! - `function`: autograd functions from Rust closures
-//! - `autocast`: forward passes in fewer bits
+//! - `autocast`: forward passes in fewer bits; `amp`: losses scaled so that small gradients are not lost in them
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `kernels`: dropout and cross-entropy in a pass each
 //! - `cuda`: GPUs, found when the program runs: streams, graphs, memory
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
+//! - `memory_format`: channels last, and weights in fewer bits
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
+mod amp;
 mod autocast;
 mod batch_norm;
 mod bytes;
@@ -35,23 +37,29 @@ mod kernels;
 mod knobs;
 mod list;
 mod memory;
+mod memory_format;
 mod named;
 mod optim;
 mod rng;
 mod status;
 
+pub use amp::{
+    DeepSpeedScale, DynamicScale, LossScaler, ScalePolicy, ScaledGrads, ScalerState, StepMade, Unscaled,
+};
 pub use autocast::{Autocast, autocast, no_autocast};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
-pub use clip::{NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_value, grad_norm};
+pub use clip::{
+    NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_norm_on_device, clip_grad_value, grad_norm,
+};
 pub use collectives::TensorCollectives;
 pub use error::TorchError;
 pub use foreach::{
     foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar,
-    foreach_norm, foreach_zero,
+    foreach_mul_tensor, foreach_norm, foreach_zero,
 };
 pub use function::{Backward, Forward, FunctionError, autograd_function};
-pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
+pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
 pub use grad::{grad, move_grad, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
@@ -60,9 +68,10 @@ pub use kernels::{
 };
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
+pub use memory_format::{channels_last, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
-    Adam, AdamFamily, AdamOptions, AdamW, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, Sgd,
-    SgdOptions, no_decay_on_norms,
+    Adam, AdamFamily, AdamOptions, AdamW, MasterWeights, Optimizer, OptimizerState, ParameterGroup,
+    ParameterGroups, Sgd, SgdOptions, no_decay_on_norms,
 };
 pub use rng::RngState;

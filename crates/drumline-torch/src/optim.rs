@@ -9,6 +9,7 @@
 //! - `trained`: the parameters in batches, and what is kept for each
 //! - `state`: saved and loaded, with everything checked first
 //! - `sgd`, `adam`: the steps
+//! - `master`: f32 copies of parameters in fewer bits, around any of them
 //!
 //! Not here: schedules (they call `set_lr`) and the reduction of gradients over ranks.
 
@@ -16,6 +17,7 @@ mod adam;
 #[cfg(test)]
 mod golden;
 mod groups;
+mod master;
 mod sgd;
 mod state;
 #[cfg(test)]
@@ -24,10 +26,12 @@ mod trained;
 
 pub use adam::{Adam, AdamFamily, AdamOptions, AdamW};
 pub use groups::{ParameterGroup, ParameterGroups, no_decay_on_norms};
+pub use master::MasterWeights;
 pub use sgd::{Sgd, SgdOptions};
 pub use state::OptimizerState;
 
 use crate::error::TorchError;
+use crate::fused::StepTensors;
 use crate::named::Named;
 
 /// What changes parameters by their gradients.
@@ -52,7 +56,15 @@ use crate::named::Named;
 /// ```
 pub trait Optimizer: Send {
     /// Changes each parameter that has a gradient. One that has none stays as it is, and so does what is kept for it.
-    fn step(&mut self) -> Result<(), TorchError>;
+    fn step(&mut self) -> Result<(), TorchError> {
+        self.step_with(StepTensors::default())
+    }
+
+    /// A step that is told by tensors on the device whether it is made, and by what gradients are divided.
+    fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError>;
+
+    /// Keeps the learning rate in tensors on the parameters' devices from now on: a captured graph then follows [`set_lr`](Self::set_lr).
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError>;
 
     /// Leaves the parameters without gradients (undefined, not zero).
     fn zero_grad(&mut self) -> Result<(), TorchError>;

@@ -26,6 +26,7 @@ pub mod formula;
 pub mod models;
 pub mod nmt;
 mod optimizer;
+mod precision;
 pub mod program;
 pub mod synth_cifar;
 pub mod text;

@@ -1,9 +1,10 @@
 //! The optimizer that a configuration asks for by name, whatever is trained.
 
 use drumline::trainer::{Batch, DistTrainer, Model};
-use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, parameters};
+use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions};
 use tch::nn::VarStore;
 
+use crate::config::PrecisionKind;
 use crate::nmt::config::OptimizerName;
 
 /// What the keys say of it.
@@ -18,6 +19,8 @@ pub(crate) struct OptimizerKeys {
     pub(crate) betas: (f64, f64),
     /// Of adam and adamw.
     pub(crate) eps: f64,
+    /// In which numbers.
+    pub(crate) precision: PrecisionKind,
 }
 
 /// With that optimizer, of all parameters of `store`.
@@ -26,12 +29,12 @@ pub(crate) fn with_optimizer<'a, M: Model<B> + ?Sized, B: Batch>(
     keys: OptimizerKeys,
     store: &VarStore,
 ) -> anyhow::Result<DistTrainer<'a, M, B>> {
-    let OptimizerKeys { name, lr, weight_decay, momentum, betas, eps } = keys;
+    let OptimizerKeys { name, lr, weight_decay, momentum, betas, eps, precision } = keys;
     let adam = AdamOptions { lr, betas, eps, weight_decay: Some(weight_decay), ..AdamOptions::default() };
     let sgd = SgdOptions { lr, weight_decay, momentum, ..SgdOptions::default() };
     Ok(match name {
-        OptimizerName::Adam => trainer.optimizer(Adam::new(parameters(store), adam)?),
-        OptimizerName::Adamw => trainer.optimizer(AdamW::new(parameters(store), adam)?),
-        OptimizerName::Sgd => trainer.optimizer(Sgd::new(parameters(store), sgd)?),
+        OptimizerName::Adam => precision.with_optimizer(trainer, store, |all| Adam::new(all, adam))?,
+        OptimizerName::Adamw => precision.with_optimizer(trainer, store, |all| AdamW::new(all, adam))?,
+        OptimizerName::Sgd => precision.with_optimizer(trainer, store, |all| Sgd::new(all, sgd))?,
     })
 }

@@ -6,6 +6,7 @@ mod it {
     mod golden;
     mod nmt;
     mod parity;
+    mod precision;
     mod programs;
     mod python_weights;
     mod resnet;

@@ -11,7 +11,7 @@
 //! A window is the batches of one step: so many as `gradient_accumulation_steps` says on each rank, fewer at the end of an epoch. A turn is one batch of
 //! it, on all ranks at once. A rank whose data has ended keeps taking turns, with batches that count nowhere, so that all make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `optimizer`, `collect`, `save`, `several`, `tracker`.
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `scaling`, `optimizer`, `collect`, `save`, `several`, `tracker`.
 
 mod builder;
 mod collect;
@@ -21,6 +21,7 @@ mod model;
 mod norms;
 mod optimizer;
 mod save;
+mod scaling;
 mod several;
 mod share;
 mod shared;
@@ -35,7 +36,7 @@ use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
 use drumline_parallel::DdpOptions;
-use drumline_torch::{Named, Optimizer, clip_grad_norm};
+use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
@@ -226,11 +227,36 @@ impl Accelerator {
     }
 
     /// Scales gradients down to this norm, and returns what it was; in turns that do not end a window it does nothing. Call it between backward and step.
+    ///
+    /// In fp16 the gradients are those of the loss itself by then. Where they have overflowed, what comes back is no number, and the step will be skipped.
     pub fn clip_grad_norm(&self, parameters: &[Named], max_norm: f64) -> Result<Option<f64>> {
-        match self.sync_gradients() {
-            true => Ok(Some(clip_grad_norm(parameters, max_norm)?)),
-            false => Ok(None),
+        if !self.sync_gradients() {
+            return Ok(None);
         }
+        Ok(Some(match self.unscale(parameters)? {
+            true => grad_norm(parameters, NormType::L2)?,
+            false => clip_grad_norm(parameters, max_norm)?,
+        }))
+    }
+
+    /// Unscales the gradients of all optimizers that train one of these; says whether some have overflowed.
+    fn unscale(&self, parameters: &[Named]) -> Result<bool> {
+        let mut has_overflowed = false;
+        for kept in self.optimizers.borrow().iter() {
+            let Some(scaled) = self.shared.scaled(&kept.grads) else { continue };
+            let own = kept.optimizer.borrow().parameters();
+            let is_asked_for =
+                |own: &Named| parameters.iter().any(|asked| asked.tensor.data_ptr() == own.tensor.data_ptr());
+            if own.iter().any(is_asked_for) {
+                has_overflowed |= scaled.unscale(own)?;
+            }
+        }
+        Ok(has_overflowed)
+    }
+
+    /// What losses are multiplied by in fp16, in all other precisions 1.
+    pub fn loss_scale(&self) -> Result<f64> {
+        self.shared.scaling.as_ref().map_or(Ok(1.0), |scaling| Ok(scaling.scaler.borrow().scale()?))
     }
 
     /// The model itself; also [`PreparedModel::unwrap`].

@@ -42,6 +42,7 @@ mod metrics;
 mod predictions;
 mod run_error;
 mod sampler;
+mod scaling;
 mod schedule;
 mod shared_failure;
 mod spawn;
@@ -73,6 +74,8 @@ mod guides {
     mod launching {}
     #[doc = include_str!("../../../docs/loading.md")]
     mod loading {}
+    #[doc = include_str!("../../../docs/mixed-precision.md")]
+    mod mixed_precision {}
     #[doc = include_str!("../../../docs/trainer.md")]
     mod trainer {}
 }
@@ -96,10 +99,11 @@ pub use drumline_rendezvous::{
     InitError, InitOptions, JobKey, Member, Store, StoreError, from_env, init, worker_env,
 };
 pub use drumline_torch::{
-    Adam, AdamOptions, AdamW, Determinism, Named, NormType, Optimizer, OptimizerState, ParameterGroup,
-    ParameterGroups, RngState, Sgd, SgdOptions, TensorCollectives, TorchError, buffers, clip_grad_norm,
-    clip_grad_value, flush_denormals, keep_freed_memory, no_decay_on_norms, parameters,
-    use_deterministic_algorithms,
+    Adam, AdamOptions, AdamW, DeepSpeedScale, Determinism, DynamicScale, LossScaler, MasterWeights, Named,
+    NormType, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, RngState, ScalePolicy, ScaledGrads,
+    ScalerState, Sgd, SgdOptions, StepMade, TensorCollectives, TorchError, Unscaled, autocast, buffers,
+    channels_last, clip_grad_norm, clip_grad_value, flush_denormals, keep_freed_memory, no_decay_on_norms,
+    parameters, use_deterministic_algorithms, weights_channels_last, weights_in,
 };
 pub use ending::exit_code;
 pub use exchange::Exchange;

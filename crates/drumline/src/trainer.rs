@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use drumline_comm::{CommError, ProcessGroup};
 use drumline_parallel::DdpOptions;
-use drumline_torch::Optimizer;
+use drumline_torch::{Optimizer, ScalePolicy};
 use serde_json::Value;
 use tch::Device;
 use tch::nn::VarStore;
@@ -389,6 +389,14 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> Self {
         self.settings.precision = precision;
+        self
+    }
+
+    /// How the loss of [`Precision::Fp16`] is scaled; as by PyTorch's `GradScaler`, if it is not said. A step whose gradients overflow is counted and left out: see
+    /// [`TrainState::skipped_steps`].
+    #[must_use]
+    pub fn loss_scale(mut self, policy: ScalePolicy) -> Self {
+        self.settings.loss_scale = policy;
         self
     }
 

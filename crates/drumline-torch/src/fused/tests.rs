@@ -22,6 +22,7 @@ fn sgd<'a>(params: &'a [&'a Tensor], grads: &'a [&'a Tensor], lr: Lr<'a>) -> Fus
         nesterov: false,
         maximize: false,
         is_first_step: false,
+        tensors: StepTensors::default(),
     }
 }
 
@@ -40,6 +41,7 @@ fn adam<'a>(tensors: &'a [[&'a Tensor; 1]; 5], lr: Lr<'a>, decay: WeightDecay) -
         weight_decay: 0.1,
         decay,
         maximize: false,
+        tensors: StepTensors::default(),
     }
 }
 
@@ -112,4 +114,31 @@ fn a_gradient_is_copied_only_if_it_lies_differently() {
     let along = across.contiguous();
     crate::set_grad(&leaf, Some(&along)).unwrap();
     assert_eq!(fitting_grad(&leaf).unwrap().unwrap().data_ptr(), along.data_ptr());
+}
+
+/// One number as the kernels read it.
+fn number(value: f32) -> Tensor {
+    Tensor::from_slice(&[value]).squeeze()
+}
+
+#[test]
+fn gradients_are_divided_by_their_scale_in_place() {
+    let (param, grad) = (Tensor::from_slice(&[1f32, 2.0]), Tensor::from_slice(&[64f32, -128.0]));
+    let scale = number(64.0);
+    let tensors = StepTensors { grad_scale: Some(&scale), ..StepTensors::default() };
+    FusedSgd { tensors, ..sgd(&[&param], &[&grad], Lr::Value(0.5)) }.run().unwrap();
+    assert_eq!(values(&param), [0.5, 3.0]);
+    assert_eq!(values(&grad), [1.0, -2.0]);
+}
+
+#[test]
+fn numbers_of_another_kind_are_refused() {
+    let (param, grad) = (Tensor::zeros([2], FLOAT), Tensor::ones([2], FLOAT));
+    for wrong in [Tensor::from(1f64), Tensor::zeros([2], FLOAT), Tensor::new()] {
+        let tensors = StepTensors { found_inf: Some(&wrong), ..StepTensors::default() };
+        let error = FusedSgd { tensors, ..sgd(&[&param], &[&grad], Lr::Value(0.5)) }.run();
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("a found_inf is one number of type Float"), "{error}");
+    }
+    assert_eq!(values(&param), [0.0, 0.0]);
 }

@@ -7,7 +7,7 @@ use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState, STEP, empty_slot};
 use super::trained::{Ready, Trained, grads, not_negative};
 use crate::error::TorchError;
-use crate::fused::{FusedAdam, Lr, WeightDecay};
+use crate::fused::{FusedAdam, StepTensors, WeightDecay};
 use crate::named::Named;
 
 /// Adam: the weight decay is added to the gradient.
@@ -90,7 +90,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
         }
     }
 
-    fn run(&self, batch: usize, ready: &[Ready]) -> Result<(), TorchError> {
+    fn run(&self, batch: usize, ready: &[Ready], tensors: StepTensors<'_>) -> Result<(), TorchError> {
         let batch = &self.trained.batches[batch];
         let max_exp_avg_sqs = self.options.amsgrad.then(|| batch.kept(ready, 3));
         FusedAdam {
@@ -100,22 +100,23 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
             exp_avg_sqs: &batch.kept(ready, 2),
             max_exp_avg_sqs: max_exp_avg_sqs.as_deref(),
             steps: &batch.kept(ready, 0),
-            lr: Lr::Value(self.trained.lr * batch.lr_factor),
+            lr: self.trained.lr_of(batch),
             betas: self.options.betas,
             eps: self.options.eps,
             weight_decay: batch.weight_decay,
             decay: Self::DECAY,
             maximize: self.options.maximize,
+            tensors,
         }
         .run()
     }
 }
 
 impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
-    fn step(&mut self) -> Result<(), TorchError> {
+    fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
             self.make_slots(batch, &ready);
-            self.run(batch, &ready)?;
+            self.run(batch, &ready, tensors)?;
         }
         Ok(())
     }
@@ -124,12 +125,16 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         self.trained.zero_grad()
     }
 
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        self.trained.keep_lr_on_device()
+    }
+
     fn lr(&self) -> f64 {
-        self.trained.lr
+        self.trained.lr()
     }
 
     fn set_lr(&mut self, lr: f64) {
-        self.trained.lr = lr;
+        self.trained.set_lr(lr);
     }
 
     fn parameters(&self) -> Vec<Named> {

@@ -7,7 +7,7 @@ use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState};
 use super::trained::{Ready, Trained, grads, not_negative};
 use crate::error::TorchError;
-use crate::fused::{FusedSgd, Lr};
+use crate::fused::{FusedSgd, StepTensors};
 use crate::named::Named;
 
 /// Settings of [`Sgd`]; the defaults are PyTorch's.
@@ -69,21 +69,33 @@ impl Sgd {
         Layout { kind: "sgd", slots }
     }
 
-    /// A parameter's first step is another call: it fills the buffer, which is kept only if that went well.
-    fn step_with_momentum(&mut self, batch: usize, ready: Vec<Ready>) -> Result<(), TorchError> {
+    /// A parameter's first step is another call: it fills the buffer, which is kept only if that went well. One that is left out on the device leaves
+    /// zeros, from which the next step makes the same of them, as there is no dampening then.
+    fn step_with_momentum(
+        &mut self,
+        batch: usize,
+        ready: Vec<Ready>,
+        tensors: StepTensors<'_>,
+    ) -> Result<(), TorchError> {
         let held = &self.trained.batches[batch];
         let is_known = |ready: &Ready| !held.parameters[ready.place].kept.is_empty();
         let (known, new): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_known);
-        self.run(batch, &known, Buffers::Known(&held.kept(&known, 0)))?;
+        self.run(batch, &known, Buffers::Known(&held.kept(&known, 0)), tensors)?;
         let made: Vec<_> = held.tensors(&new).into_iter().map(Tensor::zeros_like).collect();
-        self.run(batch, &new, Buffers::New(&made.iter().collect::<Vec<_>>()))?;
+        self.run(batch, &new, Buffers::New(&made.iter().collect::<Vec<_>>()), tensors)?;
         for (ready, buffer) in new.iter().zip(made) {
             self.trained.batches[batch].parameters[ready.place].kept = vec![buffer];
         }
         Ok(())
     }
 
-    fn run(&self, batch: usize, ready: &[Ready], buffers: Buffers<'_>) -> Result<(), TorchError> {
+    fn run(
+        &self,
+        batch: usize,
+        ready: &[Ready],
+        buffers: Buffers<'_>,
+        tensors: StepTensors<'_>,
+    ) -> Result<(), TorchError> {
         let batch = &self.trained.batches[batch];
         let (momentum_buffers, is_first_step) = match buffers {
             Buffers::None => (&[][..], false),
@@ -94,25 +106,33 @@ impl Sgd {
             params: &batch.tensors(ready),
             grads: &grads(ready),
             momentum_buffers,
-            lr: Lr::Value(self.trained.lr * batch.lr_factor),
+            lr: self.trained.lr_of(batch),
             momentum: self.options.momentum,
             dampening: self.options.dampening,
             weight_decay: batch.weight_decay,
             nesterov: self.options.nesterov,
             maximize: self.options.maximize,
             is_first_step,
+            tensors,
         }
         .run()
     }
 }
 
 impl Optimizer for Sgd {
-    fn step(&mut self) -> Result<(), TorchError> {
+    fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        if tensors.found_inf.is_some() && self.options.dampening != 0.0 {
+            return Err(TorchError::Unfit(format!(
+                "the dampening is {}, and a step that may be left out on the device does not know which one is a parameter's first; \
+                 try a dampening of 0",
+                self.options.dampening
+            )));
+        }
         for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
             if self.options.momentum == 0.0 {
-                self.run(batch, &ready, Buffers::None)?;
+                self.run(batch, &ready, Buffers::None, tensors)?;
             } else {
-                self.step_with_momentum(batch, ready)?;
+                self.step_with_momentum(batch, ready, tensors)?;
             }
         }
         Ok(())
@@ -122,12 +142,16 @@ impl Optimizer for Sgd {
         self.trained.zero_grad()
     }
 
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        self.trained.keep_lr_on_device()
+    }
+
     fn lr(&self) -> f64 {
-        self.trained.lr
+        self.trained.lr()
     }
 
     fn set_lr(&mut self, lr: f64) {
-        self.trained.lr = lr;
+        self.trained.set_lr(lr);
     }
 
     fn parameters(&self) -> Vec<Named> {

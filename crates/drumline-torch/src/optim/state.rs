@@ -37,7 +37,7 @@ impl Layout {
         let scalars = scalars.iter().map(|(name, value)| (name.to_string(), *value));
         OptimizerState {
             kind: self.kind.into(),
-            scalars: scalars.chain([("lr".to_owned(), trained.lr)]).collect(),
+            scalars: scalars.chain([("lr".to_owned(), trained.lr())]).collect(),
             tensors: trained.parameters().flat_map(|parameter| self.save_parameter(parameter)).collect(),
         }
     }
@@ -62,7 +62,7 @@ impl Layout {
         if let Some(name) = saved.keys().next() {
             return Err(self.stray(name, trained));
         }
-        trained.lr = lr;
+        trained.set_lr(lr);
         trained.parameters_mut().zip(kept).for_each(|(parameter, kept)| parameter.kept = kept);
         Ok(())
     }

@@ -178,3 +178,36 @@ fn parameters_that_cannot_be_trained_are_refused() {
     let whole = Named { name: "n".into(), tensor: Tensor::ones([2], (Kind::Int64, Device::Cpu)) };
     assert!(refused(vec![whole]).contains("`n` is of kind Int64"));
 }
+
+#[test]
+fn a_learning_rate_on_the_device_follows_with_each_groups_factor() {
+    let fast = ParameterGroup { lr_factor: 10.0, ..vec![leaf("fast", &[2])].into() };
+    let plain: ParameterGroup = vec![leaf("plain", &[2])].into();
+    let mut sgd = Sgd::new([plain, fast], SgdOptions { lr: 0.5, ..SgdOptions::default() }).unwrap();
+    sgd.keep_lr_on_device().unwrap();
+    let parameters = sgd.parameters();
+    set_grads(&parameters, 1.0);
+    sgd.step().unwrap();
+    sgd.set_lr(0.25);
+    sgd.step().unwrap();
+    assert_eq!(parameters.iter().map(first).collect::<Vec<_>>(), [1.0 - 0.75, 1.0 - 7.5]);
+    let saved = sgd.state();
+    sgd.set_lr(0.0);
+    sgd.load_state(&saved).unwrap();
+    sgd.step().unwrap();
+    assert_eq!(first(&parameters[0]), 0.0, "a loaded rate reaches the device, too");
+}
+
+#[test]
+fn a_step_that_may_be_left_out_takes_no_dampening() {
+    let parameters = vec![leaf("a", &[2])];
+    set_grads(&parameters, 1.0);
+    let found_inf = Tensor::from(1f32);
+    let tensors = StepTensors { found_inf: Some(&found_inf), ..StepTensors::default() };
+    let mut control = Sgd::new(parameters.clone(), momentum()).unwrap();
+    control.step_with(tensors).unwrap();
+    let damped = SgdOptions { dampening: 0.5, ..momentum() };
+    let error = Sgd::new(parameters.clone(), damped).unwrap().step_with(tensors).unwrap_err().to_string();
+    assert!(error.ends_with("try a dampening of 0"), "{error}");
+    assert_eq!(first(&parameters[0]), 1.0);
+}

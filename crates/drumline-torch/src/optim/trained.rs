@@ -6,21 +6,23 @@ use tch::{Kind, Tensor};
 
 use super::groups::{ParameterGroup, ParameterGroups};
 use crate::error::TorchError;
-use crate::fused::{fitting_grad, is_dense};
+use crate::fused::{Lr, fitting_grad, is_dense};
 use crate::grad::set_grad;
 use crate::named::Named;
 
 /// Everything an optimizer trains, and its learning rate.
 #[derive(Debug)]
 pub(super) struct Trained {
-    pub(super) lr: f64,
+    lr: f64,
     pub(super) batches: Vec<Batch>,
 }
 
 /// Parameters of one learning rate, weight decay, device and kind.
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) lr_factor: f64,
+    lr_factor: f64,
+    /// The learning rate of these, where it is kept on their device.
+    lr_tensor: Option<Tensor>,
     pub(super) weight_decay: f64,
     pub(super) parameters: Vec<Parameter>,
 }
@@ -62,6 +64,7 @@ impl Trained {
                 Some(batch) => batch.parameters.push(parameter),
                 None => self.batches.push(Batch {
                     lr_factor: group.lr_factor,
+                    lr_tensor: None,
                     weight_decay,
                     parameters: vec![parameter],
                 }),
@@ -80,6 +83,35 @@ impl Trained {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    pub(super) fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+        for batch in &mut self.batches {
+            if let Some(tensor) = &mut batch.lr_tensor {
+                // A device that cannot take a number cannot make the next step either, and that one tells.
+                let _ = tensor.f_fill_(lr * batch.lr_factor);
+            }
+        }
+    }
+
+    /// From now on the learning rates are read on the device.
+    pub(super) fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        for batch in &mut self.batches {
+            let Some(first) = batch.parameters.first() else { continue };
+            let place = (Kind::Float, first.named.tensor.device());
+            batch.lr_tensor = Some(Tensor::f_full([], self.lr * batch.lr_factor, place)?);
+        }
+        Ok(())
+    }
+
+    /// The learning rate of a batch, as a kernel takes it.
+    pub(super) fn lr_of<'a>(&self, batch: &'a Batch) -> Lr<'a> {
+        batch.lr_tensor.as_ref().map_or(Lr::Value(self.lr * batch.lr_factor), Lr::Tensor)
     }
 
     pub(super) fn parameters(&self) -> impl Iterator<Item = &Parameter> {

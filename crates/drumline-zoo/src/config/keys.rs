@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::error::ConfigError;
 use super::section::{Section, section};
-use super::setting::{DataKind, DeviceKind, LrPolicy};
+use super::setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind};
 use super::table::Table;
 
 section! {
@@ -25,6 +25,8 @@ section! {
         "NEW_CLASSIFIER" new_classifier: bool = false;
         /// Random images instead of a data set, to measure speed
         "DUMMY_INPUT" dummy_input: bool = false;
+        /// How images and weights of convolutions lie in memory; auto: channels_last on a GPU
+        "MEMORY_FORMAT" memory_format: MemoryFormat = MemoryFormat::Auto;
     }
 }
 
@@ -143,6 +145,8 @@ section! {
         "RNG_SEED" rng_seed: Option<u64> = None;
         /// What computes; auto takes a GPU if there is one
         "DEVICE" device: DeviceKind = DeviceKind::Auto;
+        /// Numbers of the training; bf16 and fp16: in matrix products and convolutions
+        "PRECISION" precision: PrecisionKind = PrecisionKind::Fp32;
     }
 }
 

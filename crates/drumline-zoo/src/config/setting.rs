@@ -261,3 +261,29 @@ choice! {
         Cuda = "cuda",
     }
 }
+
+choice! {
+    /// In which numbers a training computes.
+    PrecisionKind, "fp32, bf16, fp16 or bf16-master" {
+        /// f32 throughout.
+        Fp32 = "fp32",
+        /// bfloat16 in matrix products and convolutions.
+        Bf16 = "bf16",
+        /// float16 there, with a scaled loss.
+        Fp16 = "fp16",
+        /// As bf16, and the weights are kept so, too, with f32 copies that the optimizer steps.
+        Bf16Master = "bf16-master",
+    }
+}
+
+choice! {
+    /// How images and the weights of convolutions lie in memory.
+    MemoryFormat, "auto, contiguous or channels_last" {
+        /// Channels last on a GPU, contiguous on a processor.
+        Auto = "auto",
+        /// One channel after the other.
+        Contiguous = "contiguous",
+        /// All channels of a pixel together.
+        ChannelsLast = "channels_last",
+    }
+}

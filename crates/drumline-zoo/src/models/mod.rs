@@ -24,8 +24,9 @@ mod small;
 pub mod text;
 pub mod transformer;
 
+use drumline_torch::{TorchError, channels_last, parameters, weights_channels_last};
 use tch::Tensor;
-use tch::nn::{ModuleT, Path};
+use tch::nn::{ModuleT, Path, VarStore};
 
 pub use norm::{Norm, NormBuilder};
 
@@ -55,11 +56,29 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// Any model; a module for all who take one, which a box of a module is not.
 #[derive(Debug)]
-pub struct Model(Box<dyn ModuleT>);
+pub struct Model {
+    net: Box<dyn ModuleT>,
+    is_channels_last: bool,
+}
+
+impl Model {
+    /// The same with channels last in memory: its weights, which are all of `store`, and each batch. Numbers stay the same, but for rounding. Before optimizers
+    /// and replicas are made.
+    pub fn channels_last(self, store: &VarStore) -> Result<Self, TorchError> {
+        weights_channels_last(&parameters(store))?;
+        Ok(Self { is_channels_last: true, ..self })
+    }
+}
 
 impl ModuleT for Model {
     fn forward_t(&self, images: &Tensor, train: bool) -> Tensor {
-        self.0.forward_t(images, train)
+        match self.is_channels_last {
+            // As all of forward, this panics where libtorch refuses.
+            true => {
+                self.net.forward_t(&channels_last(images).expect("a batch of images is laid anew"), train)
+            }
+            false => self.net.forward_t(images, train),
+        }
     }
 }
 
@@ -75,13 +94,13 @@ pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Mode
             None => return Err(ZooError::UnknownArch { arch: arch.to_owned() }),
         },
     };
-    Ok(Model(model))
+    Ok(Model { net: model, is_channels_last: false })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind, nn::VarStore};
+    use tch::{Device, Kind};
 
     #[test]
     fn an_unknown_name_is_answered_with_the_nearest() {
@@ -93,6 +112,26 @@ mod tests {
         assert!(refused("wide_resnet50").contains("wide_resnet50_2"), "{}", refused("wide_resnet50"));
         assert!(refused("vgg").contains("one of resnet18, resnet34"), "{}", refused("vgg"));
         assert!(store.is_empty());
+    }
+
+    #[test]
+    fn channels_last_gives_the_same_outputs_and_gradients() {
+        let run = |is_last: bool| {
+            tch::manual_seed(2);
+            let store = VarStore::new(Device::Cpu);
+            let options = ModelOptions { num_classes: 5, ..Default::default() };
+            let model = build("convnet", &store.root(), &options).unwrap();
+            let model = if is_last { model.channels_last(&store).unwrap() } else { model };
+            let images = Tensor::rand([4, 3, 32, 32], (Kind::Float, Device::Cpu));
+            let output = model.forward_t(&images, true);
+            output.square().mean(Kind::Float).backward();
+            let first = parameters(&store).into_iter().find(|named| named.tensor.dim() == 4).unwrap().tensor;
+            (output, first.grad(), first.stride())
+        };
+        let ((plain, plain_grad, strides), (last, last_grad, last_strides)) = (run(false), run(true));
+        assert!(plain.allclose(&last, 1e-3, 1e-4, false), "{}", (&plain - &last).abs().max());
+        assert!(plain_grad.allclose(&last_grad, 1e-2, 1e-4, false));
+        assert!(strides[1] > 1 && last_strides[1] == 1, "{strides:?} {last_strides:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tch::Tensor;
 
 use super::bitext::{Bitext, Codecs, NumberedPairs};
 use super::config::NmtConfig;
+use crate::config::PrecisionKind;
 use crate::decode::{BeamOptions, beam_search};
 use crate::models::transformer::{Specials, Transformer};
 
@@ -98,6 +99,7 @@ pub(crate) struct Bleu<'a> {
     pub(crate) valid: Bitext,
     pub(crate) judge: Judge,
     pub(crate) search: BeamOptions,
+    pub(crate) precision: PrecisionKind,
     /// Pieces are joined, and spaces put as people write.
     pub(crate) postprocess: bool,
     pub(crate) round: Rc<Round>,
@@ -127,6 +129,7 @@ impl<'a> Bleu<'a> {
                 batch: config.training.bleu_valid_batch_size,
                 specials: Specials::default(),
             },
+            precision: config.run.precision,
             postprocess: bleu.postprocess,
             round: Rc::default(),
             left_out: BleuStats::default(),
@@ -149,7 +152,9 @@ impl<'a> Bleu<'a> {
 
 impl BatchMetric<NumberedPairs, Tensor> for Bleu<'_> {
     fn update(&mut self, _: &Tensor, batch: &NumberedPairs) -> Result<(), Cause> {
-        let found = beam_search(&[self.model], &batch.pairs.source, &self.search)?;
+        let source = &batch.pairs.source;
+        let _autocast = self.precision.autocast_of_weights(source.device())?;
+        let found = beam_search(&[self.model], source, &self.search)?;
         for (index, best) in batch.indices.iter().zip(found) {
             let text = self.codecs.target_text(best.first().map_or(&[], |best| &best.tokens))?;
             let text = if self.postprocess { detokenized(&text) } else { text };

@@ -9,7 +9,7 @@ use crate::config::check::{at_least_1, unfit};
 use crate::config::section::{Section, section};
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{self, Table};
-use crate::config::{ConfigError, DeviceKind, Entry, Value};
+use crate::config::{ConfigError, DeviceKind, Entry, PrecisionKind, Value};
 
 choice! {
     /// What a vocabulary's tokens are.
@@ -294,6 +294,8 @@ section! {
         "shared_dir" shared_dir: Option<PathBuf> = None;
         /// What computes; auto takes a GPU if there is one
         "device" device: DeviceKind = DeviceKind::Auto;
+        /// Numbers of the training; bf16 and fp16: in matrix products
+        "precision" precision: PrecisionKind = PrecisionKind::Fp32;
         /// Threads that make batches, for each rank
         "workers" workers: usize = 1;
     }
@@ -457,6 +459,10 @@ impl NmtConfig {
             ("optimizer_configs.scheduler_configs.warmup_steps", self.scheduler.warmup_steps),
             ("data_configs.num_refs", self.data.num_refs as u64),
         ])?;
+        if self.run.precision == PrecisionKind::Bf16Master && training.moving_average_method.is_some() {
+            let what = "is bf16-master, in whose few bits an average does not move; try bf16";
+            return unfit("run_configs.precision", what);
+        }
         let smoothing = self.model.label_smoothing;
         if !(0.0..1.0).contains(&smoothing) {
             return unfit("model_configs.label_smoothing", format!("is {smoothing}; try 0 to below 1"));

@@ -54,6 +54,7 @@ pub(crate) fn optimizer_keys(config: &NmtConfig) -> OptimizerKeys {
         momentum: params.momentum,
         betas: (params.betas[0], params.betas[1]),
         eps: params.eps,
+        precision: config.run.precision,
     }
 }
 

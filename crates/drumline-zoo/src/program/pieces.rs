@@ -18,4 +18,4 @@ pub(super) use checkpoint::{checkpoints, with_optimizer};
 pub(super) use data::{Images, test_images, test_loader, train_images, train_loader, train_sampler};
 pub(super) use metric::Percent;
 pub(super) use model::model;
-pub(super) use optimizer::{schedule, sgd};
+pub(super) use optimizer::{schedule, sgd, sgd_options};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use drumline::checkpoint::{Checkpoints, Loaded, named, restore};
-use drumline::{Dataset, Ddp};
+use drumline::{Dataset, Ddp, Named};
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
@@ -143,7 +143,8 @@ impl Weights<'_> {
             (OfRun::Best, None) => "last model, ",
         };
         let found = best.unwrap_or(last);
-        job.agree(restore(&named(store), &found.state.model).map_err(Into::into))?;
+        let weights = widened(&found.state.model);
+        job.agree(weights.and_then(|weights| Ok(restore(&named(store), &weights)?)))?;
         Ok(format!("{which}{}", found.path.display()))
     }
 
@@ -155,6 +156,18 @@ impl Weights<'_> {
         );
         job.agree(if self.is_untrained { Err(untrained) } else { Ok(file.display().to_string()) })
     }
+}
+
+/// Weights that were trained in fewer bits are tested in f32.
+fn widened(weights: &[Named]) -> anyhow::Result<Vec<Named>> {
+    let widen = |Named { name, tensor }: &Named| {
+        let tensor = match tensor.kind() {
+            tch::Kind::BFloat16 | tch::Kind::Half => tensor.f_to_kind(tch::Kind::Float)?,
+            _ => tensor.shallow_clone(),
+        };
+        Ok(Named { name: name.clone(), tensor })
+    };
+    weights.iter().map(widen).collect()
 }
 
 /// The best checkpoint of the run that `last` is of: one that a run before has left in the folder is none.

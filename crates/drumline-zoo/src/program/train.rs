@@ -2,7 +2,7 @@
 
 use drumline::trainer::{CrossEntropy, DistTrainer, LearningRate};
 use drumline::{At, ImageBatch, Schedule};
-use drumline_torch::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
+use drumline_torch::{Determinism, Sgd, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
@@ -81,7 +81,6 @@ fn trainer<'a>(
     let mut trainer = DistTrainer::new(&job.group, net, store, images)
         .dev_data(pieces::test_images(&checked.run)?)
         .loss(CrossEntropy::default())
-        .optimizer(pieces::sgd(store, optim)?)
         .sampler(sampler)
         .train_metric("acc1", Percent::of_top(1))
         .metric("acc1", Percent::of_top(1))
@@ -91,6 +90,10 @@ fn trainer<'a>(
         .update_every(train.accumulate)
         .num_workers(train.workers)
         .pin_memory(train.pin_memory);
+    trainer = config
+        .run
+        .precision
+        .with_optimizer(trainer, store, |parameters| Sgd::new(parameters, pieces::sgd_options(optim)))?;
     let k = train.topk.min(config.model.num_classes);
     if k > 1 {
         trainer = trainer.metric(format!("acc{k}"), Percent::of_top(k));

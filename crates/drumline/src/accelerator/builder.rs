@@ -5,14 +5,16 @@ use std::rc::Rc;
 
 use drumline_comm::{CommError, GroupOptions, ProcessGroup};
 use drumline_rendezvous::{InitError, InitOptions, from_env, init, worker_env};
+use drumline_torch::ScalePolicy;
 use tch::Device;
 
 use super::Accelerator;
-use super::error::Result;
+use super::error::{AcceleratorError, Result};
 use super::shared::Shared;
 use super::tracker::{JsonLines, Tracker, Trackers};
 use crate::alike::{Given, check_alike};
-use crate::shared_failure::Trouble;
+use crate::scaling::scaler_for;
+use crate::shared_failure::{Trouble, agree};
 use crate::trainer::Precision;
 
 /// Options of an [`Accelerator`]; each may be left out.
@@ -30,6 +32,7 @@ pub struct AcceleratorBuilder {
     device: Option<Device>,
     gradient_accumulation_steps: Option<usize>,
     precision: Precision,
+    loss_scale: ScalePolicy,
     seed: Option<u64>,
     trackers: Vec<Box<dyn Tracker>>,
 }
@@ -45,6 +48,12 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
+    }
+
+    /// How the loss of [`Precision::Fp16`] is scaled; as by PyTorch's `GradScaler`, if it is not said.
+    #[must_use]
+    pub fn loss_scale(self, policy: ScalePolicy) -> Self {
+        Self { loss_scale: policy, ..self }
     }
 
     /// Seeds libtorch's generators: those of rank `r` with `seed + r`.
@@ -83,15 +92,10 @@ impl AcceleratorBuilder {
         if window == 0 {
             return Err("gradient_accumulation_steps is 0, expected at least 1; try 1".into());
         }
-        if self.precision == Precision::Fp16 {
-            return Err(
-                "precision fp16 needs a scaled loss, which backward cannot do yet; try Precision::Bf16"
-                    .into(),
-            );
-        }
         Ok(vec![
             ("gradient_accumulation_steps".into(), window.to_string()),
             ("precision".into(), format!("{:?}", self.precision)),
+            ("loss_scale".into(), format!("{:?}", self.loss_scale)),
         ])
     }
 
@@ -104,9 +108,11 @@ impl AcceleratorBuilder {
             tch::manual_seed(seed.wrapping_add(group.rank() as u64) as i64);
         }
         let device = self.device.unwrap_or_else(|| device_for(&group));
+        let scaler = scaler_for(self.precision, self.loss_scale, device);
+        let scaler = agree::<_, AcceleratorError>(&group, scaler.map_err(Trouble::from))?;
         let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
         Ok(Accelerator {
-            shared: Rc::new(Shared::new(group, device, self.precision, window)),
+            shared: Rc::new(Shared::new(group, device, (self.precision, scaler), window)),
             models: Default::default(),
             optimizers: Default::default(),
             schedules: Default::default(),

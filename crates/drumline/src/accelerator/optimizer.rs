@@ -3,9 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use drumline_torch::{Named, Optimizer};
+use drumline_torch::{Named, Optimizer, StepMade};
 
 use super::error::Result;
+use super::scaling::OwnGrads;
 use super::shared::Shared;
 use crate::schedule::{At, Schedule};
 
@@ -13,34 +14,41 @@ use crate::schedule::{At, Schedule};
 pub(super) struct Kept {
     pub(super) optimizer: Rc<RefCell<dyn Optimizer>>,
     pub(super) steps: Rc<Cell<u64>>,
+    pub(super) grads: Rc<OwnGrads>,
 }
 
 /// An optimizer that steps when a window is complete; see [`Accelerator::prepare`](super::Accelerator::prepare).
 pub struct PreparedOptimizer<O> {
     optimizer: Rc<RefCell<O>>,
     steps: Rc<Cell<u64>>,
+    grads: Rc<OwnGrads>,
     shared: Rc<Shared>,
 }
 
 impl<O: Optimizer + 'static> PreparedOptimizer<O> {
     pub(super) fn new(optimizer: O, shared: &Rc<Shared>) -> Self {
-        Self { optimizer: Rc::new(RefCell::new(optimizer)), steps: Rc::default(), shared: shared.clone() }
+        let optimizer = Rc::new(RefCell::new(optimizer));
+        Self { optimizer, steps: Rc::default(), grads: Rc::default(), shared: shared.clone() }
     }
 
     pub(super) fn kept(&self) -> Kept {
-        Kept { optimizer: self.optimizer.clone(), steps: self.steps.clone() }
+        Kept { optimizer: self.optimizer.clone(), steps: self.steps.clone(), grads: self.grads.clone() }
     }
 }
 
 impl<O: Optimizer> PreparedOptimizer<O> {
-    /// Changes the parameters in a turn that ends a window; in others it does nothing.
+    /// Changes the parameters in a turn that ends a window; in others it does nothing. In fp16 it does nothing either where gradients have overflowed.
     pub fn step(&mut self) -> Result {
         if !self.shared.turn().is_last {
             return Ok(());
         }
         self.shared.check_reduced()?;
-        self.optimizer.borrow_mut().step()?;
-        self.steps.set(self.steps.get() + 1);
+        let mut optimizer = self.optimizer.borrow_mut();
+        let made = match self.shared.scaled(&self.grads) {
+            Some(scaled) => scaled.step(&mut *optimizer)?,
+            None => optimizer.step().map(|()| StepMade::Yes)?,
+        };
+        self.steps.set(self.steps.get() + u64::from(made == StepMade::Yes));
         Ok(())
     }
 
@@ -50,10 +58,21 @@ impl<O: Optimizer> PreparedOptimizer<O> {
             return Ok(());
         }
         self.shared.note_cleared();
+        self.grads.clear();
         Ok(self.optimizer.borrow_mut().zero_grad()?)
     }
 
-    /// Steps done.
+    /// Whether the last step was left out, as the gradients of fp16 had overflowed. A prepared schedule then stays where it is.
+    pub fn step_was_skipped(&self) -> bool {
+        self.grads.was_skipped.get()
+    }
+
+    /// Steps that were left out.
+    pub fn skipped_steps(&self) -> u64 {
+        self.grads.skipped.get()
+    }
+
+    /// Steps done, without those that were left out.
     pub fn steps(&self) -> u64 {
         self.steps.get()
     }

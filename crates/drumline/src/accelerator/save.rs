@@ -14,6 +14,7 @@ use super::share::Share;
 use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
 use crate::loader::Cause;
 use crate::sampler::{Sampler, SamplerPosition};
+use crate::scaling::KeptScale;
 use crate::shared_failure::{Trouble, agree};
 
 /// Names the last step that was logged, as the program counts steps, which need not be those of the optimizer.
@@ -21,6 +22,9 @@ const LOGGED: &str = "logged_step";
 
 /// The steps of each optimizer.
 const STEPS: &str = "steps";
+
+/// Steps of each optimizer that were left out for overflow.
+const SKIPPED: &str = "skipped_steps";
 
 /// Where a loader is.
 pub(super) struct Place {
@@ -91,13 +95,17 @@ impl Accelerator {
         let optimizers = self.optimizers.borrow();
         let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();
         let steps: Vec<_> = optimizers.iter().map(|kept| kept.steps.get()).collect();
+        let skipped: Vec<_> = optimizers.iter().map(|kept| kept.grads.skipped.get()).collect();
+        let scaler = self.shared.scaling.as_ref().map(|scaling| scaling.scaler.borrow());
+        let all_skipped = skipped.iter().sum();
         Ok(TrainState {
             optimizer: all_states(&states),
             epoch: place.map_or(0, |position| position.epoch),
             step: steps.iter().copied().max().unwrap_or(0),
             sampler: serde_json::to_value(place)?,
-            config: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps }),
+            config: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps, SKIPPED: skipped }),
             rng: RngState::capture()?,
+            scaler: KeptScale::new(scaler.as_deref(), all_skipped)?.to_value()?,
             ..TrainState::new(self.tensors())?
         })
     }
@@ -137,8 +145,11 @@ impl Accelerator {
         // All is checked before anything is changed.
         let tensors = self.tensors();
         check_model(&tensors, &saved.model)?;
+        let scale = KeptScale::of(&saved.scaler)?;
         self.load_optimizers(saved)?;
         restore(&tensors, &saved.model)?;
+        let mut scaler = self.shared.scaling.as_ref().map(|scaling| scaling.scaler.borrow_mut());
+        scale.load_into(scaler.as_deref_mut())?;
         saved.rng.restore()?;
         if let Some((place, position)) = resumed {
             place.now.set(position);
@@ -164,6 +175,7 @@ impl Accelerator {
         }
         for (place, kept) in optimizers.iter().enumerate() {
             kept.steps.set(saved.config[STEPS][place].as_u64().unwrap_or(saved.step));
+            kept.grads.skipped.set(saved.config[SKIPPED][place].as_u64().unwrap_or(0));
         }
         Ok(())
     }

@@ -4,12 +4,13 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::Autocast;
+use drumline_torch::{Autocast, LossScaler};
 use tch::{Device, Tensor};
 
 use super::error::{AcceleratorError, Result};
 use super::model::Replica;
 use super::save::Place;
+use super::scaling::{OwnGrads, Scaled, Scaling};
 use super::window::{Turn, Window};
 use crate::alike::mistake;
 use crate::trainer::Precision;
@@ -18,6 +19,8 @@ pub(super) struct Shared {
     pub(super) group: ProcessGroup,
     pub(super) device: Device,
     precision: Precision,
+    /// In fp16.
+    pub(super) scaling: Option<Scaling>,
     /// Turns of a window.
     pub(super) window: usize,
     /// Where the first loader that was prepared is.
@@ -37,11 +40,17 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(group: ProcessGroup, device: Device, precision: Precision, window: usize) -> Self {
+    pub(super) fn new(
+        group: ProcessGroup,
+        device: Device,
+        (precision, scaler): (Precision, Option<LossScaler>),
+        window: usize,
+    ) -> Self {
         Self {
             group,
             device,
             precision,
+            scaling: scaler.map(Scaling::new),
             window,
             place: OnceCell::new(),
             turns: RefCell::default(),
@@ -120,9 +129,16 @@ impl Shared {
         self.begin(replica, &turn)?;
         let loss = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
         let reduces = self.reduces(&turn);
-        match reduces {
-            true => replica.backward(&loss)?,
-            false => replica.backward_unreduced(&loss)?,
+        let backward = |loss: &Tensor| -> Result {
+            match reduces {
+                true => replica.backward(loss)?,
+                false => replica.backward_unreduced(loss)?,
+            }
+            Ok(())
+        };
+        match &self.scaling {
+            None => backward(&loss)?,
+            Some(scaling) => scaling.backward(&loss, backward)?,
         }
         self.is_unreduced.set(!reduces);
         turn.note_backward();
@@ -136,6 +152,7 @@ impl Shared {
         match self.reduces(&turn) {
             true => {
                 replica.backward_nothing(&turn)?;
+                self.scaling.iter().for_each(Scaling::note_backward);
                 self.is_unreduced.set(false);
             }
             false => replica.backward_nothing_unreduced(&turn)?,
@@ -155,6 +172,12 @@ impl Shared {
                  try a backward outside before the step",
             )),
         }
+    }
+
+    /// How an optimizer steps in fp16.
+    pub(super) fn scaled<'a>(&'a self, own: &'a Rc<OwnGrads>) -> Option<Scaled<'a>> {
+        let (scaling, group) = (self.scaling.as_ref()?, &self.group);
+        Some(Scaled { scaling, group, own })
     }
 
     /// The gradients are gone.

@@ -28,6 +28,7 @@ use crate::alike::{Given, check_alike};
 use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
 use crate::sampler::{EvalSampler, Sampler, SamplerOptions};
+use crate::scaling::scaler_for;
 use crate::shared_failure::{SharedFailure, Trouble, agree};
 use crate::stop_request::StopRequest;
 
@@ -175,6 +176,9 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let steps_per_epoch = steps_of_epoch(0, &group, &parts.train, &asked.settings)?;
         let waits = Arc::new(Waits::new(asked.tracer.observer().or(asked.ddp_options.observer.take())));
         asked.ddp_options.observer = Some(Arc::clone(&waits) as _);
+        let Settings { precision, loss_scale, .. } = asked.settings;
+        let scaler = scaler_for(precision, loss_scale, asked.store.device());
+        let scaler = agree::<_, TrainerError>(&group, scaler.map_err(Trouble::from))?;
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
         if let Some(progress) = parts.progress {
@@ -219,6 +223,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             best_weights: None,
             kept_best: Vec::new(),
             norms,
+            scaler,
             clock: Clock::new(),
             state,
         })

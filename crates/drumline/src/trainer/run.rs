@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use drumline_launch::signal_name;
 use drumline_observe::trace::Track;
 use drumline_parallel::Ddp;
-use drumline_torch::Named;
+use drumline_torch::{LossScaler, Named};
 use tch::nn::VarStore;
 
 use super::batch::Batch;
@@ -127,6 +127,8 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) kept_best: Vec<f64>,
     pub(super) place: Place,
     pub(super) norms: Norms,
+    /// In fp16.
+    pub(super) scaler: Option<LossScaler>,
     pub(super) tracer: Tracer,
     pub(super) waits: Arc<Waits>,
     /// Whether any rank has callbacks of either kind.

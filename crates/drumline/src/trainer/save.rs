@@ -16,6 +16,7 @@ use super::state::Best;
 use crate::checkpoint::{Checkpoints, Loaded, Mark, Scalar, TrainState, named, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
+use crate::scaling::KeptScale;
 use crate::shared_failure::{SharedFailure, Trouble, agree, in_words};
 
 /// What a checkpoint keeps beside weights, optimizer and position.
@@ -124,6 +125,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             best: self.state.best.map(|best| best.metric),
             config: serde_json::to_value(&self.state.config)?,
             rng: RngState::capture()?,
+            scaler: KeptScale::new(self.scaler.as_ref(), self.state.skipped)?.to_value()?,
             trained: self.trained_beside()?,
             ..TrainState::new(named(self.store))?
         })
@@ -180,9 +182,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn go_on(&mut self, saved: &TrainState) -> Result<(), Cause> {
         let from: SamplerPosition = serde_json::from_value(saved.sampler.clone())?;
         from.check_seed(self.train.sampler().seed())?;
-        let kept = Kept::of(saved)?;
+        let (kept, scale) = (Kept::of(saved)?, KeptScale::of(&saved.scaler)?);
         self.load_weights(saved)?;
         self.state.optimizer.load_state(&saved.optimizer)?;
+        scale.load_into(self.scaler.as_mut())?;
+        self.state.skipped = scale.skipped;
         self.hooks.load_state(&kept.callbacks)?;
         saved.rng.restore()?;
         let of_step = self.positions_of_turn() * self.train.sampler().num_replicas().max(1);

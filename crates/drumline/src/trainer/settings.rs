@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use drumline_torch::ScalePolicy;
 use serde_json::Value;
 use tch::Kind;
 
 use crate::loader::Cause;
 
-/// In which numbers forward is computed; weights, gradients and optimizer stay in f32.
+/// In which numbers forward is computed; weights, gradients and optimizer stay as they are, in f32 as a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// f32.
@@ -16,7 +17,7 @@ pub enum Precision {
     F32,
     /// bfloat16 where it gains something: matrix products and convolutions.
     Bf16,
-    /// float16. Its gradients need a scaled loss, which the trainer cannot do yet: refused.
+    /// float16 in the same places, with a scaled loss: small gradients would be lost in it.
     Fp16,
 }
 
@@ -104,6 +105,8 @@ pub(super) struct Settings {
     pub(super) log_path: Option<PathBuf>,
     pub(super) resume_from: Option<PathBuf>,
     pub(super) precision: Precision,
+    /// Of fp16.
+    pub(super) loss_scale: ScalePolicy,
     pub(super) use_tqdm: bool,
     /// What the program has to say of itself.
     pub(super) config: BTreeMap<String, Value>,
@@ -129,6 +132,7 @@ impl Default for Settings {
             log_path: None,
             resume_from: None,
             precision: Precision::F32,
+            loss_scale: ScalePolicy::default(),
             use_tqdm: true,
             config: BTreeMap::new(),
         }
@@ -145,20 +149,13 @@ impl Settings {
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} is 0, expected at least 1; try 1").into());
         }
-        self.validate_every.check("validate_every")?;
-        if self.precision == Precision::Fp16 {
-            return Err(
-                "precision fp16 needs a scaled loss, which the trainer cannot do yet; try Precision::Bf16"
-                    .into(),
-            );
-        }
-        Ok(())
+        self.validate_every.check("validate_every")
     }
 
     /// By name, for logs and checkpoints.
     pub(super) fn to_config(&self) -> BTreeMap<String, Value> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let entries: [(&str, Value); 18] = [
+        let entries: [(&str, Value); 19] = [
             ("batch_size_per_gpu", self.batch_size_per_gpu.into()),
             ("dev_batch_size", self.dev_batch_size.into()),
             ("update_every", self.update_every.into()),
@@ -176,6 +173,7 @@ impl Settings {
             ("log_path", path(&self.log_path).into()),
             ("resume_from", path(&self.resume_from).into()),
             ("precision", format!("{:?}", self.precision).to_lowercase().into()),
+            ("loss_scale", format!("{:?}", self.loss_scale).into()),
             ("use_tqdm", self.use_tqdm.into()),
         ];
         entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -195,7 +193,6 @@ mod tests {
         assert!(
             told(Settings { batch_size_per_gpu: 0, ..defaults() }).starts_with("batch_size_per_gpu is 0")
         );
-        assert!(told(Settings { precision: Precision::Fp16, ..defaults() }).ends_with("try Precision::Bf16"));
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct TrainState {
     pub(super) loss: f64,
     pub(super) samples: u64,
     pub(super) count: f64,
+    pub(super) skipped: u64,
+    pub(super) has_overflowed: bool,
     pub(super) samples_per_s: f64,
     pub(super) train_metrics: Vec<(String, f64)>,
     pub(super) valid_batches: (u64, u64),
@@ -135,6 +137,8 @@ impl TrainState {
             loss: f64::NAN,
             samples: 0,
             count: 0.0,
+            skipped: 0,
+            has_overflowed: false,
             samples_per_s: 0.0,
             train_metrics: Vec::new(),
             valid_batches: (0, 0),
@@ -148,9 +152,24 @@ impl TrainState {
         }
     }
 
-    /// Steps of the optimizer done.
+    /// Steps done, with those that were left out for overflow.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Of the steps done those that changed no weight, as the gradients of fp16 had overflowed. Schedules by steps do not count them.
+    pub fn skipped_steps(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Whether the gradients of this step are infinite or NaN in fp16, so that it will be left out: for callbacks between backward and step.
+    pub fn has_overflowed(&self) -> bool {
+        self.has_overflowed
+    }
+
+    /// Steps that the optimizer has made.
+    pub(super) fn optimizer_steps(&self) -> u64 {
+        self.step - self.skipped
     }
 
     /// Epochs done; the number of the epoch that is under way, from 0.
@@ -229,7 +248,7 @@ impl TrainState {
     /// Where a schedule is asked for the learning rate of the next step.
     pub fn at(&self) -> At {
         let done = self.step_in_epoch as f64 / self.steps_per_epoch.max(1) as f64;
-        At { epoch: self.epoch as f64 + done.min(1.0), step: self.step }
+        At { epoch: self.epoch as f64 + done.min(1.0), step: self.optimizer_steps() }
     }
 
     /// The last evaluation.

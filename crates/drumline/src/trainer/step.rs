@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use drumline_comm::ReduceOp;
 use drumline_observe::trace::Track;
-use drumline_torch::{Autocast, TorchError};
+use drumline_torch::{Autocast, StepMade, TorchError, Unscaled};
 use tch::{Tensor, no_grad};
 
 use super::batch::Batch;
@@ -37,12 +37,13 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.loss = sums[0] / agreed.count;
         self.state.train_metrics = self.train_scores.values_of(&sums[1..]);
         (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
+        let unscaled = waits.over(|| self.unscale())?;
         self.hooks.call(Hook::BackwardEnd, &mut self.state);
         if self.has_callbacks {
             waits.over(|| self.add_up(Vec::new()))?;
         }
         let optimizer = Instant::now();
-        self.state.optimizer.step()?;
+        self.optimize(unscaled)?;
         self.tracer.span("optimizer", Track::Compute, optimizer);
         let waited = waits.take();
         self.state.times.comm += waited;
@@ -64,7 +65,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         for batch in batches {
             let Some(loss) = self.loss_of(batch)? else { break };
             let begin = Instant::now();
-            let backward = || self.ddp.backward(&(&loss * factor));
+            let part = &loss * factor;
+            let backward = || match &self.scaler {
+                None => self.ddp.backward(&part),
+                Some(scaler) => scaler.backward_with(&part, |scaled| self.ddp.backward(scaled)).map(drop),
+            };
             done += 1;
             if done < agreed.most_batches {
                 self.ddp.no_sync(backward)?
@@ -80,6 +85,27 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.ddp.backward_nothing_beside(self.norms.calls())?;
         }
         Ok(sum)
+    }
+
+    /// In fp16, gradients as those of the loss itself; whether they have overflowed is the same on all ranks.
+    fn unscale(&mut self) -> Result<Option<Unscaled>, TrainerError> {
+        let Some(scaler) = &self.scaler else { return Ok(None) };
+        let mut unscaled = scaler.received().unscale(scaler, self.state.parameters.clone())?;
+        unscaled.agree(&self.state.group)?;
+        self.state.has_overflowed = unscaled.has_overflowed()?;
+        Ok(Some(unscaled))
+    }
+
+    /// Changes the weights, unless gradients have overflowed.
+    fn optimize(&mut self, unscaled: Option<Unscaled>) -> Result<(), TrainerError> {
+        let (Some(unscaled), Some(scaler)) = (unscaled, &mut self.scaler) else {
+            return Ok(self.state.optimizer.step()?);
+        };
+        let made = unscaled.step(scaler, &mut *self.state.optimizer)?;
+        self.state.skipped += u64::from(made == StepMade::Skipped);
+        let figures = [("loss_scale", scaler.scale()?), ("skipped_steps", self.state.skipped as f64)];
+        self.state.train_metrics.extend(figures.map(|(name, value)| (name.to_owned(), value)));
+        Ok(())
     }
 
     /// The summed loss of a batch, with the way back to the weights; `None` where there is trouble, which is noted.

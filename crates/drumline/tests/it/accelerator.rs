@@ -5,6 +5,7 @@ mod failing;
 mod methods;
 mod norms;
 mod planned;
+mod precision;
 mod saving;
 mod tracking;
 mod windows;

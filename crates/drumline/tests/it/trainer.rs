@@ -8,6 +8,7 @@ mod keeping;
 mod observed;
 mod order;
 pub(super) mod planned;
+mod precision;
 mod resuming;
 mod supplied;
 mod windows;

@@ -8,15 +8,19 @@ use crate::config::{LrPolicy, Optim};
 
 /// Trains all parameters of `store`.
 pub(in crate::program) fn sgd(store: &VarStore, optim: &Optim) -> anyhow::Result<Sgd> {
-    let options = SgdOptions {
+    Ok(Sgd::new(parameters(store), sgd_options(optim))?)
+}
+
+/// As the keys say.
+pub(in crate::program) fn sgd_options(optim: &Optim) -> SgdOptions {
+    SgdOptions {
         lr: optim.base_lr,
         momentum: optim.momentum,
         dampening: optim.dampening,
         nesterov: optim.nesterov,
         weight_decay: optim.weight_decay,
         ..SgdOptions::default()
-    };
-    Ok(Sgd::new(parameters(store), options)?)
+    }
 }
 
 /// The learning rate of each epoch.

@@ -97,7 +97,7 @@ fn run(
     let net = job.agree(parts::net(config, &lexicon, &store))?;
     let seed = begin.seed;
     let trainer = job.agree(trainer(job, (config, &lexicon), (&*net, &store), (sets, seed)))?;
-    let trainer = job.agree(with_optimizer(trainer, optimizer_keys(&config.optim), &store))?;
+    let trainer = job.agree(with_optimizer(trainer, optimizer_keys(config), &store))?;
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(found),
         None => trainer.master_callback(SaveLexicon { lexicon, out_dir: config.run.out_dir.clone() }),
@@ -173,7 +173,8 @@ fn warmup(optim: &TextOptim) -> Warmup {
     }
 }
 
-fn optimizer_keys(optim: &TextOptim) -> OptimizerKeys {
+fn optimizer_keys(config: &TextConfig) -> OptimizerKeys {
+    let optim = &config.optim;
     let AdamOptions { betas, eps, .. } = AdamOptions::default();
     OptimizerKeys {
         name: optim.method,
@@ -182,6 +183,7 @@ fn optimizer_keys(optim: &TextOptim) -> OptimizerKeys {
         momentum: optim.momentum,
         betas,
         eps,
+        precision: config.run.precision,
     }
 }
 

@@ -184,3 +184,19 @@ fn a_last_validation_that_a_signal_has_cut_is_made_later() {
     assert_eq!(was_cut, said.contains("| bleu: "), "{} {said}", ranks[0].stdout);
     assert!(task.path("valid/step-00000006.txt").exists() && task.path("save/best").exists());
 }
+
+#[test]
+fn translations_are_trained_in_fewer_bits() {
+    let losses = |precision: &str| {
+        let task = Task::new();
+        task.train(2, &format!("run_configs.precision {precision}"));
+        assert!(!task.column("eval", "bleu").is_empty(), "{precision}");
+        task.column("step", "loss")
+    };
+    let full = losses("fp32");
+    for precision in ["bf16", "fp16", "bf16-master"] {
+        let short = losses(precision);
+        let off = short.iter().zip(&full).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(short.len() == full.len() && off > 0.0 && off < 0.2, "{precision}: {short:?}, {full:?}");
+    }
+}

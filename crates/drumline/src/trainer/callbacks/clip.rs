@@ -31,6 +31,9 @@ impl GradientClip {
 
 impl Callback for GradientClip {
     fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.has_overflowed() {
+            return Ok(()); // There is no norm, and no step.
+        }
         match self.bound {
             Bound::Norm(max_norm) => drop(clip_grad_norm(state.parameters(), max_norm)?),
             Bound::Value(max_value) => clip_grad_value(state.parameters(), max_value)?,

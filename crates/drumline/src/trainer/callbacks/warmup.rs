@@ -66,7 +66,7 @@ impl Callback for Warmup {
     }
 
     fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        state.set_lr(state.initial_lr() * self.factor(state.step(), state.total_steps()));
+        state.set_lr(state.initial_lr() * self.factor(state.optimizer_steps(), state.total_steps()));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use drumline::trainer::Precision;
-use drumline::{Adam, AdamOptions, DdpOptions, Optimizer, ProcessGroup};
+use drumline::{Adam, AdamOptions, DdpOptions, Optimizer, ProcessGroup, ScalePolicy};
 use rank_test::{Exit, Ranks, ranks_test};
 use tch::Kind;
 use tch::nn::ModuleT;
@@ -41,7 +41,8 @@ ranks_test!(what_makes_no_sense_is_told_on_all_ranks_and_the_group_goes_on, 2, {
     let group = ProcessGroup::from_env()?;
     let (rank, builder) = (group.rank(), || Accelerator::builder().group(&group));
     assert!(told(builder().gradient_accumulation_steps(0)).contains("is 0, expected at least 1; try 1"));
-    assert!(told(builder().precision(Precision::Fp16)).contains("try Precision::Bf16"));
+    let scaled = builder().precision(Precision::Fp16).loss_scale(ScalePolicy::Static(0.0));
+    assert!(told(scaled).contains("a loss cannot be scaled by Static(0.0)"));
     assert_eq!(
         told(builder().gradient_accumulation_steps(2 + rank)),
         "rank 1 was given another accelerator than rank 0: gradient_accumulation_steps is 3, expected 2; try the same on all ranks"

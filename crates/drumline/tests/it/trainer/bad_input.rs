@@ -8,7 +8,7 @@ use drumline::trainer::{
     Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, EvaluateEvery, Every,
     LoadBestModel, Loss, MasterCallback, Precision, TrainState,
 };
-use drumline::{Cause, LocalGroup, ProcessGroup, Sgd, SgdOptions, parameters};
+use drumline::{Cause, LocalGroup, ProcessGroup, ScalePolicy, Sgd, SgdOptions, parameters};
 use rank_test::{Ranks, ranks_test};
 use tch::nn::{Module, VarStore, linear};
 use tch::{Device, Tensor};
@@ -41,7 +41,8 @@ ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
     assert_refused(&group, new()?.dev_data(data(0)), "dev_data is empty")?;
     assert_refused(&group, DistTrainer::new(&group, &net, &store, data(8)), "there is no loss; try")?;
     assert_refused(&group, new()?.update_every(0), "update_every is 0")?;
-    assert_refused(&group, new()?.precision(Precision::Fp16), "try Precision::Bf16")?;
+    let scaled = new()?.precision(Precision::Fp16).loss_scale(ScalePolicy::Static(0.0));
+    assert_refused(&group, scaled, "a loss cannot be scaled by Static(0.0)")?;
     assert_refused(&group, new()?.device(Device::Cuda(7)), "the model is on Cpu, expected Cuda(7)")?;
     assert_refused(
         &group,

@@ -1,0 +1,167 @@
+//! How a loss scale moves: down after gradients that were not finite, up after many that were.
+
+use tch::{Kind, Tensor};
+
+use super::ffi::{Growth, update_scale};
+use crate::error::TorchError;
+
+/// By which rule a loss is scaled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ScalePolicy {
+    /// As PyTorch's `GradScaler`.
+    Dynamic(DynamicScale),
+    /// As DeepSpeed's `fp16` with `loss_scale` 0.
+    DeepSpeed(DeepSpeedScale),
+    /// Always the same.
+    Static(f64),
+}
+
+impl Default for ScalePolicy {
+    fn default() -> Self {
+        Self::Dynamic(DynamicScale::default())
+    }
+}
+
+/// PyTorch's rule; the defaults are its own.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DynamicScale {
+    /// The first scale.
+    pub init_scale: f64,
+    /// What the scale is multiplied by after `growth_interval` steps without overflow.
+    pub growth_factor: f64,
+    /// What it is multiplied by after an overflow.
+    pub backoff_factor: f64,
+    /// Steps without overflow, one after the other, before it grows.
+    pub growth_interval: u32,
+}
+
+impl Default for DynamicScale {
+    fn default() -> Self {
+        Self { init_scale: 65536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
+}
+
+/// DeepSpeed's rule: factor 2, with some overflows let pass before the scale goes down. The names and defaults are those of `ds_config.json`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeepSpeedScale {
+    /// The first scale is 2 to this power.
+    pub initial_scale_power: u32,
+    /// Steps without overflow, one after the other, before the scale grows.
+    pub loss_scale_window: u32,
+    /// The scale goes down at this one of several overflows.
+    pub hysteresis: u32,
+    /// Whether each step without overflow lets as many pass again; otherwise only growth does.
+    pub consecutive_hysteresis: bool,
+    /// The scale goes no lower.
+    pub min_loss_scale: f64,
+}
+
+impl Default for DeepSpeedScale {
+    fn default() -> Self {
+        Self {
+            initial_scale_power: 16,
+            loss_scale_window: 1000,
+            hysteresis: 2,
+            consecutive_hysteresis: false,
+            min_loss_scale: 1.0,
+        }
+    }
+}
+
+/// What DeepSpeed's scale is multiplied and divided by.
+const DEEPSPEED_FACTOR: f64 = 2.0;
+
+/// The numbers of a scale, each a tensor of one element on the device.
+#[derive(Debug)]
+pub(super) struct Scale {
+    pub(super) scale: Tensor,
+    /// Steps without overflow since the scale last moved, or since the last overflow.
+    pub(super) growth_tracker: Tensor,
+    /// The overflow at which the scale goes down, counted from 1; only DeepSpeed's rule uses it.
+    pub(super) hysteresis: Tensor,
+}
+
+impl ScalePolicy {
+    pub(super) fn check(&self) -> Result<(), TorchError> {
+        let holds = match self {
+            Self::Static(scale) => scale.is_finite() && *scale > 0.0,
+            Self::DeepSpeed(rule) => {
+                let is_minimum = rule.min_loss_scale.is_finite() && rule.min_loss_scale > 0.0;
+                let is_count = rule.loss_scale_window > 0 && rule.hysteresis > 0;
+                is_minimum && is_count && rule.initial_scale_power < 128
+            }
+            Self::Dynamic(rule) => {
+                let is_scale = rule.init_scale.is_finite() && rule.init_scale > 0.0;
+                let is_backoff = rule.backoff_factor > 0.0 && rule.backoff_factor < 1.0;
+                is_scale && is_backoff && rule.growth_factor > 1.0 && rule.growth_interval > 0
+            }
+        };
+        match holds {
+            true => Ok(()),
+            false => Err(TorchError::Unfit(format!(
+                "a loss cannot be scaled by {self:?}; expected positive numbers, growth above 1 and backoff below it; \
+                 try ScalePolicy::default()"
+            ))),
+        }
+    }
+
+    pub(super) fn init_scale(&self) -> f64 {
+        match self {
+            Self::Dynamic(rule) => rule.init_scale,
+            Self::DeepSpeed(rule) => 2f64.powi(rule.initial_scale_power as i32),
+            Self::Static(scale) => *scale,
+        }
+    }
+
+    pub(super) fn hysteresis(&self) -> u32 {
+        match self {
+            Self::DeepSpeed(rule) => rule.hysteresis,
+            _ => 1,
+        }
+    }
+
+    /// Moves the scale after a step in which `found_inf` was found, without a wait for the device.
+    pub(super) fn update(&self, at: &mut Scale, found_inf: &Tensor) -> Result<(), TorchError> {
+        match self {
+            Self::Static(_) => Ok(()),
+            Self::DeepSpeed(rule) => rule.update(at, found_inf),
+            Self::Dynamic(rule) => {
+                let growth = Growth {
+                    growth_factor: rule.growth_factor,
+                    backoff_factor: rule.backoff_factor,
+                    growth_interval: rule.growth_interval.into(),
+                };
+                update_scale(&at.scale, &at.growth_tracker, found_inf, growth)
+            }
+        }
+    }
+}
+
+impl DeepSpeedScale {
+    fn update(&self, at: &mut Scale, found_inf: &Tensor) -> Result<(), TorchError> {
+        let overflow = found_inf.f_gt(0.0)?;
+        let is_spent = at.hysteresis.f_le(1)?;
+        let good = at.growth_tracker.f_add_scalar(1)?;
+        let grows =
+            good.f_ge(i64::from(self.loss_scale_window))?.f_logical_and(&overflow.f_logical_not()?)?;
+        let shrinks = overflow.f_logical_and(&is_spent)?;
+
+        let lower = at.scale.f_div_scalar(DEEPSPEED_FACTOR)?.f_clamp_min(self.min_loss_scale)?;
+        let higher = at.scale.f_mul_scalar(DEEPSPEED_FACTOR)?.f_clamp_max(f64::from(f32::MAX))?;
+        let scale = lower.f_where_self(&shrinks, &higher.f_where_self(&grows, &at.scale)?)?;
+
+        let begins_anew = overflow.f_logical_or(&grows)?;
+        let tracker = good.f_zeros_like()?.f_where_self(&begins_anew, &good)?;
+
+        let full = at.hysteresis.f_full_like(i64::from(self.hysteresis))?;
+        let refilled =
+            if self.consecutive_hysteresis { full } else { full.f_where_self(&grows, &at.hysteresis)? };
+        let one_less = at.hysteresis.f_sub_scalar(1)?.f_clamp_min(1)?;
+        let hysteresis = one_less.f_where_self(&overflow, &refilled)?;
+
+        at.scale.f_copy_(&scale)?;
+        at.growth_tracker.f_copy_(&tracker.f_to_kind(Kind::Int)?)?;
+        at.hysteresis.f_copy_(&hysteresis.f_to_kind(Kind::Int)?)?;
+        Ok(())
+    }
+}

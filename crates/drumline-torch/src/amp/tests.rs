@@ -1,0 +1,135 @@
+//! DeepSpeed's rule, states, several ranks, and what cannot be done.
+
+use drumline_comm::{LocalGroup, ReduceOp};
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+use crate::collectives::TensorCollectives;
+use crate::grad::set_grad;
+use crate::named::Named;
+use crate::optim::{Optimizer, Sgd, SgdOptions};
+
+/// The scale after each of these steps; `!` is one with an overflow.
+fn scales(policy: ScalePolicy, steps: &str) -> Vec<f64> {
+    let mut scaler = LossScaler::new(policy, Device::Cpu).unwrap();
+    let moved = |step: char| {
+        let found_inf = Tensor::from(if step == '!' { 1f32 } else { 0.0 });
+        scaler.update(&found_inf).unwrap();
+        scaler.scale().unwrap()
+    };
+    steps.chars().map(moved).collect()
+}
+
+fn rule() -> DeepSpeedScale {
+    DeepSpeedScale { initial_scale_power: 3, loss_scale_window: 3, ..DeepSpeedScale::default() }
+}
+
+#[test]
+fn deepspeeds_scale_lets_overflows_pass_and_has_a_minimum() {
+    let of = |rule, steps| scales(ScalePolicy::DeepSpeed(rule), steps);
+    // The first overflow passes; growth lets one pass again, and a single good step does not.
+    assert_eq!(of(rule(), "!!.!..."), [8.0, 4.0, 4.0, 2.0, 2.0, 2.0, 4.0]);
+    assert_eq!(of(rule(), "!...!!"), [8.0, 8.0, 8.0, 16.0, 16.0, 8.0]);
+    assert_eq!(of(rule(), "!.!.!!"), [8.0, 8.0, 4.0, 4.0, 2.0, 1.0]);
+    let consecutive = DeepSpeedScale { consecutive_hysteresis: true, ..rule() };
+    assert_eq!(of(consecutive, "!.!.!!"), [8.0, 8.0, 8.0, 8.0, 8.0, 4.0]);
+    let at_once = DeepSpeedScale { hysteresis: 1, min_loss_scale: 2.0, ..rule() };
+    assert_eq!(of(at_once, "!!!!"), [4.0, 2.0, 2.0, 2.0]);
+    assert_eq!(of(rule(), "......."), [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]);
+}
+
+#[test]
+fn a_static_scale_stays() {
+    assert_eq!(scales(ScalePolicy::Static(128.0), "!.!!"), [128.0; 4]);
+}
+
+#[test]
+fn a_saved_scale_goes_on_as_one_that_never_stopped() {
+    let steps = "!.!..!...!....!!..";
+    for policy in [
+        ScalePolicy::Dynamic(DynamicScale { growth_interval: 2, ..DynamicScale::default() }),
+        ScalePolicy::DeepSpeed(rule()),
+        ScalePolicy::Static(4.0),
+    ] {
+        let found = |step| Tensor::from(if step == '!' { 1f32 } else { 0.0 });
+        let mut whole = LossScaler::new(policy, Device::Cpu).unwrap();
+        for step in steps.chars() {
+            let mut resumed = LossScaler::new(policy, Device::Cpu).unwrap();
+            resumed.load_state(&whole.state().unwrap()).unwrap();
+            resumed.update(&found(step)).unwrap();
+            whole.update(&found(step)).unwrap();
+            assert_eq!(resumed.state().unwrap(), whole.state().unwrap(), "{policy:?}");
+        }
+    }
+    let mut scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu).unwrap();
+    let wrong = ScalerState { scale: f64::NAN, ..scaler.state().unwrap() };
+    assert!(scaler.load_state(&wrong).unwrap_err().to_string().contains("NaN"));
+}
+
+#[test]
+fn rules_that_make_no_sense_are_refused() {
+    let plain = DynamicScale::default();
+    for policy in [
+        ScalePolicy::Static(0.0),
+        ScalePolicy::Static(f64::INFINITY),
+        ScalePolicy::Dynamic(DynamicScale { growth_factor: 1.0, ..plain }),
+        ScalePolicy::Dynamic(DynamicScale { backoff_factor: 1.0, ..plain }),
+        ScalePolicy::Dynamic(DynamicScale { growth_interval: 0, ..plain }),
+        ScalePolicy::DeepSpeed(DeepSpeedScale { hysteresis: 0, ..rule() }),
+        ScalePolicy::DeepSpeed(DeepSpeedScale { min_loss_scale: 0.0, ..rule() }),
+    ] {
+        let told = LossScaler::new(policy, Device::Cpu).unwrap_err().to_string();
+        assert!(told.ends_with("try ScalePolicy::default()"), "{told}");
+    }
+}
+
+fn leaf(kind: Kind, grad: f32) -> Named {
+    let tensor = Tensor::ones([2], (kind, Device::Cpu)).set_requires_grad(true);
+    set_grad(&tensor, Some(&Tensor::from_slice(&[grad, 4.0]).to_kind(kind))).unwrap();
+    Named { name: format!("{kind:?}"), tensor }
+}
+
+#[test]
+fn gradients_of_each_kind_are_unscaled_and_looked_at() {
+    let kinds = [Kind::Float, Kind::Double, Kind::BFloat16];
+    let scaler = LossScaler::new(ScalePolicy::Static(4.0), Device::Cpu).unwrap();
+    for bad in [None, Some(0), Some(1), Some(2)] {
+        let grad = |place| if bad == Some(place) { f32::INFINITY } else { 8.0 };
+        let leaves: Vec<_> = kinds.iter().enumerate().map(|(at, kind)| leaf(*kind, grad(at))).collect();
+        let unscaled = scaler.received().unscale(&scaler, leaves.clone()).unwrap();
+        assert_eq!(unscaled.has_overflowed().unwrap(), bad.is_some());
+        for leaf in &leaves {
+            assert_eq!(leaf.tensor.grad().double_value(&[1]), 1.0, "{}", leaf.name);
+        }
+    }
+}
+
+#[test]
+fn gradients_in_half_are_refused_as_by_pytorch() {
+    let scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu).unwrap();
+    let told = scaler.received().unscale(&scaler, vec![leaf(Kind::Half, 1.0)]).unwrap_err().to_string();
+    assert!(told.starts_with("the gradient of `Half` is of kind Half"), "{told}");
+}
+
+#[test]
+fn an_overflow_of_one_rank_is_one_of_all() {
+    for bad_rank in [None, Some(1)] {
+        let made = LocalGroup::run(2, |group| {
+            let bad = bad_rank == Some(group.rank());
+            let leaf = leaf(Kind::Float, if bad { f32::NAN } else { 1.0 });
+            let mut sgd = Sgd::new(vec![leaf], SgdOptions::default()).unwrap();
+            let mut scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu).unwrap();
+            let mut unscaled = scaler.received().unscale(&scaler, sgd.parameters()).unwrap();
+            unscaled.agree(&group).unwrap();
+            let made = unscaled.step(&mut scaler, &mut sgd).unwrap();
+            let mut scale = Tensor::from(scaler.scale().unwrap());
+            group.all_reduce_tensor(&mut scale, ReduceOp::Sum).unwrap();
+            Ok((made, scale.double_value(&[])))
+        });
+        let expected = match bad_rank {
+            Some(_) => (StepMade::Skipped, 65536.0),
+            None => (StepMade::Yes, 2.0 * 65536.0),
+        };
+        assert_eq!(made.unwrap(), [expected; 2]);
+    }
+}

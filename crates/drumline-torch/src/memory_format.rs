@@ -1,0 +1,104 @@
+//! Images with their channels last in memory, as convolutions on tensor cores and in oneDNN want them; sizes stay as they are.
+//!
+//! ```text
+//!   contiguous      [N, C, H, W], strides [C·H·W, H·W, W, 1]
+//!   channels last   [N, C, H, W], strides [H·W·C, 1, W·C, C]
+//! ```
+
+use tch::{Tensor, no_grad};
+
+use crate::error::TorchError;
+use crate::named::Named;
+
+/// The same values with channels last: the tensor itself if it lies so already or has not four dimensions.
+///
+/// ```
+/// use drumline_torch::channels_last;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let images = Tensor::rand([2, 3, 4, 5], (Kind::Float, Device::Cpu));
+/// let last = channels_last(&images)?;
+/// assert_eq!(last.stride(), [60, 1, 15, 3]);
+/// assert_eq!(last, images);
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+pub fn channels_last(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    if tensor.dim() != 4 {
+        return Ok(tensor.shallow_clone());
+    }
+    Ok(tensor.f_permute([0, 2, 3, 1])?.f_contiguous()?.f_permute([0, 3, 1, 2])?)
+}
+
+/// Lays the weights of convolutions (those of four dimensions) with channels last, in place: whoever holds them sees it. Before optimizers and replicas are made.
+pub fn weights_channels_last(parameters: &[Named]) -> Result<(), TorchError> {
+    parameters.iter().try_for_each(|Named { tensor, .. }| {
+        let laid = no_grad(|| channels_last(&tensor.f_detach()?))?;
+        Ok(tensor.shallow_clone().f_set_data(&laid)?)
+    })
+}
+
+/// Keeps weights of two dimensions and more in `kind`, in place; biases and norms stay as they are, for they are few and need their bits. Before optimizers and
+/// replicas are made: [`MasterWeights`](crate::MasterWeights) keeps the bits that go missing.
+pub fn weights_in(parameters: &[Named], kind: tch::Kind) -> Result<(), TorchError> {
+    let is_weight = |named: &&Named| named.tensor.dim() >= 2 && named.tensor.is_floating_point();
+    parameters.iter().filter(is_weight).try_for_each(|Named { tensor, .. }| {
+        let cast = no_grad(|| tensor.f_detach()?.f_to_kind(kind))?;
+        Ok(tensor.shallow_clone().f_set_data(&cast)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::nn::{self, Module};
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::named::parameters;
+    use crate::optim::{Optimizer, Sgd, SgdOptions};
+
+    /// The weights after some steps.
+    fn trained(lay: impl Fn(&[Named]), images: fn(&Tensor) -> Tensor) -> Vec<Tensor> {
+        tch::manual_seed(3);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let conv = nn::conv2d(vs.root() / "conv", 3, 8, 3, Default::default());
+        let norm = nn::batch_norm2d(vs.root() / "norm", 8, Default::default());
+        lay(&parameters(&vs));
+        let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
+        let mut sgd = Sgd::new(parameters(&vs), options).unwrap();
+        for _ in 0..5 {
+            let x = images(&Tensor::rand([4, 3, 6, 6], (Kind::Float, Device::Cpu)));
+            let y = nn::ModuleT::forward_t(&norm, &conv.forward(&x), true).relu();
+            sgd.zero_grad().unwrap();
+            y.square().mean(Kind::Float).backward();
+            sgd.step().unwrap();
+        }
+        parameters(&vs).iter().map(|named| named.tensor.detach().copy()).collect()
+    }
+
+    #[test]
+    fn convolutions_give_the_same_with_channels_last() {
+        let plain = trained(|_| (), Tensor::shallow_clone);
+        let lay = |parameters: &[Named]| {
+            weights_channels_last(parameters).unwrap();
+            let conv = parameters.iter().find(|named| named.name == "conv.weight").unwrap();
+            assert_eq!(conv.tensor.stride(), [27, 1, 9, 3]);
+            assert!(conv.tensor.requires_grad() && conv.tensor.is_leaf());
+        };
+        let last = trained(lay, |images| channels_last(images).unwrap());
+        for (a, b) in plain.iter().zip(&last) {
+            assert!(a.allclose(b, 1e-4, 1e-6, false));
+        }
+    }
+
+    #[test]
+    fn weights_change_their_kind_where_layers_hold_them() {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let linear = nn::linear(vs.root(), 3, 2, Default::default());
+        weights_in(&parameters(&vs), Kind::BFloat16).unwrap();
+        assert_eq!((linear.ws.kind(), linear.bs.as_ref().unwrap().kind()), (Kind::BFloat16, Kind::Float));
+        let x = Tensor::ones([1, 3], (Kind::Float, Device::Cpu));
+        let y = crate::autocast(Device::Cpu, Kind::BFloat16, || linear.forward(&x)).unwrap();
+        y.sum(Kind::Float).backward();
+        assert_eq!(linear.ws.grad().kind(), Kind::BFloat16);
+    }
+}

@@ -1,0 +1,271 @@
+//! f32 copies of parameters that are kept in fewer bits: what is too small for those is not lost, but added up in the copies.
+//!
+//! ```text
+//!   parameter (bf16) ─ forward, backward ─▶ gradient (bf16) ─ copied ─▶ gradient (f32)
+//!        ▲                                                                  ▼ step
+//!        └────────────────────── rounded ──────────────────────── master weight (f32)
+//! ```
+//! A bf16 number has 8 bits: near 1 it cannot grow by less than 1/128, and a learning rate of 1e-3 would change nothing.
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::Optimizer;
+use super::groups::ParameterGroups;
+use super::state::OptimizerState;
+use crate::error::TorchError;
+use crate::foreach::foreach_copy;
+use crate::fused::StepTensors;
+use crate::grad::{grad, set_grad};
+use crate::named::Named;
+
+/// The slot of a master weight in a saved state.
+const MASTER: &str = "master";
+
+/// An optimizer of any kind that steps f32 copies of parameters in `BFloat16` or `Half`. Parameters in f32 are stepped as they are.
+///
+/// ```
+/// use drumline_torch::{MasterWeights, Named, Optimizer, Sgd, SgdOptions, set_grad};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let tensor = Tensor::ones([1], (Kind::BFloat16, Device::Cpu)).set_requires_grad(true);
+/// let weight = Named { name: "weight".into(), tensor };
+/// let options = SgdOptions { lr: 1e-3, ..Default::default() };
+/// let mut optimizer = MasterWeights::new(vec![weight.clone()], |copies| Sgd::new(copies, options))?;
+/// for _ in 0..100 {
+///     set_grad(&weight.tensor, Some(&weight.tensor.ones_like()))?;
+///     optimizer.step()?;
+/// }
+/// assert!((weight.tensor.double_value(&[0]) - 0.9).abs() < 0.01); // bf16 alone would still be at 1
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+#[derive(Debug)]
+pub struct MasterWeights<O> {
+    inner: O,
+    pairs: Vec<Pair>,
+    /// Whether the copies are older than the parameters: before the first step these may still be loaded, or come from another rank.
+    are_stale: bool,
+}
+
+/// A parameter and its copy; the same tensor where none is needed.
+#[derive(Debug)]
+struct Pair {
+    parameter: Named,
+    master: Tensor,
+}
+
+impl Pair {
+    fn new(parameter: &Named) -> Result<Self, TorchError> {
+        let tensor = &parameter.tensor;
+        let master = match tensor.kind() {
+            Kind::BFloat16 | Kind::Half => {
+                no_grad(|| tensor.f_detach()?.f_to_kind(Kind::Float))?.set_requires_grad(true)
+            }
+            _ => tensor.shallow_clone(),
+        };
+        Ok(Self { parameter: parameter.clone(), master })
+    }
+
+    fn is_copied(&self) -> bool {
+        self.parameter.tensor.kind() != self.master.kind()
+    }
+
+    /// The gradient in f32, in the copy's memory where that has some: a captured graph finds it again.
+    fn bring_gradient(&self) -> Result<(), TorchError> {
+        let Some(found) = grad(&self.parameter.tensor)? else { return set_grad(&self.master, None) };
+        match grad(&self.master)? {
+            Some(mut place) => no_grad(|| place.f_copy_(&found))?,
+            None => set_grad(&self.master, Some(&found.f_to_kind(Kind::Float)?))?,
+        }
+        Ok(())
+    }
+}
+
+impl<O: Optimizer> MasterWeights<O> {
+    /// `make` makes the optimizer of the copies, which have the parameters' names.
+    pub fn new(
+        parameters: impl Into<ParameterGroups>,
+        make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
+    ) -> Result<Self, TorchError> {
+        let (mut groups, mut pairs) = (parameters.into(), Vec::new());
+        for parameter in groups.0.iter_mut().flat_map(|group| &mut group.parameters) {
+            let pair = Pair::new(parameter)?;
+            parameter.tensor = pair.master.shallow_clone();
+            pairs.push(pair);
+        }
+        Ok(Self { inner: make(groups)?, pairs, are_stale: true })
+    }
+
+    fn copied(&self) -> impl Iterator<Item = &Pair> {
+        self.pairs.iter().filter(|pair| pair.is_copied())
+    }
+
+    /// The parameters, and their copies.
+    fn both(&self) -> (Vec<&Tensor>, Vec<&Tensor>) {
+        self.copied().map(|pair| (&pair.parameter.tensor, &pair.master)).unzip()
+    }
+}
+
+impl<O: Optimizer> Optimizer for MasterWeights<O> {
+    fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        if self.are_stale {
+            let (parameters, masters) = self.both();
+            foreach_copy(&masters, &parameters)?;
+            self.are_stale = false;
+        }
+        self.copied().try_for_each(Pair::bring_gradient)?;
+        self.inner.step_with(tensors)?;
+        let (parameters, masters) = self.both();
+        foreach_copy(&parameters, &masters)
+    }
+
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        self.inner.keep_lr_on_device()
+    }
+
+    fn zero_grad(&mut self) -> Result<(), TorchError> {
+        self.pairs.iter().try_for_each(|pair| set_grad(&pair.parameter.tensor, None))
+    }
+
+    fn lr(&self) -> f64 {
+        self.inner.lr()
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.inner.set_lr(lr);
+    }
+
+    fn parameters(&self) -> Vec<Named> {
+        self.pairs.iter().map(|pair| pair.parameter.clone()).collect()
+    }
+
+    /// That of the optimizer, with the copies as `<parameter>.master`.
+    fn state(&self) -> OptimizerState {
+        let mut state = self.inner.state();
+        if !self.are_stale {
+            state.tensors.extend(self.copied().map(|pair| Named {
+                name: format!("{}.{MASTER}", pair.parameter.name),
+                tensor: pair.master.detach(),
+            }));
+        }
+        state
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
+        let is_master = |named: &&Named| named.name.rsplit_once('.').is_some_and(|(_, slot)| slot == MASTER);
+        let (saved, rest): (Vec<_>, Vec<_>) = state.tensors.iter().partition(is_master);
+        // One that has made no step has no copies of its own.
+        let masters = if rest.is_empty() && saved.is_empty() { Vec::new() } else { self.saved(&saved)? };
+        let rest = rest.into_iter().cloned().collect();
+        self.inner.load_state(&OptimizerState { tensors: rest, ..state.clone() })?;
+        self.are_stale = masters.is_empty();
+        let own: Vec<_> = self.copied().map(|pair| &pair.master).collect();
+        if masters.is_empty() { Ok(()) } else { foreach_copy(&own, &masters) }
+    }
+}
+
+impl<O: Optimizer> MasterWeights<O> {
+    /// The saved copies of all that are copied here, in their order.
+    fn saved<'a>(&self, saved: &[&'a Named]) -> Result<Vec<&'a Tensor>, TorchError> {
+        let find = |pair: &Pair| {
+            let name = format!("{}.{MASTER}", pair.parameter.name);
+            let found = saved.iter().find(|named| named.name == name);
+            let tensor =
+                found.map(|named| &named.tensor).filter(|tensor| tensor.size() == pair.master.size());
+            tensor.ok_or_else(|| {
+                TorchError::Unfit(format!(
+                    "cannot load the state of an optimizer: it has no `{name}` of shape {:?}, the f32 copy of a parameter in {:?}; \
+                     try the precision it was saved with",
+                    pair.master.size(),
+                    pair.parameter.tensor.kind()
+                ))
+            })
+        };
+        self.copied().map(find).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::optim::{AdamOptions, AdamW, Sgd, SgdOptions};
+
+    fn leaf(name: &str, kind: Kind) -> Named {
+        let tensor = Tensor::ones([3], (kind, Device::Cpu)).set_requires_grad(true);
+        Named { name: name.into(), tensor }
+    }
+
+    fn small_steps(optimizer: &mut dyn Optimizer, num: usize) {
+        for _ in 0..num {
+            optimizer.zero_grad().unwrap();
+            for Named { tensor, .. } in optimizer.parameters() {
+                set_grad(&tensor, Some(&no_grad(|| tensor.ones_like()))).unwrap();
+            }
+            optimizer.step().unwrap();
+        }
+    }
+
+    fn sgd(parameters: impl Into<ParameterGroups>) -> Result<Sgd, TorchError> {
+        Sgd::new(parameters, SgdOptions { lr: 1e-4, ..SgdOptions::default() })
+    }
+
+    fn first(named: &Named) -> f64 {
+        named.tensor.double_value(&[0])
+    }
+
+    #[test]
+    fn steps_below_the_resolution_add_up() {
+        for kind in [Kind::BFloat16, Kind::Half] {
+            let (with, without) = (leaf("a", kind), leaf("a", kind));
+            small_steps(&mut MasterWeights::new(vec![with.clone()], sgd).unwrap(), 1000);
+            small_steps(&mut sgd(vec![without.clone()]).unwrap(), 1000);
+            assert!((first(&with) - 0.9).abs() < 0.004, "{kind:?}: {}", first(&with));
+            assert_eq!(first(&without), 1.0, "the control loses them: {kind:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_in_f32_are_stepped_as_they_are() {
+        let (short, long) = (leaf("short", Kind::BFloat16), leaf("long", Kind::Float));
+        let mut optimizer = MasterWeights::new(vec![short, long.clone()], sgd).unwrap();
+        small_steps(&mut optimizer, 1);
+        assert_eq!(first(&long), f64::from(1.0 - 1e-4f32));
+        let names: Vec<_> = optimizer.state().tensors.into_iter().map(|named| named.name).collect();
+        assert_eq!(names, ["short.master"]);
+    }
+
+    #[test]
+    fn weights_that_are_loaded_before_the_first_step_count() {
+        let parameter = leaf("a", Kind::BFloat16);
+        let mut optimizer = MasterWeights::new(vec![parameter.clone()], sgd).unwrap();
+        let _ = no_grad(|| parameter.tensor.shallow_clone().fill_(4.0));
+        small_steps(&mut optimizer, 1);
+        assert_eq!(first(&parameter), 4.0);
+        assert_eq!(first(&optimizer.state().tensors[0]), f64::from(4.0 - 1e-4f32));
+    }
+
+    #[test]
+    fn a_saved_state_goes_on_with_the_same_bits_and_a_strange_one_is_refused() {
+        let new = |parameters: Vec<Named>| {
+            let options = AdamOptions { lr: 1e-4, ..AdamOptions::default() };
+            MasterWeights::new(parameters, |copies| AdamW::new(copies, options)).unwrap()
+        };
+        let mut whole = new(vec![leaf("a", Kind::BFloat16)]);
+        small_steps(&mut whole, 30);
+        let copy = whole.parameters()[0].tensor.detach().copy().set_requires_grad(true);
+        let mut resumed = new(vec![Named { name: "a".into(), tensor: copy }]);
+        resumed.load_state(&whole.state()).unwrap();
+        small_steps(&mut whole, 30);
+        small_steps(&mut resumed, 30);
+        for (a, b) in whole.state().tensors.iter().zip(resumed.state().tensors) {
+            assert!(a.name == b.name && a.tensor.equal(&b.tensor), "{}", a.name);
+        }
+        let mut strange = whole.state();
+        strange.tensors.retain(|named| named.name != "a.master");
+        let told = resumed.load_state(&strange).unwrap_err().to_string();
+        assert!(told.contains("it has no `a.master` of shape [3]"), "{told}");
+        let begun = new(vec![leaf("a", Kind::BFloat16)]).state();
+        resumed.load_state(&begun).unwrap();
+    }
+}

@@ -1,0 +1,57 @@
+//! `PRECISION` and `MODEL.MEMORY_FORMAT`: each trains nearly as f32 does, goes on, and is tested afterwards.
+
+use drumline_text::synth_text::SynthTextOptions;
+use serde_json::Value;
+
+use super::running::{Place, column};
+
+const PRECISIONS: [&str; 3] = ["bf16", "fp16", "bf16-master"];
+const SMALL: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
+
+/// Whether two runs lost about the same in each step.
+#[track_caller]
+fn assert_near(told: &str, short: &[Value], full: &[Value], most: f64) {
+    let [short, full] = [short, full].map(|events| column(events, "step", "loss"));
+    assert_eq!(short.len(), full.len(), "{told}");
+    let off = short.iter().zip(&full).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(off > 0.0 && off < most, "{told}: {short:?}, {full:?}");
+}
+
+fn shows_its_scale(events: &[Value]) -> bool {
+    events.iter().any(|event| event["kind"] == "step" && event["loss_scale"].is_number())
+}
+
+#[test]
+fn images_are_trained_in_fewer_bits() {
+    let words = "MODEL.ARCH convnet TRAIN.AUGMENT False OPTIM.LR_POLICY steps OPTIM.STEPS [0]";
+    let full = Place::new();
+    full.passes(2, &format!("train {words}"));
+    for precision in PRECISIONS {
+        let short = Place::new();
+        let words = format!("{words} PRECISION {precision} MODEL.MEMORY_FORMAT channels_last");
+        // In two parts.
+        short.passes(2, &format!("train {words} OPTIM.MAX_EPOCH 1"));
+        short.passes(2, &format!("train {words}"));
+        assert_near(precision, &short.events(), &full.events(), 0.2);
+        assert_eq!(shows_its_scale(&short.events()), precision == "fp16");
+        assert!(short.passes(1, &format!("test {words}")).contains("| 21 images |"), "{precision}");
+    }
+}
+
+#[test]
+fn texts_are_trained_in_fewer_bits() {
+    for (net, task) in [("bilstm", "tag"), ("transformer", "classify")] {
+        let words = format!("MODEL.NET {net} MODEL.DROPOUT 0 OPTIM.MAX_EPOCH 2 OPTIM.GRAD_CLIP 1.0");
+        let full = Place::of_texts(task, &SMALL);
+        full.passes(2, &format!("train {words}"));
+        for precision in PRECISIONS {
+            let short = Place::of_texts(task, &SMALL);
+            short.passes(2, &format!("train {words} PRECISION {precision}"));
+            assert_near(&format!("{net} {precision}"), &short.events(), &full.events(), 0.2);
+            assert_eq!(shows_its_scale(&short.events()), precision == "fp16");
+            assert!(
+                short.passes(1, &format!("test {words} PRECISION {precision}")).contains("== test: loss: ")
+            );
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Loss scaling between a backward and a step, in fp16.
+//!
+//! ```text
+//!   backward ─▶ scaled gradients ─ clip_grad_norm or step, whichever comes first ─▶ unscaled ─ step ─▶ weights, or skipped
+//! ```
+//! Gradients that are scaled are never clipped, and never stepped by: whoever comes first unscales them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use drumline_comm::ProcessGroup;
+use drumline_torch::{LossScaler, Named, Optimizer, StepMade, Unscaled};
+use tch::Tensor;
+
+use super::error::Result;
+use crate::alike::mistake;
+
+/// The scaler of all models, and how many backwards it has scaled.
+pub(super) struct Scaling {
+    pub(super) scaler: RefCell<LossScaler>,
+    backwards: Cell<u64>,
+}
+
+/// What an optimizer knows of its gradients.
+#[derive(Default)]
+pub(super) struct OwnGrads {
+    /// Since they are unscaled, with the number of backwards by then.
+    unscaled: RefCell<Option<(Unscaled, u64)>>,
+    /// Backwards by the last step.
+    stepped_at: Cell<u64>,
+    pub(super) skipped: Cell<u64>,
+    pub(super) was_skipped: Cell<bool>,
+}
+
+impl Scaling {
+    pub(super) fn new(scaler: LossScaler) -> Self {
+        Self { scaler: scaler.into(), backwards: Cell::new(0) }
+    }
+
+    /// Backward from the loss times the scale.
+    pub(super) fn backward(&self, loss: &Tensor, backward: impl FnOnce(&Tensor) -> Result) -> Result {
+        self.note_backward();
+        drop(self.scaler.borrow().backward_with(loss, backward)?);
+        Ok(())
+    }
+
+    /// Gradients of a scaled loss have come, from this rank or from others.
+    pub(super) fn note_backward(&self) {
+        self.backwards.set(self.backwards.get() + 1);
+    }
+}
+
+/// One optimizer, and what it shares with the others.
+pub(super) struct Scaled<'a> {
+    pub(super) scaling: &'a Scaling,
+    pub(super) group: &'a ProcessGroup,
+    pub(super) own: &'a Rc<OwnGrads>,
+}
+
+impl Scaled<'_> {
+    /// Unscales, if that is not done yet, and says whether the gradients have overflowed on some rank. Every rank calls it.
+    pub(super) fn unscale(&self, parameters: Vec<Named>) -> Result<bool> {
+        let (scaler, backwards) = (self.scaling.scaler.borrow(), self.scaling.backwards.get());
+        let mut held = self.own.unscaled.borrow_mut();
+        if let Some((unscaled, at)) = &*held {
+            if *at != backwards {
+                return Err(
+                    self.mistake("a backward has added scaled gradients to those that were clipped already")
+                );
+            }
+            return Ok(unscaled.has_overflowed()?);
+        }
+        if backwards > 0 && self.own.stepped_at.get() == backwards {
+            return Err(self.mistake("there was no backward since the optimizer's last step"));
+        }
+        let mut unscaled = scaler.received().unscale(&scaler, parameters)?;
+        unscaled.agree(self.group)?;
+        let has_overflowed = unscaled.has_overflowed()?;
+        *held = Some((unscaled, backwards));
+        Ok(has_overflowed)
+    }
+
+    /// A step, unless gradients have overflowed.
+    pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade> {
+        self.unscale(optimizer.parameters())?;
+        let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
+        let made = unscaled.step(&mut self.scaling.scaler.borrow_mut(), optimizer)?;
+        self.own.stepped_at.set(at);
+        self.own.was_skipped.set(made == StepMade::Skipped);
+        self.own.skipped.set(self.own.skipped.get() + u64::from(made == StepMade::Skipped));
+        Ok(made)
+    }
+
+    fn mistake(&self, what: &str) -> super::AcceleratorError {
+        mistake(
+            self.group,
+            &format!("{what}; try backward, clip_grad_norm, step and zero_grad in this order"),
+        )
+    }
+}
+
+impl OwnGrads {
+    /// The gradients are gone.
+    pub(super) fn clear(&self) {
+        self.unscaled.take();
+    }
+}
