@@ -18,6 +18,7 @@ mod callbacks;
 mod data;
 mod error;
 mod evaluate;
+mod graphs;
 mod hooks;
 mod loss;
 mod meeting;
@@ -397,6 +398,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn loss_scale(mut self, policy: ScalePolicy) -> Self {
         self.settings.loss_scale = policy;
+        self
+    }
+
+    /// Whether steps on a GPU are recorded as CUDA graphs where that is possible; they are, if it is not said. The losses are the same either way.
+    #[must_use]
+    pub fn cuda_graphs(mut self, wanted: bool) -> Self {
+        self.settings.cuda_graphs = wanted;
         self
     }
 

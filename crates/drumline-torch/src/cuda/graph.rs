@@ -4,6 +4,8 @@
 //! used while recording stays the graph's: tensors made then are overwritten by each launch.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use super::library::{Functions, functions};
 use crate::error::TorchError;
 use crate::status::check;
@@ -63,13 +65,13 @@ impl Graph {
         let graph = Self { raw, functions };
         // SAFETY: the graph lives.
         check(unsafe { (functions.graph_begin)(graph.raw, pool.0) }, "cannot begin to record")?;
-        let made = body();
+        let made = catch_unwind(AssertUnwindSafe(body));
         // SAFETY: the graph lives. The recording must end also where `body` failed.
         let ended = check(
             unsafe { (functions.graph_end)(graph.raw, pool.0) },
             "what was recorded cannot be launched",
         );
-        let made = made?;
+        let made = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         ended?;
         Ok((graph, made))
     }

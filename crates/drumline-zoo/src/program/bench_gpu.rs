@@ -4,9 +4,9 @@
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use drumline::{Optimizer, Sgd, SgdOptions, parameters};
+use drumline::{Optimizer, ParameterGroups, Sgd, SgdOptions, parameters};
 use drumline_torch::cuda::{self, GraphedStep};
-use drumline_torch::{Autocast, TorchError};
+use drumline_torch::{Autocast, MasterWeights, TorchError, channels_last, weights_channels_last, weights_in};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
@@ -31,7 +31,10 @@ enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Precision {
     Fp32,
+    /// Products and convolutions in bfloat16, weights cast where they are used.
     Bf16,
+    /// The weights themselves in bfloat16, with copies in f32 that the optimizer steps.
+    Bf16Master,
 }
 
 /// Time training steps on a GPU
@@ -70,19 +73,26 @@ pub(super) fn run(args: &BenchGpuArgs) -> anyhow::Result<()> {
     let net = models::build(&args.model, &store.root(), &options)?;
     fill(&store);
     store.set_device(device);
-    channels_last(&store);
+    weights_channels_last(&parameters(&store))?;
     let (images, labels) = samples(Samples { first: 0, count: args.batch, edge: args.edge });
-    let (images, labels) = (channels_last_of(&images.to_device(device)), labels.to_device(device));
+    let (images, labels) = (channels_last(&images.to_device(device))?, labels.to_device(device));
     let sgd =
         SgdOptions { lr: 0.01, momentum: 0.9, weight_decay: 5e-5, nesterov: true, ..SgdOptions::default() };
-    let mut optimizer = Sgd::new(parameters(&store), sgd)?;
+    let make = |all: ParameterGroups| Sgd::new(all, sgd);
+    let mut optimizer: Box<dyn Optimizer> = match args.precision {
+        Precision::Bf16Master => {
+            weights_in(&parameters(&store), Kind::BFloat16)?;
+            Box::new(MasterWeights::new(parameters(&store), make)?)
+        }
+        _ => Box::new(make(parameters(&store).into())?),
+    };
     let mut graphed = GraphedStep::new(0)?;
     let (mut input, mut target) = (images.copy(), labels.copy());
     let mut first_step = 0.0;
     let mut one = |losses: Option<&mut Vec<f64>>| -> anyhow::Result<()> {
         input.copy_(&images);
         target.copy_(&labels);
-        let mut step = || step(args, &net, &mut optimizer, (&input, &target));
+        let mut step = || step(args, &net, &mut *optimizer, (&input, &target));
         let loss = match args.mode {
             Mode::Graph => graphed.run(step)?.shallow_clone(),
             Mode::Eager => step()?,
@@ -123,12 +133,12 @@ pub(super) fn run(args: &BenchGpuArgs) -> anyhow::Result<()> {
 fn step(
     args: &BenchGpuArgs,
     net: &Model,
-    optimizer: &mut Sgd,
+    optimizer: &mut dyn Optimizer,
     (images, labels): (&Tensor, &Tensor),
 ) -> Result<Tensor, TorchError> {
     optimizer.zero_grad()?;
     let loss = {
-        let _scope = (args.precision == Precision::Bf16)
+        let _scope = (args.precision != Precision::Fp32)
             .then(|| Autocast::new(Device::Cuda(0), Kind::BFloat16))
             .transpose()?;
         net.forward_t(images, true).cross_entropy_for_logits(labels)
@@ -136,19 +146,4 @@ fn step(
     loss.f_backward()?;
     optimizer.step()?;
     Ok(loss.detach())
-}
-
-/// Convolutions are faster on a GPU where a pixel's channels lie side by side.
-fn channels_last(store: &VarStore) {
-    let _no_grad = tch::no_grad_guard();
-    for mut named in parameters(store) {
-        if named.tensor.dim() == 4 {
-            let values = channels_last_of(&named.tensor.detach());
-            named.tensor.set_data(&values);
-        }
-    }
-}
-
-fn channels_last_of(images: &Tensor) -> Tensor {
-    images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
 }

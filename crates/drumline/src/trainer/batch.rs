@@ -33,6 +33,12 @@ pub trait Batch: Send + Sized + 'static {
 
     /// Copies it to where the model is.
     fn to_device(self, device: Device) -> Result<Self, TorchError>;
+
+    /// All that the model and the loss read of it, always in the same order: a step that has been recorded as a CUDA graph is fed by copying
+    /// into them. `None`, if it is not said: then steps are not recorded.
+    fn tensors(&self) -> Option<Vec<&Tensor>> {
+        None
+    }
 }
 
 /// A batch of one tensor that goes in and one that should come out. Any `tch` module can be trained on such, with
@@ -52,6 +58,10 @@ impl Batch for ImageBatch {
 
     fn to_device(self, device: Device) -> Result<Self, TorchError> {
         if device == Device::Cpu { Ok(self) } else { ImageBatch::to_device(&self, device) }
+    }
+
+    fn tensors(&self) -> Option<Vec<&Tensor>> {
+        Some(vec![&self.images, &self.labels])
     }
 }
 
@@ -73,6 +83,10 @@ impl Batch for (Tensor, Tensor) {
 
     fn to_device(self, device: Device) -> Result<Self, TorchError> {
         Ok((self.0.f_to_device(device)?, self.1.f_to_device(device)?))
+    }
+
+    fn tensors(&self) -> Option<Vec<&Tensor>> {
+        Some(vec![&self.0, &self.1])
     }
 }
 

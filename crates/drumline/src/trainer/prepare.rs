@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_observe::bar::Progress;
 use drumline_parallel::Ddp;
-use drumline_torch::{Adam, AdamOptions, Optimizer, parameters};
+use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
 
@@ -15,6 +15,7 @@ use super::batch::Batch;
 use super::callbacks::Shown;
 use super::data::AnyDataset;
 use super::error::TrainerError;
+use super::graphs::Graphs;
 use super::loss::Loss;
 use super::metric::MetricKey;
 use super::model::Model;
@@ -187,6 +188,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let mut has_callbacks = [u8::from(!asked.hooks.is_empty())];
         group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
         let has_callbacks = has_callbacks[0] > 0;
+        let graphs = graphs_of(&asked.settings, asked.store.device(), &group)?;
         let state = TrainState::new(Start {
             device: asked.store.device(),
             optimizer: parts.optimizer,
@@ -225,6 +227,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             norms,
             scaler,
             clock: Clock::new(),
+            graphs,
             state,
         })
     }
@@ -259,4 +262,14 @@ pub(super) fn steps_of_epoch<B: Batch>(
          try a smaller batch_size_per_gpu, or drop_last(false)"
     ))
     .into())
+}
+
+/// What steps on a GPU are recorded in. Ranks that are several meet on the processor in the midst of a step.
+fn graphs_of<B, O>(
+    settings: &Settings,
+    device: tch::Device,
+    group: &ProcessGroup,
+) -> Result<Option<Graphs<B, O>>, TorchError> {
+    let wanted = settings.cuda_graphs && device.is_cuda() && group.size() == 1;
+    wanted.then(Graphs::new).transpose()
 }

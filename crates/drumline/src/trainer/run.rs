@@ -16,6 +16,7 @@ use super::batch::Batch;
 use super::data::AnyDataset;
 use super::error::TrainerError;
 use super::evaluate::Validated;
+use super::graphs::{Graphs, own_stream};
 use super::hooks::{Hook, Hooks};
 use super::loss::Loss;
 use super::meeting::{Agreed, Brought, meet};
@@ -134,6 +135,8 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// Whether any rank has callbacks of either kind.
     pub(super) has_callbacks: bool,
     pub(super) clock: Clock,
+    /// On a GPU, where steps can be recorded.
+    pub(super) graphs: Option<Graphs<B, M::Output>>,
     pub(super) state: TrainState,
 }
 
@@ -163,6 +166,7 @@ enum Next {
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     pub(super) fn train(mut self) -> Result<TrainOutcome, TrainerError> {
+        let _stream = own_stream(self.state.device)?;
         match catch_unwind(AssertUnwindSafe(|| self.whole())) {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(error)) => {

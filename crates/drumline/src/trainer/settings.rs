@@ -107,6 +107,7 @@ pub(super) struct Settings {
     pub(super) precision: Precision,
     /// Of fp16.
     pub(super) loss_scale: ScalePolicy,
+    pub(super) cuda_graphs: bool,
     pub(super) use_tqdm: bool,
     /// What the program has to say of itself.
     pub(super) config: BTreeMap<String, Value>,
@@ -133,6 +134,7 @@ impl Default for Settings {
             resume_from: None,
             precision: Precision::F32,
             loss_scale: ScalePolicy::default(),
+            cuda_graphs: true,
             use_tqdm: true,
             config: BTreeMap::new(),
         }

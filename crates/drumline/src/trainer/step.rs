@@ -7,11 +7,13 @@ use std::time::Instant;
 
 use drumline_comm::ReduceOp;
 use drumline_observe::trace::Track;
+use drumline_parallel::ParallelError;
 use drumline_torch::{Autocast, StepMade, TorchError, Unscaled};
 use tch::{Tensor, no_grad};
 
 use super::batch::Batch;
 use super::error::TrainerError;
+use super::graphs::Way;
 use super::hooks::Hook;
 use super::meeting::Agreed;
 use super::model::{Mode, Model};
@@ -26,12 +28,19 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if agreed.count <= 0.0 {
             return Err(self.nothing_counts().into());
         }
-        self.state.optimizer.zero_grad()?;
+        let way = self.way(&batches, agreed);
+        if way == Way::AsItIs {
+            self.leave_graphs();
+            self.state.optimizer.zero_grad()?;
+        }
         let waits = Arc::clone(&self.waits);
         waits.over(|| self.ddp.begin_step(agreed.buffers_of.unwrap_or(0)))?;
         waits.over(|| self.norms.share(&self.state.group, agreed))?;
         self.train_scores.reset();
-        let sum = self.gradients(batches, agreed)?;
+        let sum = match way {
+            Way::AsItIs => self.gradients(batches, agreed)?,
+            Way::Graphs => self.graphed_gradients(batches, agreed)?,
+        };
         let own = [&[sum], &self.train_scores.sums()[..]].concat();
         let sums = waits.over(|| self.add_up(own))?;
         self.state.loss = sums[0] / agreed.count;
@@ -43,7 +52,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             waits.over(|| self.add_up(Vec::new()))?;
         }
         let optimizer = Instant::now();
-        self.optimize(unscaled)?;
+        self.optimize(unscaled, way)?;
         self.tracer.span("optimizer", Track::Compute, optimizer);
         let waited = waits.take();
         self.state.times.comm += waited;
@@ -58,7 +67,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     /// The gradients of the mean loss over all samples of all ranks; returns the sum of this rank's losses.
-    fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<f64, TrainerError> {
+    pub(super) fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<f64, TrainerError> {
         // Sums over this rank's samples are averaged over ranks by the reduction.
         let factor = self.state.group.size() as f64 / agreed.count;
         let (mut sum, mut done) = (0.0, 0);
@@ -66,10 +75,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             let Some(loss) = self.loss_of(batch)? else { break };
             let begin = Instant::now();
             let part = &loss * factor;
-            let backward = || match &self.scaler {
-                None => self.ddp.backward(&part),
-                Some(scaler) => scaler.backward_with(&part, |scaled| self.ddp.backward(scaled)).map(drop),
-            };
+            let backward = || self.backward(&part);
             done += 1;
             if done < agreed.most_batches {
                 self.ddp.no_sync(backward)?
@@ -87,6 +93,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(sum)
     }
 
+    /// Backward from a part of the mean loss, in fp16 from a scaled one.
+    pub(super) fn backward(&self, part: &Tensor) -> Result<(), ParallelError> {
+        match &self.scaler {
+            None => self.ddp.backward(part),
+            Some(scaler) => scaler.backward_with(part, |scaled| self.ddp.backward(scaled)).map(drop),
+        }
+    }
+
     /// In fp16, gradients as those of the loss itself; whether they have overflowed is the same on all ranks.
     fn unscale(&mut self) -> Result<Option<Unscaled>, TrainerError> {
         let Some(scaler) = &self.scaler else { return Ok(None) };
@@ -97,9 +111,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     /// Changes the weights, unless gradients have overflowed.
-    fn optimize(&mut self, unscaled: Option<Unscaled>) -> Result<(), TrainerError> {
+    fn optimize(&mut self, unscaled: Option<Unscaled>, way: Way) -> Result<(), TrainerError> {
         let (Some(unscaled), Some(scaler)) = (unscaled, &mut self.scaler) else {
-            return Ok(self.state.optimizer.step()?);
+            return match way {
+                Way::AsItIs => Ok(self.state.optimizer.step()?),
+                Way::Graphs => self.graphed_optimizer(),
+            };
         };
         let made = unscaled.step(scaler, &mut *self.state.optimizer)?;
         self.state.skipped += u64::from(made == StepMade::Skipped);

@@ -42,6 +42,11 @@ impl Tracer {
         }
     }
 
+    /// Whether steps are, or will be, traced.
+    pub(super) fn is_on(&self) -> bool {
+        self.wanted.is_some()
+    }
+
     /// What has been done since `begin`.
     pub(super) fn span(&self, name: &str, track: Track, begin: Instant) {
         if let Some(wanted) = &self.wanted {
