@@ -39,11 +39,14 @@ pub use policy::{DeepSpeedScale, DynamicScale, ScalePolicy};
 /// let mut optimizer = Sgd::new(parameters(&vs), SgdOptions { lr: 0.1, ..Default::default() })?;
 /// let mut scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu)?;
 /// let x = Tensor::ones([4, 2], (Kind::Float, Device::Cpu));
-/// let loss = autocast(Device::Cpu, Kind::Half, || line.forward(&x))?.to_kind(Kind::Float).mean(Kind::Float);
-/// let unscaled = scaler.backward(&loss)?.unscale(&scaler, optimizer.parameters())?;
-/// let _norm = unscaled.clip_grad_norm(1.0)?;
-/// assert_eq!(unscaled.step(&mut scaler, &mut optimizer)?, StepMade::Yes);
-/// assert_eq!(scaler.scale()?, 65536.0);
+/// // The gradient of the bias is 1, and times 65536 more than float16 holds: the first step is skipped.
+/// for (made, scale) in [(StepMade::Skipped, 32768.0), (StepMade::Yes, 32768.0)] {
+///     let loss = autocast(Device::Cpu, Kind::Half, || line.forward(&x))?.to_kind(Kind::Float).mean(Kind::Float);
+///     optimizer.zero_grad()?;
+///     let unscaled = scaler.backward(&loss)?.unscale(&scaler, optimizer.parameters())?;
+///     let _norm = unscaled.clip_grad_norm(1.0)?;
+///     assert_eq!((unscaled.step(&mut scaler, &mut optimizer)?, scaler.scale()?), (made, scale));
+/// }
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 #[derive(Debug)]

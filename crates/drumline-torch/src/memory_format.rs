@@ -56,17 +56,25 @@ mod tests {
     use crate::named::parameters;
     use crate::optim::{Optimizer, Sgd, SgdOptions};
 
+    /// Numbers that other tests' draws do not change.
+    fn waves(sizes: &[i64], speed: f64) -> Tensor {
+        let numel: i64 = sizes.iter().product();
+        (Tensor::arange(numel, (Kind::Float, Device::Cpu)) * speed).sin().view(sizes)
+    }
+
     /// The weights after some steps.
     fn trained(lay: impl Fn(&[Named]), images: fn(&Tensor) -> Tensor) -> Vec<Tensor> {
-        tch::manual_seed(3);
         let vs = nn::VarStore::new(Device::Cpu);
         let conv = nn::conv2d(vs.root() / "conv", 3, 8, 3, Default::default());
         let norm = nn::batch_norm2d(vs.root() / "norm", 8, Default::default());
+        for Named { tensor, .. } in parameters(&vs) {
+            no_grad(|| tensor.shallow_clone().copy_(&waves(&tensor.size(), 0.7)));
+        }
         lay(&parameters(&vs));
         let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
         let mut sgd = Sgd::new(parameters(&vs), options).unwrap();
-        for _ in 0..5 {
-            let x = images(&Tensor::rand([4, 3, 6, 6], (Kind::Float, Device::Cpu)));
+        for step in 0..5 {
+            let x = images(&waves(&[4, 3, 6, 6], 0.3 + f64::from(step)));
             let y = nn::ModuleT::forward_t(&norm, &conv.forward(&x), true).relu();
             sgd.zero_grad().unwrap();
             y.square().mean(Kind::Float).backward();
