@@ -9,13 +9,12 @@
 
 use crate::beside::readable;
 use crate::{END_OF_TEXT, GptTokenizer, TextError};
-use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 const MAGIC: [u8; 8] = *b"DRUMTOKN";
 const VERSION: u32 = 1;
-const LEN: usize = 40;
 
 /// What a file of tokens says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +37,24 @@ impl TokenHeader {
         Self { width, vocabulary, count: 0, tokenizer: tokenizer.fingerprint() }
     }
 
-    /// Reads the header of a file's bytes, and holds it against how many there are.
-    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, TextError> {
+    /// Bytes before the first token.
+    pub const LEN: usize = 40;
+
+    /// Reads the header of a file, and holds it against how long the file is.
+    pub fn open(path: &Path) -> Result<Self, TextError> {
+        let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
+        let file = std::fs::File::open(path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        let mut header = Vec::with_capacity(Self::LEN);
+        file.take(Self::LEN as u64).read_to_end(&mut header).map_err(failed)?;
+        Self::parse(&header, len, path)
+    }
+
+    fn parse(header: &[u8], len: u64, path: &Path) -> Result<Self, TextError> {
         let bad = |what: String| Err(TextError::BadFile { path: path.to_owned(), what });
-        let Some(header) = bytes.get(..LEN).filter(|header| header.starts_with(&MAGIC)) else {
+        if header.len() < Self::LEN || !header.starts_with(&MAGIC) {
             return bad("is no file of tokens; try drumline data tokens TEXT --out FILE".into());
-        };
+        }
         let number =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let long = |at: usize| u64::from(number(at)) | u64::from(number(at + 4)) << 32;
@@ -58,7 +69,7 @@ impl TokenHeader {
         let Some(vocabulary) = u32::try_from(vocabulary).ok().filter(|_| is_whole) else {
             return bad("has a damaged header; try drumline data tokens again".into());
         };
-        let (found, expected) = (bytes.len() as u128, LEN as u128 + u128::from(count) * width as u128);
+        let (found, expected) = (u128::from(len), Self::LEN as u128 + u128::from(count) * width as u128);
         if found != expected {
             return bad(format!(
                 "is torn: it has {found} bytes, expected {expected} for its {count} tokens; try drumline data tokens again, or to copy \
@@ -68,8 +79,8 @@ impl TokenHeader {
         Ok(Self { width, vocabulary, count, tokenizer: number(32) })
     }
 
-    fn to_bytes(self) -> [u8; LEN] {
-        let mut bytes = [0; LEN];
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.width as u32).to_le_bytes());
@@ -79,26 +90,6 @@ impl TokenHeader {
         let checksum = crc32fast::hash(&bytes[..36]);
         bytes[36..].copy_from_slice(&checksum.to_le_bytes());
         bytes
-    }
-
-    /// Puts the tokens from `start` on into `out`; `bytes` are the whole file, of which this is the header.
-    ///
-    /// # Panics
-    ///
-    /// Where there are not so many tokens.
-    pub fn read(&self, bytes: &[u8], start: usize, out: &mut [i64]) {
-        let from = LEN + start * self.width;
-        let bytes = &bytes[from..from + out.len() * self.width];
-        match self.width {
-            2 => {
-                let tokens = bytes.as_chunks().0.iter().map(|token| i64::from(u16::from_le_bytes(*token)));
-                out.iter_mut().zip(tokens).for_each(|(out, token)| *out = token);
-            }
-            _ => {
-                let tokens = bytes.as_chunks().0.iter().map(|token| i64::from(u32::from_le_bytes(*token)));
-                out.iter_mut().zip(tokens).for_each(|(out, token)| *out = token);
-            }
-        }
     }
 }
 
@@ -114,11 +105,8 @@ impl TokenHeader {
 /// std::fs::write(&text, "one<|endoftext|>two")?;
 /// let header = write_tokens(&[text], &GptTokenizer::bytes(), &out)?;
 /// assert_eq!((header.count, header.width, header.vocabulary), (8, 2, 257));
-/// let bytes = std::fs::read(&out)?;
-/// assert_eq!(TokenHeader::parse(&bytes, &out)?, header);
-/// let mut tokens = [0; 3];
-/// header.read(&bytes, 2, &mut tokens);
-/// assert_eq!(tokens, [101, 256, 116]);
+/// assert_eq!(TokenHeader::open(&out)?, header);
+/// assert_eq!(std::fs::read(&out)?[TokenHeader::LEN..][..8], [111, 0, 110, 0, 101, 0, 0, 1]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write_tokens(
@@ -223,29 +211,20 @@ mod tests {
 
     #[test]
     fn texts_end_with_their_token() {
-        let (folder, out, bytes) = written("ab\n<|endoftext|>\nc<|endoftext|><|endoftext|>\n");
-        let header = TokenHeader::parse(&bytes, &out).unwrap();
-        let mut tokens = vec![0; header.count as usize];
-        header.read(&bytes, 0, &mut tokens);
+        let (folder, _, bytes) = written("ab\n<|endoftext|>\nc<|endoftext|><|endoftext|>\n");
+        let tokens = bytes[TokenHeader::LEN..].as_chunks().0.iter().map(|token| u16::from_le_bytes(*token));
         let once = [97, 98, 10, 256, 99, 256];
-        assert_eq!(tokens, [once, once].concat());
+        assert!(tokens.eq([once, once].concat()));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside it");
-    }
-
-    #[test]
-    fn wide_tokens_are_read() {
-        let header = TokenHeader { width: 4, vocabulary: 70_000, count: 2, tokenizer: 7 };
-        let bytes = [&header.to_bytes()[..], &69_999u32.to_le_bytes(), &1u32.to_le_bytes()].concat();
-        assert_eq!(TokenHeader::parse(&bytes, Path::new("x")).unwrap(), header);
-        let mut tokens = [0; 2];
-        header.read(&bytes, 0, &mut tokens);
-        assert_eq!(tokens, [69_999, 1]);
     }
 
     #[test]
     fn torn_and_other_files_are_refused() {
         let (_folder, path, bytes) = written("some text");
-        let said = |bytes: &[u8]| TokenHeader::parse(bytes, &path).unwrap_err().to_string();
+        let said = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            TokenHeader::open(&path).unwrap_err().to_string()
+        };
         assert!(said(&bytes[..bytes.len() - 1]).contains("is torn: it has"), "{}", said(&bytes[..50]));
         assert!(said(&[&bytes[..], &[0, 0]].concat()).contains("is torn"));
         assert!(said(b"some text").contains("is no file of tokens; try drumline data tokens"));
@@ -257,7 +236,9 @@ mod tests {
         };
         assert!(changed(8).contains("has version 0"));
         assert!([12, 16, 24, 33, 39].iter().all(|at| changed(*at).contains("damaged header")));
-        assert!(TokenHeader::parse(&bytes, &path).is_ok(), "control");
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(TokenHeader::open(&path).unwrap().count, 20, "control");
+        assert!(TokenHeader::open(Path::new("/none")).unwrap_err().to_string().starts_with("cannot read"));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The ready programs, as `drumline-train` offers them.
 //!
 //! ```text
-//!   main ─▶ args ─┬▶ train ─▶ kind: images, or text ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
+//!   main ─▶ args ─┬▶ train ─▶ kind: images, text, … ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
+//!                 ├▶ generate ─▶ text, token after token
 //!                 ├▶ data  ─▶ a data set on disk
 //!                 └▶ keys  ─▶ the configuration's keys, for people
 //!   job: all ranks of a run, and how they agree on what went wrong
@@ -19,6 +20,7 @@ mod course;
 mod data_kind;
 mod ending;
 mod evaluate;
+mod gpt;
 mod job;
 mod kind;
 mod nmt;
@@ -38,6 +40,7 @@ use clap::Parser;
 use drumline::LogOptions;
 
 use crate::config::Config;
+use crate::gpt::GptConfig;
 use crate::nmt::NmtConfig;
 use crate::text::TextConfig;
 use args::{Cli, Command};
@@ -55,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Nmt(args) => nmt::run(*args),
         Command::Test(args) => test::run(&args),
         Command::Translate(args) => translate::run(&args),
+        Command::Generate(args) => gpt::generate(&args),
         Command::Data { command } => command.write(),
         Command::Keys { kind } => show_keys(kind),
         Command::BenchObserve(args) => bench_observe::run(&args),
@@ -77,6 +81,7 @@ fn show_keys(kind: Kind) -> anyhow::Result<()> {
         Kind::Images => Config::default().entries(),
         Kind::Translation => NmtConfig::default().entries(),
         Kind::Text => TextConfig::default().entries(),
+        Kind::Gpt => GptConfig::default().entries(),
     };
     for entry in entries {
         text.push_str(&format!(
