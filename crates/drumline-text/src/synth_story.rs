@@ -87,10 +87,9 @@ struct Person {
 }
 
 fn person(random: &mut Random) -> Person {
-    match random.chance(0.5) {
-        true => Person { name: *random.choose(&WOMEN), subject: "she", own: "her" },
-        false => Person { name: *random.choose(&MEN), subject: "he", own: "his" },
-    }
+    let (names, subject, own) = if random.chance(0.5) { (&WOMEN, "she", "her") } else { (&MEN, "he", "his") };
+    let name = *random.choose(names);
+    Person { name, subject, own }
 }
 
 fn draw(random: &mut Random) -> String {

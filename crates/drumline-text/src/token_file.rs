@@ -247,7 +247,9 @@ mod tests {
         let (from, out) = (folder.path().join("t.txt"), folder.path().join("t.tokens"));
         for (bytes, told) in [(&b"a\nb\xff\n"[..], "line 2 of"), (b" \n", "would have no tokens")] {
             std::fs::write(&from, bytes).unwrap();
-            let error = write_tokens(&[from.clone()], &GptTokenizer::bytes(), &out).unwrap_err().to_string();
+            let error = write_tokens(std::slice::from_ref(&from), &GptTokenizer::bytes(), &out)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(told), "{error}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         }

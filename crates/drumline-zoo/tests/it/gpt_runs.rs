@@ -5,6 +5,7 @@ use std::fs;
 use drumline_text::synth_story::SynthStoryOptions;
 
 use super::failing_runs::shared;
+use super::golden;
 use super::running::{Place, Rank, column, ended, start};
 use super::texts::{append, weights};
 
@@ -150,6 +151,28 @@ fn pieces_are_learnt_from_and_kept_with_the_run() {
     place.passes(1, &format!("train GPT.TOKENIZER {bpe} TRAIN.MAX_STEPS 2 MODEL.BLOCK 16"));
     fs::remove_dir_all(place.path("bpe")).unwrap();
     assert!(text(&place, &["--max-tokens", "5", "Ada"]).starts_with("Ada"));
+}
+
+#[test]
+fn a_folder_of_hugging_faces_is_read() {
+    let place = Place::of_stories(&SMALL);
+    let folder = place.path("exp");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(golden::path("gpt.safetensors"), folder.join("model.safetensors")).unwrap();
+    let config = r#"{"n_layer": 2, "n_head": 4, "n_embd": 16, "n_positions": 12, "vocab_size": 27, "activation_function": "gelu_new"}"#;
+    fs::write(folder.join("config.json"), config).unwrap();
+    let said = |place: &Place| generated(place, &["--greedy", "--max-tokens", "3", "b"]).stderr;
+    assert!(said(&place).contains("vocab.json\" is not there"), "{}", said(&place));
+    // 26 letters and the end of a text, as GPT-2's files have them.
+    let letters = ('a'..='z').map(|letter| letter.to_string()).chain(["<|endoftext|>".to_owned()]);
+    let vocabulary: serde_json::Map<_, _> =
+        letters.enumerate().map(|(id, letter)| (letter, id.into())).collect();
+    fs::write(folder.join("vocab.json"), serde_json::to_vec(&vocabulary).unwrap()).unwrap();
+    fs::write(folder.join("merges.txt"), "#version: 0.2\n").unwrap();
+    // Tokens 3 and 7, and the likeliest that follow in PyTorch.
+    let tokens = golden::floats(&golden::json("gpt.json")["greedy"]);
+    let expected: String = tokens.iter().map(|token| char::from(b'a' + *token as u8)).collect();
+    assert_eq!(text(&place, &["--greedy", "--max-tokens", "3", "dh"]), format!("{}\n", &expected[..5]));
 }
 
 #[test]
