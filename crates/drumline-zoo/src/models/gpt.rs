@@ -98,8 +98,7 @@ impl GptOptions {
 
     /// Rows of the embedding.
     pub fn padded_vocab(&self) -> i64 {
-        self.vocab_size.div_euclid(self.vocab_multiple) * self.vocab_multiple
-            + if self.vocab_size % self.vocab_multiple == 0 { 0 } else { self.vocab_multiple }
+        (self.vocab_size + self.vocab_multiple - 1) / self.vocab_multiple * self.vocab_multiple
     }
 }
 
