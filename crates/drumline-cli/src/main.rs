@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod generate;
 mod hold;
 mod job;
 mod launch;
@@ -34,6 +35,7 @@ enum Command {
     Train(Box<train::TrainArgs>),
     Test(Box<train::TestArgs>),
     Translate(Box<translate::TranslateArgs>),
+    Generate(generate::GenerateArgs),
     Data(train::DataArgs),
     Plot(plot::PlotArgs),
     Bench(bench::BenchArgs),
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::train(*args),
         Command::Test(args) => train::test(*args),
         Command::Translate(args) => translate::translate(*args),
+        Command::Generate(args) => generate::generate(args),
         Command::Data(args) => train::data(args),
         Command::Plot(args) => plot::plot(&args),
         Command::Bench(args) => bench::run(&args),

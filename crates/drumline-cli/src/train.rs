@@ -37,6 +37,7 @@ Examples:
   drumline train --dry-run --nproc-per-node 2 --cfg F                   show the plan only
   drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text, after drumline data synth-text --out data/text
   drumline train --nproc-per-node 2 --cfg config/nmt.yaml               translation, after drumline data synth-translation --out data/translation
+  drumline train --nproc-per-node 2 --cfg config/gpt-tiny.yaml          a small GPT, after drumline data synth-story and tokens: see the file
 
 Flags come first, then KEY VALUE pairs, which win over the file: types follow the key's, None where a key may be without a \
 value, lists as [0,30,60]. drumline-train keys lists all keys. The launcher's flags are those of drumline run.
@@ -89,7 +90,7 @@ struct JobArgs {
     run: RunLine,
 }
 
-/// Make data sets to learn from: synth-cifar, synth-text, synth-translation; drumline data synth-text --help
+/// Make data sets to learn from: synth-cifar, synth-story, synth-text, synth-translation, tokens, bpe, vocabulary; drumline data --help
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct DataArgs {
@@ -124,7 +125,12 @@ pub(crate) fn test(args: TestArgs) -> anyhow::Result<()> {
 
 /// Becomes `drumline-train data …`.
 pub(crate) fn data(args: DataArgs) -> anyhow::Result<()> {
-    let words = [trainer()?.into(), "data".into()].into_iter().chain(args.args).collect::<Vec<_>>();
+    become_trainer("data", args.args)
+}
+
+/// Becomes one of `drumline-train`'s programs, with its words untouched.
+pub(crate) fn become_trainer(name: &str, args: Vec<OsString>) -> anyhow::Result<()> {
+    let words = [trainer()?.into(), name.into()].into_iter().chain(args).collect::<Vec<_>>();
     become_program(&words, &[])
 }
 

@@ -24,6 +24,6 @@ pub(crate) fn write_once(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
 }
 
 /// For all, less the user's umask, as for any new file; a temporary one would be for its owner alone.
-fn readable() -> std::fs::Permissions {
+pub(crate) fn readable() -> std::fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(0o666)
 }

@@ -171,4 +171,10 @@ pub enum TextError {
         /// What is wrong, and what to try.
         what: String,
     },
+    /// Tokens that cannot be drawn so.
+    #[error("cannot draw tokens: {what}")]
+    Sampling {
+        /// What is wrong, and what to try.
+        what: String,
+    },
 }

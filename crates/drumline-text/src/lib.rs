@@ -8,6 +8,8 @@
 //!                                │
 //!          ids of a model ─▶ text ─▶ bleu: counts that add up over sentences and ranks ─▶ score
 //!   synth, synth_text: tasks made by rule, in such files: translation; classification and tagging
+//!
+//!   text ─▶ gpt_tokenizer: bytes or BPE ─▶ token_file ─▶ a model that continues text ─▶ sampling ─▶ TextStream      synth_story: a text
 //! ```
 //! Whatever is wrong with a file is said with its name and line ([`TextError`]).
 #![forbid(unsafe_code)]
@@ -25,14 +27,18 @@ mod codec;
 mod corpus;
 mod detokens;
 mod error;
+mod gpt_tokenizer;
 mod labels;
 mod lines;
 mod pieces;
 mod plan;
 mod random;
+mod sampling;
 pub mod synth;
+pub mod synth_story;
 pub mod synth_text;
 pub mod table;
+mod token_file;
 mod tokens;
 mod vocab;
 
@@ -40,9 +46,12 @@ pub use codec::Codec;
 pub use corpus::{CorpusOptions, LeftOut, ParallelCorpus, Side};
 pub use detokens::detokenized;
 pub use error::TextError;
+pub use gpt_tokenizer::{END_OF_TEXT, GptTokenizer, TextStream};
 pub use labels::Labels;
 pub use lines::LineFile;
 pub use pieces::Pieces;
 pub use plan::{BatchBy, BatchPlan};
+pub use sampling::{SamplingOptions, TokenSampler};
+pub use token_file::{TokenHeader, for_each_text, write_tokens};
 pub use tokens::Tokens;
 pub use vocab::{Vocabulary, VocabularyOptions, WordCounts};

@@ -6,10 +6,11 @@
 //!   --cfg FILE KEY VALUE … ─▶ config ─▶ program: train, test ─▶ drumline-observe: a bar or lines, metrics.jsonl
 //! ```
 //!
-//! - `models`: the ResNet family, and two small models for tests; the Transformer, and nets that classify text
+//! - `models`: the ResNet family, and two small models for tests; the Transformer, GPT-2, and nets that classify text
 //! - `decode`: translations, one word after the other
 //! - `nmt`: translation, from NJUNMT's configuration to BLEU
 //! - `text`: classification and tagging, from files to figures
+//! - `gpt`: models that continue text, from files of tokens to generation
 //! - `data`: CIFAR, image folders, dummy input
 //! - `synth_cifar`: pictures to learn from where no data set can be fetched
 //! - `transforms`: crops, flips and colours, from an image's bytes straight into the batch
@@ -23,6 +24,7 @@ pub mod decode;
 mod error;
 #[doc(hidden)]
 pub mod formula;
+pub mod gpt;
 pub mod models;
 pub mod nmt;
 mod optimizer;

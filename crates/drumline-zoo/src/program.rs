@@ -1,8 +1,9 @@
 //! The ready programs, as `drumline-train` offers them.
 //!
 //! ```text
-//!   main ─▶ args ─┬▶ train ─▶ kind: images, or text ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
+//!   main ─▶ args ─┬▶ train ─▶ kind: images, text, … ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
+//!                 ├▶ generate ─▶ text, token after token
 //!                 ├▶ data  ─▶ a data set on disk
 //!                 └▶ keys  ─▶ the configuration's keys, for people
 //!   job: all ranks of a run, and how they agree on what went wrong
@@ -20,6 +21,7 @@ mod course;
 mod data_kind;
 mod ending;
 mod evaluate;
+mod gpt;
 mod job;
 mod keys;
 mod kind;
@@ -41,6 +43,7 @@ use clap::Parser;
 use drumline::LogOptions;
 
 use crate::config::Config;
+use crate::gpt::GptConfig;
 use crate::nmt::NmtConfig;
 use crate::text::TextConfig;
 use args::{Cli, Command};
@@ -58,6 +61,7 @@ pub fn main() -> ExitCode {
         Command::Nmt(args) => nmt::run(*args),
         Command::Test(args) => test::run(&args),
         Command::Translate(args) => translate::run(&args),
+        Command::Generate(args) => gpt::generate(&args),
         Command::Data { command } => command.write(),
         Command::Keys { kind } => show_keys(kind),
         Command::BenchGpu(args) => bench_gpu::run(&args),
@@ -80,6 +84,7 @@ fn show_keys(kind: Kind) -> anyhow::Result<()> {
         Kind::Images => Config::default().entries(),
         Kind::Translation => NmtConfig::default().entries(),
         Kind::Text => TextConfig::default().entries(),
+        Kind::Gpt => GptConfig::default().entries(),
     };
     Ok(std::io::stdout().write_all(keys::listed(&entries).as_bytes())?)
 }

@@ -50,8 +50,12 @@ pub fn load_backbone(store: &VarStore, path: &Path) -> Result<(), ZooError> {
 
 /// Write all tensors of the model. The file is complete or not there: what stood at `path` is replaced at the end.
 pub fn save(store: &VarStore, path: &Path) -> Result<(), ZooError> {
+    save_tensors(store.variables().into_iter().collect(), path)
+}
+
+/// The same with tensors by their names.
+pub(crate) fn save_tensors(tensors: BTreeMap<String, Tensor>, path: &Path) -> Result<(), ZooError> {
     let failed = |source| ZooError::WriteFile { path: path.to_owned(), source };
-    let tensors: BTreeMap<_, _> = store.variables().into_iter().collect();
     let stored: io::Result<Vec<_>> =
         tensors.iter().map(|(name, tensor)| Ok((name, stored(tensor)?))).collect();
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -60,19 +64,45 @@ pub fn save(store: &VarStore, path: &Path) -> Result<(), ZooError> {
 }
 
 fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), ZooError> {
+    with_views(path, |mut views| {
+        if views.keys().all(|name| name.starts_with(DDP_PREFIX)) {
+            views = views.into_iter().map(|(name, view)| (&name[DDP_PREFIX.len()..], view)).collect();
+        }
+        let mut variables: BTreeMap<_, _> = store.variables().into_iter().collect();
+        for name in skipped {
+            views.remove(name.as_str());
+            variables.remove(name);
+        }
+        compare(&variables, &views, path).map_err(|mismatch| explain(mismatch, &classifier(store)))?;
+        copy(variables, &views, path)
+    })
+}
+
+/// The tensors of a file by their names.
+pub(crate) type Views<'a> = BTreeMap<&'a str, TensorView<'a>>;
+
+/// Reads a file for as long as `body` looks at it.
+pub(crate) fn with_views<T>(
+    path: &Path,
+    body: impl FnOnce(Views<'_>) -> Result<T, ZooError>,
+) -> Result<T, ZooError> {
     let bytes = fs::read(path).map_err(|source| ZooError::ReadFile { path: path.to_owned(), source })?;
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|source| ZooError::NotSafetensors { path: path.to_owned(), source })?;
-    let mut views: BTreeMap<_, _> = file.iter().collect();
-    if views.keys().all(|name| name.starts_with(DDP_PREFIX)) {
-        views = views.into_iter().map(|(name, view)| (&name[DDP_PREFIX.len()..], view)).collect();
-    }
-    let mut variables: BTreeMap<_, _> = store.variables().into_iter().collect();
-    for name in skipped {
-        views.remove(name.as_str());
-        variables.remove(name);
-    }
-    compare(&variables, &views, path).map_err(|mismatch| explain(mismatch, &classifier(store)))?;
+    body(file.iter().collect())
+}
+
+/// Copies all of a file's tensors to variables of the same names and shapes; an error that lists all differences, and nothing is copied, where they differ.
+pub(crate) fn copy_alike(
+    variables: BTreeMap<String, Tensor>,
+    views: &Views<'_>,
+    path: &Path,
+) -> Result<(), ZooError> {
+    compare(&variables, views, path).map_err(|mismatch| ZooError::Weights(Box::new(mismatch)))?;
+    copy(variables, views, path)
+}
+
+fn copy(variables: BTreeMap<String, Tensor>, views: &Views<'_>, path: &Path) -> Result<(), ZooError> {
     for (name, mut variable) in variables {
         if let Some(view) = views.get(name.as_str()) {
             let value = tensor(view).map_err(|message| ZooError::UnfitTensor {
@@ -90,11 +120,7 @@ fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), 
 const DDP_PREFIX: &str = "module.";
 
 /// All differences of names and shapes between the model and the file.
-fn compare(
-    variables: &BTreeMap<String, Tensor>,
-    views: &BTreeMap<&str, TensorView<'_>>,
-    path: &Path,
-) -> Result<(), Mismatch> {
+fn compare(variables: &BTreeMap<String, Tensor>, views: &Views<'_>, path: &Path) -> Result<(), Mismatch> {
     let counts_batches = |name: &str| name.ends_with("num_batches_tracked");
     let missing = variables.keys().filter(|name| !views.contains_key(name.as_str()) && !counts_batches(name));
     let unexpected = views.keys().filter(|name| !variables.contains_key(**name) && !counts_batches(name));

@@ -4,6 +4,8 @@
 mod it {
     mod failing_runs;
     mod golden;
+    mod gpt;
+    mod gpt_runs;
     mod nmt;
     mod parity;
     mod precision;

@@ -72,6 +72,9 @@ fn one_rank_is_this_process() {
         assert_eq!(said, format!("rank=none world=none args=data {data}\n"));
     }
     assert_eq!(drumline.said("data --help", &[]), "rank=none world=none args=data --help\n");
+    for words in ["generate --from exp --top-k 5 Ada", "generate --help"] {
+        assert_eq!(drumline.said(words, &[]), format!("rank=none world=none args={words}\n"));
+    }
 }
 
 #[test]

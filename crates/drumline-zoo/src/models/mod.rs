@@ -1,4 +1,4 @@
-//! Models by name; and nets for text ([`text`], [`transformer`]), which are made from their options.
+//! Models by name; and nets for text ([`gpt`], [`text`], [`transformer`]), which are made from their options.
 //!
 //! Names, shapes and order of the tensors are torchvision's, and so are the first weights: after `tch::manual_seed(s)` a model holds
 //! the numbers that torchvision's has after `torch.manual_seed(s)`.
@@ -17,6 +17,7 @@
 //! ```
 
 mod dropout;
+pub mod gpt;
 mod layers;
 mod norm;
 mod resnet;

@@ -30,7 +30,7 @@ pub use stack::Memory;
 pub(crate) use attention::KeysValues;
 pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
-pub(crate) use linear::Linear;
+pub(crate) use linear::{LayerNorm, Linear};
 pub(crate) use stack::{DecoderStack, Encoder};
 
 use rows::Rows;

@@ -12,6 +12,7 @@ use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use super::bench_transformer::BenchTransformerArgs;
+use super::gpt::{BpeArgs, GenerateArgs, StoryArgs, TokensArgs};
 use super::kind::Kind;
 use super::nmt::NmtArgs;
 use super::translate::TranslateArgs;
@@ -24,6 +25,8 @@ Examples:
   drumline-train train --cfg config/text-classify.yaml
   drumline-train data synth-cifar --out data/cifar --train 4000 --test 1000
   drumline-train data synth-text --out data/text
+  drumline-train data tokens story.txt --out story.tokens
+  drumline-train generate --from exp/gpt-tiny \"Ada had a\"
   drumline-train keys
 
 drumline train starts this program with as many ranks as it is told to.";
@@ -44,6 +47,7 @@ pub(super) enum Command {
     Test(TestArgs),
     Nmt(Box<NmtArgs>),
     Translate(Box<TranslateArgs>),
+    Generate(Box<GenerateArgs>),
     /// Make data sets
     Data {
         #[command(subcommand)]
@@ -104,8 +108,13 @@ pub(super) enum DataCommand {
     /// Two languages made by rule, as parallel text with vocabularies
     #[command(name = "synth-translation")]
     Translation(SynthTranslationArgs),
+    /// Short stories, a text to learn to continue
+    #[command(name = "synth-story")]
+    Story(StoryArgs),
     /// The words of a text with their counts, as translations need them
     Vocabulary(VocabularyArgs),
+    Bpe(BpeArgs),
+    Tokens(TokensArgs),
 }
 
 impl DataCommand {
@@ -114,7 +123,10 @@ impl DataCommand {
             Self::Cifar(args) => args.write(),
             Self::Text(args) => args.write(),
             Self::Translation(args) => args.write(),
+            Self::Story(args) => args.write(),
             Self::Vocabulary(args) => args.write(),
+            Self::Bpe(args) => args.write(),
+            Self::Tokens(args) => args.write(),
         }
     }
 }
@@ -244,6 +256,7 @@ mod tests {
         for (words, files) in [
             ("synth-cifar --train 5 --test 1", ["data_batch_5.bin", "test_batch.bin"]),
             ("synth-text --train 5 --dev 2 --test 1", ["train.csv", "dev.conll"]),
+            ("synth-story --train 5 --valid 2", ["train.txt", "valid.txt"]),
             ("synth-translation --train 5 --valid 2 --test 1 --seed 3", ["valid.src", "vocab.tgt.json"]),
         ] {
             let name = words.split(' ').next().unwrap();

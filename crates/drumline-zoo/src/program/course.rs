@@ -1,7 +1,7 @@
 //! What a training goes by, whatever it trains: where it writes and goes on from, how far it goes, and what is told of it.
 //!
 //! ```text
-//!   Config, TextConfig ─▶ Course ─ begin ─▶ the last checkpoint, if any ─▶ a DistTrainer of its kind ─ train ─▶ the last words
+//!   Config, TextConfig, GptConfig ─▶ Course ─ begin ─▶ the last checkpoint, if any ─▶ a DistTrainer of its kind ─ train ─▶ the last words
 //! ```
 
 use drumline::SamplerPosition;
@@ -39,6 +39,8 @@ pub(super) struct Course {
     /// Batches of an evaluation from line to line.
     pub(super) eval_print_freq: u64,
     pub(super) words: Words,
+    /// How often a checkpoint is saved, beside the best and the last.
+    pub(super) save_every: Every,
     pub(super) tensorboard: bool,
     pub(super) trace_steps: u64,
     /// What the best model is the best by.
@@ -68,6 +70,7 @@ impl From<&Config> for Course {
             print_freq: train.print_freq as u64,
             eval_print_freq: config.test.print_freq as u64,
             words: IMAGES,
+            save_every: Every::Epochs(1),
             tensorboard: train.tensorboard,
             trace_steps: train.trace_steps,
             best_by: "Acc@1".to_owned(),
@@ -129,7 +132,7 @@ impl Course {
         let trainer = trainer
             .stop_request(job.stop.clone())
             .callback(FiniteLoss { out_dir, calmer: self.calmer })
-            .callback(Checkpoint::every(Every::Epochs(1)))
+            .callback(Checkpoint::every(self.save_every))
             .n_epochs(self.max_epoch)
             .seed(seed)
             .print_every(0)

@@ -13,15 +13,18 @@ pub(super) enum Kind {
     Translation,
     /// A net that classifies or tags text.
     Text,
+    /// A GPT, which continues text.
+    Gpt,
 }
 
 /// Sections that only one kind has.
-const SECTIONS: [(&str, Kind); 5] = [
+const SECTIONS: [(&str, Kind); 6] = [
     ("data_configs", Kind::Translation),
     ("model_configs", Kind::Translation),
     ("optimizer_configs", Kind::Translation),
     ("training_configs", Kind::Translation),
     ("TEXT", Kind::Text),
+    ("GPT", Kind::Gpt),
 ];
 
 /// The kind of a file. One that cannot be read, or has no section that tells, is of images: whoever loads it as such says what is wrong.
@@ -35,6 +38,7 @@ pub(super) fn kind_of(file: &Path) -> Kind {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::gpt::GptConfig;
     use crate::nmt::NmtConfig;
     use crate::text::TextConfig;
 
@@ -49,6 +53,7 @@ mod tests {
             ("- TEXT\n", Kind::Images),
             ("MODEL: {TEXT: 1}\n", Kind::Images),
             ("OUT_DIR: x\nTEXT:\n  TASK: tag\n", Kind::Text),
+            ("GPT: {TRAIN: a.tokens}\n", Kind::Gpt),
             ("model_configs: {n_layers: 2}\n", Kind::Translation),
             ("training_configs:\ndata_configs:\n", Kind::Translation),
         ] {
@@ -74,11 +79,12 @@ mod tests {
                 Kind::Images => Config::load::<&str>(Some(&path), &[]).map(drop),
                 Kind::Translation => NmtConfig::load::<&str>(Some(&path), &[]).map(drop),
                 Kind::Text => TextConfig::load::<&str>(Some(&path), &[]).map(drop),
+                Kind::Gpt => GptConfig::load::<&str>(Some(&path), &[]).map(drop),
             };
             loaded.unwrap_or_else(|error| panic!("{error}"));
             kinds.push(kind);
         }
         let count = |kind| kinds.iter().filter(|found| **found == kind).count();
-        assert!(count(Kind::Images) >= 3 && count(Kind::Text) >= 2, "{kinds:?}");
+        assert!(count(Kind::Images) >= 3 && count(Kind::Text) >= 2 && count(Kind::Gpt) >= 2, "{kinds:?}");
     }
 }

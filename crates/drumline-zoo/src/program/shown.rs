@@ -18,8 +18,12 @@ pub(super) struct Shown {
 pub(super) struct Words {
     /// Many of them.
     pub(super) samples: &'static str,
-    /// So many of them in a second.
+    /// So many of what is counted in a second.
     pub(super) rate: &'static str,
+    /// What is counted of a step for that.
+    pub(super) counted: fn(&TrainState) -> u64,
+    /// Whether a step has an accuracy: its first metric.
+    pub(super) has_accuracy: bool,
     /// Digits of the learning rate.
     pub(super) lr_digits: usize,
     /// How a figure of an evaluation is written, if it is.
@@ -30,6 +34,8 @@ pub(super) struct Words {
 pub(super) const IMAGES: Words = Words {
     samples: "images",
     rate: "img/s",
+    counted: TrainState::samples,
+    has_accuracy: true,
     lr_digits: 4,
     figure: |name| Some(format!("Acc@{}", name.strip_prefix("acc")?)),
 };
@@ -38,8 +44,19 @@ pub(super) const IMAGES: Words = Words {
 pub(super) const TEXTS: Words = Words {
     samples: "texts",
     rate: "texts/s",
+    counted: TrainState::samples,
+    has_accuracy: true,
     lr_digits: 6,
     figure: |name| (name != "loss").then(|| name.to_owned()),
+};
+
+/// Of windows of tokens.
+pub(super) const TOKENS: Words = Words {
+    samples: "windows",
+    rate: "tokens/s",
+    counted: |state| state.count() as u64,
+    has_accuracy: false,
+    ..TEXTS
 };
 
 /// Over the epoch so far, weighted by samples.
@@ -72,7 +89,7 @@ impl MasterCallback for Shown {
     }
 
     fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
-        self.pace.step(state.samples());
+        self.pace.step((self.words.counted)(state));
         let (samples, acc1) =
             (state.samples() as f64, state.train_metrics().first().map_or(0.0, |acc1| acc1.1));
         self.epoch.samples += samples;
@@ -122,13 +139,13 @@ impl MasterCallback for Shown {
 
 impl Words {
     /// What a person sees of an epoch so far.
-    fn figures(&self, loss: f64, acc1: f64, lr: f64, samples_per_s: f64) -> [Figure<'static>; 4] {
-        [
-            Figure::new("loss", format!("{loss:.3}")),
-            Figure::new("acc", format!("{acc1:6.3}%")),
+    fn figures(&self, loss: f64, acc1: f64, lr: f64, per_s: f64) -> Vec<Figure<'static>> {
+        let accuracy = self.has_accuracy.then(|| Figure::new("acc", format!("{acc1:6.3}%")));
+        let behind = [
             Figure::new("lr", format!("{lr:.*}", self.lr_digits)).in_lines_only(),
-            Figure::unnamed(format!("{samples_per_s:.0} {}", self.rate)),
-        ]
+            Figure::unnamed(format!("{per_s:.0} {}", self.rate)),
+        ];
+        [Figure::new("loss", format!("{loss:.3}"))].into_iter().chain(accuracy).chain(behind).collect()
     }
 
     /// The figures of an evaluation, but for its loss.
@@ -151,5 +168,7 @@ mod tests {
             step_line(at, &IMAGES.figures(1.4641, 47.3912, 0.02, 812.4), Some(Duration::from_secs(3_723)));
         let expected = "   == step: [ 25/149] [2/5] | loss: 1.464 | acc: 47.391% | lr: 0.0200 | 812 img/s | ETA: 1:02:03";
         assert_eq!(line, expected);
+        let line = step_line(at, &TOKENS.figures(1.4641, 0.0, 6e-4, 8120.4), None);
+        assert!(line.ends_with("| loss: 1.464 | lr: 0.000600 | 8120 tokens/s"), "{line}");
     }
 }

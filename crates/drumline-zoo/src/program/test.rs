@@ -10,6 +10,7 @@ use tch::nn::VarStore;
 use super::args::TestArgs;
 use super::checked::{Checked, device};
 use super::evaluate::{Evaluation, Replica};
+use super::gpt;
 use super::job::{Job, say};
 use super::kind::{Kind, kind_of};
 use super::pieces;
@@ -26,6 +27,7 @@ pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
             "a translation model is tested by translating; try drumline translate --model SAVETO --source FILE --out FILE --reference FILE"
         ),
         Kind::Text => text::test(args),
+        Kind::Gpt => gpt::test(args),
     }
 }
 

@@ -8,6 +8,7 @@ use tch::nn::VarStore;
 use super::args::TrainArgs;
 use super::checked::{CheckedTraining, device};
 use super::course::{Begin, Course};
+use super::gpt;
 use super::job::Job;
 use super::kind::{Kind, kind_of};
 use super::nmt;
@@ -24,6 +25,7 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
         Kind::Images => images(args),
         Kind::Translation => nmt::run_file(args),
         Kind::Text => text::train(args),
+        Kind::Gpt => gpt::train(args),
     }
 }
 

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drumline_launch::{Exit, LocalJob, Output, RunningJob};
+use drumline_text::synth_story::{self, SynthStoryOptions};
 use drumline_text::synth_text::{self, SynthTextOptions};
+use drumline_text::{GptTokenizer, write_tokens};
 use drumline_zoo::synth_cifar;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -50,6 +52,26 @@ impl Place {
             "TEXT: {{TASK: {task}, TRAIN: {0}/data/train.{ending}, DEV: {0}/data/dev.{ending}, TEST: {0}/data/test.{ending}, TAG_COLUMN: 1}}\n\
              MODEL: {{D_WORD_VEC: 32, D_HIDDEN: 32, N_HEAD: 4, D_INNER_HID: 64}}\n\
              TRAIN: {{BATCH_SIZE: 16}}\nOPTIM: {{BASE_LR: 0.01, MAX_EPOCH: 4}}\n\
+             OUT_DIR: {0}/exp\nRNG_SEED: 7\n",
+            folder.path().display()
+        );
+        std::fs::write(folder.path().join("c.yaml"), text).unwrap();
+        Self { folder }
+    }
+
+    /// Stories as bytes, and a small GPT.
+    pub(super) fn of_stories(options: &SynthStoryOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        synth_story::write(&data, options).unwrap();
+        for name in ["train", "valid"] {
+            let [text, out] = ["txt", "tokens"].map(|ending| data.join(name).with_extension(ending));
+            write_tokens(&[text], &GptTokenizer::bytes(), &out).unwrap();
+        }
+        let text = format!(
+            "GPT: {{TRAIN: {0}/data/train.tokens, DEV: {0}/data/valid.tokens}}\n\
+             MODEL: {{N_LAYER: 2, N_HEAD: 2, N_EMBD: 48, BLOCK: 48}}\n\
+             TRAIN: {{BATCH_SIZE: 8}}\nTEST: {{BATCH_SIZE: 7}}\nOPTIM: {{BASE_LR: 0.005}}\n\
              OUT_DIR: {0}/exp\nRNG_SEED: 7\n",
             folder.path().display()
         );

@@ -15,7 +15,7 @@ const LARGE: SynthTextOptions = SynthTextOptions { train: 2500, dev: 201, test: 
 const SMALL: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
 
 /// All weights of the last checkpoint.
-fn weights(place: &Place) -> Vec<f32> {
+pub(super) fn weights(place: &Place) -> Vec<f32> {
     let bytes = fs::read(place.path("exp/checkpoints/latest/model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let mut names = tensors.names();
@@ -260,7 +260,7 @@ fn ranks_with_other_files_or_keys_are_told_before_they_train() {
     place.passes(2, &format!("train TRAIN.MAX_STEPS 1 TEXT.DEV {}", other.display()));
 }
 
-fn append(path: &Path, bytes: &[u8]) {
+pub(super) fn append(path: &Path, bytes: &[u8]) {
     let content = fs::read(path).unwrap();
     fs::write(path, [&content, bytes].concat()).unwrap();
 }

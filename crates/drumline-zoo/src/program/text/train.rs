@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use drumline::trainer::{
-    CallbackResult, DistTrainer, EarlyStop, GradientClip, MasterCallback, TrainState, Warmup,
+    CallbackResult, DistTrainer, EarlyStop, Every, GradientClip, MasterCallback, TrainState, Warmup,
 };
 use drumline::{AdamOptions, ensure_alike};
 use drumline_text::{BatchBy, BatchPlan};
@@ -201,6 +201,7 @@ impl From<&TextConfig> for Course {
             print_freq: train.print_freq as u64,
             eval_print_freq: train.print_freq as u64,
             words: TEXTS,
+            save_every: Every::Epochs(1),
             tensorboard: train.tensorboard,
             trace_steps: train.trace_steps,
             best_by: train.metric_key.clone().unwrap_or_else(|| match config.text.task {

@@ -17,10 +17,12 @@ enum Length {
     Fraction(f64),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum After {
     Constant,
     Linear,
+    /// Down to this part.
+    Cosine(f64),
 }
 
 impl Warmup {
@@ -40,6 +42,12 @@ impl Warmup {
         Self { after: After::Linear, ..self }
     }
 
+    /// Afterwards it falls by half a cosine to this part of the optimizer's own, which it has at the last step.
+    #[must_use]
+    pub fn then_cosine(self, floor: f64) -> Self {
+        Self { after: After::Cosine(floor), ..self }
+    }
+
     /// What the learning rate of a step, counted from 0, is multiplied with.
     fn factor(&self, step: u64, total: u64) -> f64 {
         let warm = match self.length {
@@ -50,6 +58,10 @@ impl Warmup {
         match self.after {
             _ if step < warm => step / warm,
             After::Linear if total > warm => ((total - step) / (total - warm)).max(0.0),
+            After::Cosine(floor) if total > warm => {
+                let done = ((step - warm) / (total - warm)).min(1.0);
+                floor + (1.0 - floor) * 0.5 * (1.0 + (std::f64::consts::PI * done).cos())
+            }
             _ => 1.0,
         }
     }
@@ -82,5 +94,12 @@ mod tests {
         assert_eq!(factors(Warmup::fraction(0.5)), factors(Warmup::steps(4)));
         assert_eq!(factors(Warmup::steps(4).then_linear()), [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]);
         assert_eq!(factors(Warmup::steps(0)), [1.0; 8]);
+        let cosine = factors(Warmup::steps(4).then_cosine(0.2));
+        let slope = 0.4 * std::f64::consts::FRAC_1_SQRT_2;
+        for (factor, expected) in
+            cosine.iter().zip([0.25, 0.5, 0.75, 1.0, 0.6 + slope, 0.6, 0.6 - slope, 0.2])
+        {
+            assert!((factor - expected).abs() < 1e-12, "{cosine:?}");
+        }
     }
 }

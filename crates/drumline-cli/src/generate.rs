@@ -1,0 +1,19 @@
+//! `drumline generate`: the ready program `drumline-train generate`, which this process becomes.
+
+use std::ffi::OsString;
+
+use crate::train::become_trainer;
+
+/// Continue texts with a trained GPT; drumline generate --help
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct GenerateArgs {
+    /// Passed on to drumline-train untouched
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    args: Vec<OsString>,
+}
+
+/// Becomes `drumline-train generate …`.
+pub(crate) fn generate(args: GenerateArgs) -> anyhow::Result<()> {
+    become_trainer("generate", args.args)
+}

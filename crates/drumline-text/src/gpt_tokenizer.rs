@@ -1,0 +1,353 @@
+//! Tokens for models that continue text: bytes, or GPT-2's byte-level BPE by the `tokenizers` crate of Hugging Face.
+//!
+//! ```text
+//!   bytes   "héllo"  ─▶ 104 195 169 108 108 111          any text, 256 tokens and the end of a text
+//!   BPE     "hello a" ─▶ "hello" "Ġa"                      vocab.json and merges.txt, or tokenizer.json
+//! ```
+//! Either way every text has tokens, and those tokens give the text back. Unlike [`Pieces`](crate::Pieces), whose pieces get their ids from a
+//! [`Vocabulary`](crate::Vocabulary), the ids are the file's own: those that trained weights know.
+
+use crate::TextError;
+use crate::beside::write_whole;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Model, Tokenizer};
+
+/// How the end of a text is written within texts.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Its token where tokens are bytes.
+const END_OF_BYTES: u32 = 256;
+
+const VOCABULARY: &str = "vocab.json";
+const MERGES: &str = "merges.txt";
+const TOKENIZER: &str = "tokenizer.json";
+
+/// How text becomes tokens, and tokens text. A clone shares what was read.
+///
+/// ```
+/// use drumline_text::{END_OF_TEXT, GptTokenizer};
+///
+/// let bytes = GptTokenizer::bytes();
+/// let tokens = bytes.encode(&format!("né{END_OF_TEXT}b"))?;
+/// assert_eq!(tokens, [110, 195, 169, bytes.end_of_text(), 98]);
+/// assert_eq!(bytes.decode(&tokens)?, "néb");
+/// # Ok::<(), drumline_text::TextError>(())
+/// ```
+#[derive(Clone)]
+pub struct GptTokenizer {
+    kind: Kind,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Bytes,
+    Bpe { tokenizer: Arc<Tokenizer>, end_of_text: u32 },
+}
+
+impl GptTokenizer {
+    /// A token for each byte, and one for the end of a text.
+    pub fn bytes() -> Self {
+        Self { kind: Kind::Bytes }
+    }
+
+    /// By its name: `bytes`, a `tokenizer.json`, or a folder with one or with GPT-2's `vocab.json` and `merges.txt`.
+    pub fn open(name: impl AsRef<Path>) -> Result<Self, TextError> {
+        let path = name.as_ref();
+        if path == Path::new("bytes") {
+            return Ok(Self::bytes());
+        }
+        match path.is_dir() {
+            true if path.join(TOKENIZER).is_file() => Self::read_tokenizer(&path.join(TOKENIZER)),
+            true => Self::read_bpe(path),
+            false => Self::read_tokenizer(path),
+        }
+    }
+
+    fn read_bpe(folder: &Path) -> Result<Self, TextError> {
+        let files = [VOCABULARY, MERGES].map(|name| folder.join(name));
+        if let Some(missing) = files.iter().find(|file| !file.is_file()) {
+            let what =
+                format!("is not there; try a folder with {VOCABULARY} and {MERGES}, or with {TOKENIZER}");
+            return Err(TextError::BadFile { path: missing.clone(), what });
+        }
+        let [vocabulary, merges] = files.map(|file| file.to_string_lossy().into_owned());
+        let bpe = BPE::from_file(&vocabulary, &merges).build().map_err(|error| bad(folder, error))?;
+        Self::of(byte_level(bpe), folder)
+    }
+
+    fn read_tokenizer(path: &Path) -> Result<Self, TextError> {
+        let bytes =
+            std::fs::read(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| bad(path, error))?;
+        tokenizer.with_padding(None).with_truncation(None).map_err(|error| bad(path, error))?;
+        Self::of(tokenizer, path)
+    }
+
+    /// With the token for the end of a text, which is added where a file has none.
+    fn of(mut tokenizer: Tokenizer, path: &Path) -> Result<Self, TextError> {
+        tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
+        let end_of_text = tokenizer.token_to_id(END_OF_TEXT);
+        let end_of_text = end_of_text.ok_or_else(|| bad(path, format!("no token {END_OF_TEXT}").into()))?;
+        Ok(Self { kind: Kind::Bpe { tokenizer: Arc::new(tokenizer), end_of_text } })
+    }
+
+    /// Learns a byte-level BPE of `size` tokens from texts, and writes it to a folder in GPT-2's files.
+    ///
+    /// ```
+    /// use drumline_text::GptTokenizer;
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let texts = ["a house, a mouse, a house".to_owned(), "the mouse of the house".to_owned()];
+    /// let bpe = GptTokenizer::learn(texts, 270, folder.path())?;
+    /// let tokens = bpe.encode("a houseboat")?;
+    /// assert!(tokens.len() < 11 && bpe.decode(&tokens)? == "a houseboat");
+    /// assert_eq!(GptTokenizer::open(folder.path())?.encode("a houseboat")?, tokens);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn learn(
+        texts: impl IntoIterator<Item = String, IntoIter: Send>,
+        size: usize,
+        folder: impl AsRef<Path>,
+    ) -> Result<Self, TextError> {
+        let folder = folder.as_ref();
+        let least = END_OF_BYTES as usize + 1;
+        if size < least {
+            let what = format!(
+                "{size} tokens are asked for; try at least {least}, one for each byte and the end of a text"
+            );
+            return Err(TextError::Synth { what });
+        }
+        let trainer = BpeTrainer::builder()
+            .vocab_size(size)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut tokenizer = byte_level(BPE::default());
+        tokenizer.train(&mut TrainerWrapper::from(trainer), texts.into_iter()).map_err(refused)?;
+        let failed = |source| TextError::WriteFile { path: folder.to_owned(), source };
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let beside = tempfile::tempdir_in(folder).map_err(failed)?;
+        tokenizer.get_model().save(beside.path(), None).map_err(refused)?;
+        for name in [VOCABULARY, MERGES] {
+            std::fs::rename(beside.path().join(name), folder.join(name)).map_err(failed)?;
+        }
+        Self::read_bpe(folder)
+    }
+
+    /// The tokens of a text; [`END_OF_TEXT`] in it is one.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let mut tokens = Vec::with_capacity(text.len());
+                for (place, part) in text.split(END_OF_TEXT).enumerate() {
+                    tokens.extend((place > 0).then_some(END_OF_BYTES));
+                    tokens.extend(part.bytes().map(u32::from));
+                }
+                Ok(tokens)
+            }
+            Kind::Bpe { tokenizer, .. } => {
+                Ok(tokenizer.encode_fast(text, false).map_err(refused)?.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The text of tokens, without the ends of texts. Bytes that are no UTF-8 are shown as U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::Bpe { tokenizer, .. } => tokenizer.decode(tokens, true).map_err(refused),
+        }
+    }
+
+    /// How many tokens there are: one more than the greatest.
+    pub fn vocabulary(&self) -> u32 {
+        match &self.kind {
+            Kind::Bytes => END_OF_BYTES + 1,
+            Kind::Bpe { tokenizer, .. } => {
+                tokenizer.get_vocab(true).into_values().max().map_or(0, |greatest| greatest + 1)
+            }
+        }
+    }
+
+    /// The token that ends a text.
+    pub fn end_of_text(&self) -> u32 {
+        match self.kind {
+            Kind::Bytes => END_OF_BYTES,
+            Kind::Bpe { end_of_text, .. } => end_of_text,
+        }
+    }
+
+    /// A number that tells vocabularies apart: 0 for bytes, else of all tokens with their ids.
+    pub fn fingerprint(&self) -> u32 {
+        let Kind::Bpe { tokenizer, .. } = &self.kind else { return 0 };
+        let mut tokens: Vec<_> =
+            tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+        tokens.sort_unstable();
+        let mut crc = crc32fast::Hasher::new();
+        for (id, token) in tokens {
+            crc.update(&id.to_le_bytes());
+            crc.update(token.as_bytes());
+        }
+        crc.finalize()
+    }
+
+    /// Writes what [`open`](Self::open) reads to `tokenizer.json` in a folder, and says where that is; bytes need no file.
+    pub fn save(&self, folder: &Path) -> Result<Option<PathBuf>, TextError> {
+        let Kind::Bpe { tokenizer, .. } = &self.kind else { return Ok(None) };
+        let path = folder.join(TOKENIZER);
+        write_whole(&path, tokenizer.to_string(false).map_err(refused)?.as_bytes())?;
+        Ok(Some(path))
+    }
+}
+
+impl fmt::Debug for GptTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Bytes => f.write_str("GptTokenizer(bytes)"),
+            Kind::Bpe { .. } => write!(f, "GptTokenizer({} tokens)", self.vocabulary()),
+        }
+    }
+}
+
+/// As GPT-2 splits: no space is put before a text, and bytes are written as letters.
+fn byte_level(bpe: BPE) -> Tokenizer {
+    let level = ByteLevel::new(false, true, true);
+    let mut tokenizer = Tokenizer::new(bpe);
+    tokenizer.with_pre_tokenizer(Some(level)).with_decoder(Some(level));
+    tokenizer
+}
+
+fn bad(path: &Path, error: tokenizers::Error) -> TextError {
+    let what = format!("is no tokenizer: {error}; try GPT-2's {VOCABULARY} and {MERGES}, or a {TOKENIZER}");
+    TextError::BadFile { path: path.to_owned(), what }
+}
+
+fn refused(error: tokenizers::Error) -> TextError {
+    TextError::Pieces { what: error.to_string() }
+}
+
+/// Text of tokens as they come, in whole characters.
+///
+/// ```
+/// use drumline_text::{GptTokenizer, TextStream};
+///
+/// let bytes = GptTokenizer::bytes();
+/// let mut stream = TextStream::new(&bytes);
+/// let shown: Vec<_> = "né".bytes().map(|byte| stream.push(byte.into())).collect::<Result<_, _>>()?;
+/// assert_eq!(shown, ["n", "", "é"]);
+/// # Ok::<(), drumline_text::TextError>(())
+/// ```
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a GptTokenizer,
+    tokens: Vec<u32>,
+    /// Bytes of their text that were given.
+    given: usize,
+}
+
+impl<'a> TextStream<'a> {
+    /// Before the first token.
+    pub fn new(tokenizer: &'a GptTokenizer) -> Self {
+        Self { tokenizer, tokens: Vec::new(), given: 0 }
+    }
+
+    /// What is new with this token; nothing in the midst of a character.
+    pub fn push(&mut self, token: u32) -> Result<String, TextError> {
+        self.tokens.push(token);
+        let text = self.tokenizer.decode(&self.tokens)?;
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        let new = whole.get(self.given..).unwrap_or_default().to_owned();
+        self.given = self.given.max(whole.len());
+        if text.ends_with('\n') {
+            // Nothing before a line's end changes what comes: long texts need not be decoded again and again.
+            (self.tokens, self.given) = (Vec::new(), 0);
+        }
+        Ok(new)
+    }
+
+    /// What was held back: a character that never came to its end.
+    pub fn finish(self) -> Result<String, TextError> {
+        let text = self.tokenizer.decode(&self.tokens)?;
+        Ok(text.get(self.given..).unwrap_or_default().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXTS: [&str; 3] = [
+        "Ada had a red kite. She took the red kite to the lake, and it's there still.\n\n  Then 42 birds came.",
+        "The kite was Ada's; naïve café, 东京 🙂.",
+        "the lake, the lake, the red lake",
+    ];
+
+    fn learnt() -> (tempfile::TempDir, GptTokenizer) {
+        let folder = tempfile::tempdir().unwrap();
+        let bpe = GptTokenizer::learn(TEXTS.map(str::to_owned), 300, folder.path()).unwrap();
+        (folder, bpe)
+    }
+
+    #[test]
+    fn every_text_comes_back() {
+        let (_folder, bpe) = learnt();
+        for tokenizer in [GptTokenizer::bytes(), bpe] {
+            for text in TEXTS.iter().copied().chain(["", " ", "\n\n\n", "\u{1F3BA}q", "a\r\nb\0"]) {
+                let tokens = tokenizer.encode(text).unwrap();
+                assert!(tokens.iter().all(|token| *token < tokenizer.vocabulary()), "{text:?}");
+                assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
+                let mut stream = TextStream::new(&tokenizer);
+                let mut shown: String = tokens.iter().map(|token| stream.push(*token).unwrap()).collect();
+                shown.push_str(&stream.finish().unwrap());
+                assert_eq!(shown, text);
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_are_learnt_and_the_end_is_one_token() {
+        let (folder, bpe) = learnt();
+        assert_eq!(bpe.vocabulary(), 300);
+        assert!(bpe.encode("the lake").unwrap().len() <= 3);
+        let tokens = bpe.encode(&format!("a{END_OF_TEXT}a")).unwrap();
+        assert_eq!((tokens[1], tokens.len()), (bpe.end_of_text(), 3));
+        let merges = std::fs::read_to_string(folder.path().join("merges.txt")).unwrap();
+        assert!(merges.starts_with("#version") && merges.contains("Ġ"), "{merges}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside them");
+    }
+
+    #[test]
+    fn what_is_saved_is_the_same_and_others_are_told_apart() {
+        let (_folder, bpe) = learnt();
+        let other = tempfile::tempdir().unwrap();
+        assert_eq!(GptTokenizer::bytes().save(other.path()).unwrap(), None);
+        let path = bpe.save(other.path()).unwrap().unwrap();
+        for read in [GptTokenizer::open(&path).unwrap(), GptTokenizer::open(other.path()).unwrap()] {
+            assert_eq!(read.fingerprint(), bpe.fingerprint());
+            assert_eq!(read.encode(TEXTS[0]).unwrap(), bpe.encode(TEXTS[0]).unwrap());
+        }
+        let larger = GptTokenizer::learn(TEXTS.map(str::to_owned), 310, other.path()).unwrap();
+        assert!(larger.fingerprint() != bpe.fingerprint() && GptTokenizer::bytes().fingerprint() == 0);
+    }
+
+    #[test]
+    fn bad_files_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |path: &Path| GptTokenizer::open(path).unwrap_err().to_string();
+        assert!(said(folder.path()).contains("vocab.json\" is not there; try a folder with"));
+        std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        assert!(said(folder.path()).contains("is no tokenizer"), "{}", said(folder.path()));
+        assert!(said(Path::new("/nonexistent")).starts_with("cannot read"));
+        let few = GptTokenizer::learn(["a".to_owned()], 100, folder.path()).unwrap_err().to_string();
+        assert!(few.contains("try at least 257"), "{few}");
+    }
+}

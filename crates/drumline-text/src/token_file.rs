@@ -1,0 +1,257 @@
+//! A file of tokens, to be mapped into memory: a header, then one number for each token.
+//!
+//! ```text
+//!   0         8         12      16           24       32           36        40
+//!   DRUMTOKN │ version │ width │ vocabulary │ count  │ tokenizer  │ checksum │ tokens, little-endian …
+//! ```
+//! `width` is 2 or 4 bytes a token, `tokenizer` the number that tells vocabularies apart, `checksum` that of the header. A file is written whole
+//! or not at all; one that was cut, or that grows, is refused when it is opened.
+
+use crate::beside::readable;
+use crate::{END_OF_TEXT, GptTokenizer, TextError};
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+const MAGIC: [u8; 8] = *b"DRUMTOKN";
+const VERSION: u32 = 1;
+
+/// What a file of tokens says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenHeader {
+    /// Bytes of a token: 2 or 4.
+    pub width: usize,
+    /// All tokens are below this.
+    pub vocabulary: u32,
+    /// How many tokens there are.
+    pub count: u64,
+    /// Of the tokenizer: [`GptTokenizer::fingerprint`].
+    pub tokenizer: u32,
+}
+
+impl TokenHeader {
+    /// For a tokenizer's tokens, of which there are none yet.
+    fn new(tokenizer: &GptTokenizer) -> Self {
+        let vocabulary = tokenizer.vocabulary();
+        let width = if vocabulary <= 1 << 16 { 2 } else { 4 };
+        Self { width, vocabulary, count: 0, tokenizer: tokenizer.fingerprint() }
+    }
+
+    /// Bytes before the first token.
+    pub const LEN: usize = 40;
+
+    /// Reads the header of a file, and holds it against how long the file is.
+    pub fn open(path: &Path) -> Result<Self, TextError> {
+        let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
+        let file = std::fs::File::open(path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        let mut header = Vec::with_capacity(Self::LEN);
+        file.take(Self::LEN as u64).read_to_end(&mut header).map_err(failed)?;
+        Self::parse(&header, len, path)
+    }
+
+    fn parse(header: &[u8], len: u64, path: &Path) -> Result<Self, TextError> {
+        let bad = |what: String| Err(TextError::BadFile { path: path.to_owned(), what });
+        if header.len() < Self::LEN || !header.starts_with(&MAGIC) {
+            return bad("is no file of tokens; try drumline data tokens TEXT --out FILE".into());
+        }
+        let number =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let long = |at: usize| u64::from(number(at)) | u64::from(number(at + 4)) << 32;
+        if number(8) != VERSION {
+            return bad(format!(
+                "has version {}, expected {VERSION}; try drumline data tokens again",
+                number(8)
+            ));
+        }
+        let (width, vocabulary, count) = (number(12) as usize, long(16), long(24));
+        let is_whole = number(36) == crc32fast::hash(&header[..36]) && matches!(width, 2 | 4);
+        let Some(vocabulary) = u32::try_from(vocabulary).ok().filter(|_| is_whole) else {
+            return bad("has a damaged header; try drumline data tokens again".into());
+        };
+        let (found, expected) = (u128::from(len), Self::LEN as u128 + u128::from(count) * width as u128);
+        if found != expected {
+            return bad(format!(
+                "is torn: it has {found} bytes, expected {expected} for its {count} tokens; try drumline data tokens again, or to copy \
+                 it again"
+            ));
+        }
+        Ok(Self { width, vocabulary, count, tokenizer: number(32) })
+    }
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.width as u32).to_le_bytes());
+        bytes[16..24].copy_from_slice(&u64::from(self.vocabulary).to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.tokenizer.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[..36]);
+        bytes[36..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+}
+
+/// Writes the tokens of texts to a file, with the end of a text behind each, and says what the file has.
+///
+/// A text may hold several, with [`END_OF_TEXT`] between them; each is split into tokens as a whole, so that memory is needed for the longest.
+///
+/// ```
+/// use drumline_text::{GptTokenizer, TokenHeader, write_tokens};
+///
+/// let folder = tempfile::tempdir()?;
+/// let (text, out) = (folder.path().join("a.txt"), folder.path().join("a.tokens"));
+/// std::fs::write(&text, "one<|endoftext|>two")?;
+/// let header = write_tokens(&[text], &GptTokenizer::bytes(), &out)?;
+/// assert_eq!((header.count, header.width, header.vocabulary), (8, 2, 257));
+/// assert_eq!(TokenHeader::open(&out)?, header);
+/// assert_eq!(std::fs::read(&out)?[TokenHeader::LEN..][..8], [111, 0, 110, 0, 101, 0, 0, 1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn write_tokens(
+    texts: &[PathBuf],
+    tokenizer: &GptTokenizer,
+    out: &Path,
+) -> Result<TokenHeader, TextError> {
+    let mut writer = Writer::create(out, TokenHeader::new(tokenizer))?;
+    for path in texts {
+        for_each_text(path, |text| {
+            writer.push(&tokenizer.encode(text)?)?;
+            writer.push(&[tokenizer.end_of_text()])
+        })?;
+    }
+    writer.finish()
+}
+
+/// The texts of a file, without what stands between them; none is empty.
+pub fn for_each_text(
+    path: &Path,
+    mut each: impl FnMut(&str) -> Result<(), TextError>,
+) -> Result<(), TextError> {
+    let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
+    let mut file = BufReader::new(std::fs::File::open(path).map_err(failed)?);
+    let (mut text, mut bytes, mut line) = (String::new(), Vec::new(), 0);
+    let mut give = |text: &str| if text.trim().is_empty() { Ok(()) } else { each(text) };
+    loop {
+        bytes.clear();
+        line += 1;
+        if file.read_until(b'\n', &mut bytes).map_err(failed)? == 0 {
+            return give(&text);
+        }
+        let read = std::str::from_utf8(&bytes).map_err(|error| TextError::NotUtf8 {
+            path: path.to_owned(),
+            line,
+            at: error.valid_up_to() + 1,
+        })?;
+        let mut parts = read.split(END_OF_TEXT);
+        text.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            give(&text)?;
+            text.clear();
+            // The end of the line belongs to the mark.
+            text.push_str(if part == "\n" || part == "\r\n" { "" } else { part });
+        }
+    }
+}
+
+struct Writer {
+    path: PathBuf,
+    file: BufWriter<NamedTempFile>,
+    header: TokenHeader,
+}
+
+impl Writer {
+    fn create(path: &Path, header: TokenHeader) -> Result<Self, TextError> {
+        let failed = |source| TextError::WriteFile { path: path.to_owned(), source };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(failed)?;
+        let mut file = BufWriter::new(file);
+        file.write_all(&header.to_bytes()).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, header })
+    }
+
+    fn push(&mut self, tokens: &[u32]) -> Result<(), TextError> {
+        let failed = |source| TextError::WriteFile { path: self.path.clone(), source };
+        for token in tokens {
+            self.file.write_all(&token.to_le_bytes()[..self.header.width]).map_err(failed)?;
+        }
+        self.header.count += tokens.len() as u64;
+        Ok(())
+    }
+
+    fn finish(self) -> Result<TokenHeader, TextError> {
+        let Self { path, file, header } = self;
+        let failed = |source| TextError::WriteFile { path: path.clone(), source };
+        if header.count == 0 {
+            let what = "would have no tokens; try texts that are not empty".to_owned();
+            return Err(TextError::BadFile { path, what });
+        }
+        let mut file = file.into_inner().map_err(|error| failed(error.into_error()))?;
+        file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header.to_bytes())).map_err(failed)?;
+        file.as_file().sync_all().map_err(failed)?;
+        file.persist(&path).map_err(|error| failed(error.error))?;
+        Ok(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str) -> (tempfile::TempDir, PathBuf, Vec<u8>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, out) = (folder.path().join("t.txt"), folder.path().join("t.tokens"));
+        std::fs::write(&from, text).unwrap();
+        write_tokens(&[from.clone(), from], &GptTokenizer::bytes(), &out).unwrap();
+        let bytes = std::fs::read(&out).unwrap();
+        (folder, out, bytes)
+    }
+
+    #[test]
+    fn texts_end_with_their_token() {
+        let (folder, _, bytes) = written("ab\n<|endoftext|>\nc<|endoftext|><|endoftext|>\n");
+        let tokens = bytes[TokenHeader::LEN..].as_chunks().0.iter().map(|token| u16::from_le_bytes(*token));
+        let once = [97, 98, 10, 256, 99, 256];
+        assert!(tokens.eq([once, once].concat()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside it");
+    }
+
+    #[test]
+    fn torn_and_other_files_are_refused() {
+        let (_folder, path, bytes) = written("some text");
+        let said = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            TokenHeader::open(&path).unwrap_err().to_string()
+        };
+        assert!(said(&bytes[..bytes.len() - 1]).contains("is torn: it has"), "{}", said(&bytes[..50]));
+        assert!(said(&[&bytes[..], &[0, 0]].concat()).contains("is torn"));
+        assert!(said(b"some text").contains("is no file of tokens; try drumline data tokens"));
+        assert!(said(&[]).contains("is no file of tokens"));
+        let changed = |at: usize| {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1;
+            said(&bytes)
+        };
+        assert!(changed(8).contains("has version 0"));
+        assert!([12, 16, 24, 33, 39].iter().all(|at| changed(*at).contains("damaged header")));
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(TokenHeader::open(&path).unwrap().count, 20, "control");
+        assert!(TokenHeader::open(Path::new("/none")).unwrap_err().to_string().starts_with("cannot read"));
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_read_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, out) = (folder.path().join("t.txt"), folder.path().join("t.tokens"));
+        for (bytes, told) in [(&b"a\nb\xff\n"[..], "line 2 of"), (b" \n", "would have no tokens")] {
+            std::fs::write(&from, bytes).unwrap();
+            let error = write_tokens(std::slice::from_ref(&from), &GptTokenizer::bytes(), &out)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(told), "{error}");
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
+    }
+}

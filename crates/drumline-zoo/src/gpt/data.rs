@@ -1,0 +1,192 @@
+//! Windows of a file of tokens, which libtorch maps into memory: what is not looked at is not read.
+//!
+//! ```text
+//!   tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 …       block 4
+//!   window 0 └──────────┘ input t0…t3, target t1…t4
+//!   window 1             └──────────┘ input t4…t7, target t5…t8
+//! ```
+//! Each token is a target once in an epoch. In which order windows come, and to which rank, is the sampler's to say.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use drumline::{Cause, Dataset, Sample, SampleError, TorchError};
+use drumline_text::{GptTokenizer, TextError, TokenHeader};
+use tch::{Device, Kind, Tensor};
+
+/// Windows of so many tokens, and as targets the tokens that follow: both windows × places.
+#[derive(Debug)]
+pub struct TokenData {
+    path: PathBuf,
+    header: TokenHeader,
+    block: usize,
+    /// The whole file in the type of its tokens. A tensor may be used by one thread at a time; what is cut out of it is the thread's own.
+    mapped: Mutex<Tensor>,
+}
+
+impl TokenData {
+    /// The windows of `block` tokens of a file that this tokenizer has made.
+    pub fn open(path: &Path, tokenizer: &GptTokenizer, block: usize) -> Result<Self, TextError> {
+        let header = TokenHeader::open(path)?;
+        let bad = |what: String| TextError::BadFile { path: path.to_owned(), what };
+        if (header.vocabulary, header.tokenizer) != (tokenizer.vocabulary(), tokenizer.fingerprint()) {
+            return Err(bad(format!(
+                "has tokens of another vocabulary, of {} tokens, expected the {} of GPT.TOKENIZER; try the tokenizer that made \
+                 it, or drumline data tokens with this one",
+                header.vocabulary,
+                tokenizer.vocabulary()
+            )));
+        }
+        if header.count <= block as u64 {
+            return Err(bad(format!(
+                "has {} tokens, expected at least {}, one more than a window has; try more text, or a smaller MODEL.BLOCK",
+                header.count,
+                block + 1
+            )));
+        }
+        let mapped =
+            Mutex::new(map(path, &header).map_err(|cause| bad(format!("cannot be mapped: {cause}")))?);
+        Ok(Self { path: path.to_owned(), header, block, mapped })
+    }
+
+    /// What the file says of itself.
+    pub fn header(&self) -> &TokenHeader {
+        &self.header
+    }
+
+    /// Numbers that tell files apart without reading all of a large one: its header, and a checksum of windows here and there.
+    pub fn fingerprint(&self) -> Result<String, SampleError> {
+        const LOOKED_AT: usize = 64;
+        let mut crc = crc32fast::Hasher::new();
+        for look in 0..LOOKED_AT.min(self.len()) {
+            let index = look * (self.len() - 1) / LOOKED_AT.min(self.len()).max(2).saturating_sub(1);
+            let (tokens, _) = self.batch(&[Sample::new(0, 0, index)])?;
+            let tokens = Vec::<i64>::try_from(tokens.reshape([-1]));
+            let tokens = tokens.map_err(|error| SampleError::new(index, self.name(index), error))?;
+            tokens.iter().for_each(|token| crc.update(&token.to_le_bytes()));
+        }
+        let TokenHeader { vocabulary, count, tokenizer, .. } = self.header;
+        Ok(format!("{count} of {vocabulary} tokens, {tokenizer:08x}, {:08x}", crc.finalize()))
+    }
+
+    fn windows(&self, samples: &[Sample]) -> Result<Tensor, Cause> {
+        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone();
+        let first = TokenHeader::LEN / self.header.width;
+        let cut = |sample: &Sample| {
+            mapped.f_narrow(0, (first + sample.index * self.block) as i64, self.block as i64 + 1)
+        };
+        let windows = samples.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
+        let tokens = Tensor::f_stack(&windows, 0)?.f_to_kind(Kind::Int64)?;
+        // libtorch has no sums and products of u16: bits are read as i16.
+        let tokens = if self.header.width == 2 { tokens.f_bitwise_and(0xffff)? } else { tokens };
+        let greatest = tokens.f_max()?.f_int64_value(&[])?;
+        if greatest >= i64::from(self.header.vocabulary) {
+            let vocabulary = self.header.vocabulary;
+            return Err(format!(
+                "token {greatest} is none of the {vocabulary} that there are: the file is damaged; try drumline data tokens again"
+            )
+            .into());
+        }
+        Ok(tokens)
+    }
+}
+
+fn map(path: &Path, header: &TokenHeader) -> Result<Tensor, Cause> {
+    let name = path.to_str().ok_or("its name is no UTF-8; try another name")?;
+    let kind = if header.width == 2 { Kind::Int16 } else { Kind::Int };
+    let len = (TokenHeader::LEN / header.width) as i64 + header.count as i64;
+    Ok(Tensor::f_from_file(name, false, len, (kind, Device::Cpu))?)
+}
+
+impl Dataset for TokenData {
+    type Batch = (Tensor, Tensor);
+
+    fn len(&self) -> usize {
+        (self.header.count as usize - 1) / self.block
+    }
+
+    fn batch(&self, samples: &[Sample]) -> Result<(Tensor, Tensor), SampleError> {
+        let block = self.block as i64;
+        let cut = || -> Result<_, Cause> {
+            let windows = self.windows(samples)?;
+            let part = |first| windows.f_narrow(1, first, block)?.f_contiguous();
+            Ok((part(0)?, part(1)?))
+        };
+        cut().map_err(|cause| {
+            let index = samples.first().map_or(0, |sample| sample.index);
+            SampleError::new(index, self.name(index), cause)
+        })
+    }
+
+    fn name(&self, index: usize) -> String {
+        format!("the window at token {} of {:?}", index * self.block, self.path)
+    }
+
+    fn pin_memory(&self, batch: (Tensor, Tensor)) -> Result<(Tensor, Tensor), TorchError> {
+        let pin = |tensor: &Tensor| tensor.f_pin_memory(Device::Cuda(0));
+        Ok((pin(&batch.0)?, pin(&batch.1)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drumline_text::write_tokens;
+
+    fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, out) = (folder.path().join("a.txt"), folder.path().join("a.tokens"));
+        std::fs::write(&from, text).unwrap();
+        write_tokens(&[from], &GptTokenizer::bytes(), &out).unwrap();
+        (folder, out)
+    }
+
+    fn batch(data: &TokenData, indices: &[usize]) -> (Tensor, Tensor) {
+        data.batch(&indices.iter().map(|index| Sample::new(0, 0, *index)).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn each_token_is_a_target_once() {
+        let (_folder, path) = file("abcdefghij");
+        let data = TokenData::open(&path, &GptTokenizer::bytes(), 3).unwrap();
+        assert_eq!(data.len(), 3, "ten targets, of which one fills no window");
+        let (input, target) = batch(&data, &[2, 0]);
+        assert_eq!(input, Tensor::from_slice2(&[[103i64, 104, 105], [97, 98, 99]]));
+        assert_eq!(target, Tensor::from_slice2(&[[104i64, 105, 106], [98, 99, 100]]));
+        let whole = TokenData::open(&path, &GptTokenizer::bytes(), 10).unwrap();
+        assert_eq!(batch(&whole, &[0]).1.int64_value(&[0, 9]), 256, "up to the very end");
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_refused() {
+        let (folder, path) = file("abcdefghij");
+        let said = |tokenizer: &GptTokenizer, block| {
+            TokenData::open(&path, tokenizer, block).unwrap_err().to_string()
+        };
+        let few = said(&GptTokenizer::bytes(), 11);
+        assert!(few.contains("has 11 tokens, expected at least 12") && few.contains("MODEL.BLOCK"), "{few}");
+        let other = GptTokenizer::learn(["abc abc".to_owned()], 258, folder.path()).unwrap();
+        assert!(said(&other, 3).contains("of another vocabulary, of 257 tokens, expected the 258"));
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = TokenHeader::LEN + 2 * 4 + 1;
+        bytes[at] = 0xff;
+        std::fs::write(&path, &bytes).unwrap();
+        let data = TokenData::open(&path, &GptTokenizer::bytes(), 3).unwrap();
+        let error = data.batch(&[Sample::new(0, 0, 1)]).unwrap_err().to_string();
+        assert!(error.contains("the window at token 3") && error.contains("token 65381 is none"), "{error}");
+        bytes.pop();
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(said(&GptTokenizer::bytes(), 3).contains("is torn"));
+    }
+
+    #[test]
+    fn fingerprints_tell_files_apart() {
+        let print = |text: &str| {
+            let (_folder, path) = file(text);
+            TokenData::open(&path, &GptTokenizer::bytes(), 2).unwrap().fingerprint().unwrap()
+        };
+        assert_eq!(print("abcdefghij"), print("abcdefghij"));
+        assert_ne!(print("abcdefghij"), print("abcdefghXj"));
+        assert_ne!(print("abcdefghij"), print("abcdefghijk"));
+    }
+}

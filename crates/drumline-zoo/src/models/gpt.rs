@@ -1,0 +1,212 @@
+//! GPT-2: a decoder that says at each place what comes next.
+//!
+//! ```text
+//!   tokens ─▶ wte + wpe ─▶ n_layer × ( + attn(ln_1) , + mlp(ln_2) ) ─▶ ln_f ─▶ head (wte again) ─▶ logits
+//!                                                                         └▶ loss: in chunks, logits are never there all at once
+//! ```
+//! Tokens are i64, texts × places. Tensors have the names and the layout of Hugging Face's `GPT2Model`: `wte.weight`, `h.0.attn.c_attn.weight`
+//! (inputs × outputs), …; [`gpt::weights`](crate::gpt::weights) reads and writes its files. Nothing in forward looks at a number on the host, and
+//! shapes alone decide what is done: it can be recorded once and played again.
+//!
+//! Read in this order: `conv1d`, `attention`, `block`, `head`, `cache`.
+
+mod attention;
+mod block;
+mod cache;
+mod conv1d;
+mod head;
+
+use drumline::Cause;
+use drumline::trainer::{Mode, Model};
+use tch::nn::{Init, Path};
+use tch::{Device, Tensor};
+
+pub use cache::KvCache;
+pub use head::linear_cross_entropy;
+
+use block::Block;
+use head::Head;
+
+use crate::error::ZooError;
+use crate::models::dropout::dropout;
+use crate::models::transformer::LayerNorm;
+
+/// Deviation of GPT-2's first weights.
+const STDEV: f64 = 0.02;
+
+/// Sizes of a GPT-2, by Hugging Face's names. The default is the smallest of OpenAI's, of 124 million parameters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GptOptions {
+    /// Blocks.
+    pub n_layer: i64,
+    /// Heads of each attention.
+    pub n_head: i64,
+    /// Size of the vectors between blocks.
+    pub n_embd: i64,
+    /// The longest text.
+    pub n_positions: i64,
+    /// Tokens that there are.
+    pub vocab_size: i64,
+    /// Rows of the embedding are made a multiple of this, as GPUs like it; what is added is never predicted.
+    pub vocab_multiple: i64,
+    /// Probability of dropout, everywhere.
+    pub dropout: f64,
+    /// Into how many parts the places of a batch are split for the loss; with 1 all logits are there at once.
+    pub loss_chunks: i64,
+}
+
+impl Default for GptOptions {
+    fn default() -> Self {
+        Self {
+            n_layer: 12,
+            n_head: 12,
+            n_embd: 768,
+            n_positions: 1024,
+            vocab_size: 50257,
+            vocab_multiple: 1,
+            dropout: 0.0,
+            loss_chunks: 1,
+        }
+    }
+}
+
+impl GptOptions {
+    /// Whether there is such a model.
+    pub fn check(&self) -> Result<(), ZooError> {
+        let refused = |what: String, fix: &str| Err(ZooError::Unsuitable { what, fix: fix.to_owned() });
+        let Self { n_head, n_embd, dropout, .. } = *self;
+        let sizes = [
+            ("n_layer", self.n_layer),
+            ("n_head", n_head),
+            ("n_embd", n_embd),
+            ("n_positions", self.n_positions),
+            ("vocab_size", self.vocab_size),
+            ("vocab_multiple", self.vocab_multiple),
+            ("loss_chunks", self.loss_chunks),
+        ];
+        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
+            return refused(format!("{name} is {size}"), "1 or more");
+        }
+        if n_embd % n_head != 0 {
+            return refused(format!("n_embd {n_embd} cannot be split among {n_head} heads"), "a multiple");
+        }
+        match (0.0..1.0).contains(&dropout) {
+            true => Ok(()),
+            false => refused(format!("dropout is {dropout}"), "0 to below 1"),
+        }
+    }
+
+    /// Rows of the embedding.
+    pub fn padded_vocab(&self) -> i64 {
+        (self.vocab_size + self.vocab_multiple - 1) / self.vocab_multiple * self.vocab_multiple
+    }
+}
+
+/// A GPT-2.
+///
+/// ```
+/// use drumline_zoo::models::gpt::{Gpt, GptOptions};
+/// use tch::nn::VarStore;
+/// use tch::{Device, Tensor};
+///
+/// let store = VarStore::new(Device::Cpu);
+/// let small = GptOptions { n_layer: 2, n_head: 2, n_embd: 16, n_positions: 8, vocab_size: 30, ..Default::default() };
+/// let model = Gpt::new(&store.root(), &small)?;
+/// let tokens = Tensor::from_slice2(&[[4i64, 5, 6], [7, 8, 0]]);
+/// assert_eq!(model.logits(&tokens).size(), [2, 3, 30]);
+/// assert_eq!(store.variables()["h.1.attn.c_attn.weight"].size(), [16, 48]);
+/// # Ok::<(), drumline_zoo::ZooError>(())
+/// ```
+#[derive(Debug)]
+pub struct Gpt {
+    wte: Tensor,
+    wpe: Tensor,
+    blocks: Vec<Block>,
+    ln_f: LayerNorm,
+    head: Head,
+    options: GptOptions,
+}
+
+impl Gpt {
+    /// Makes the tensors under `path`, with GPT-2's first weights.
+    pub fn new(path: &Path<'_>, options: &GptOptions) -> Result<Self, ZooError> {
+        options.check()?;
+        let &GptOptions { n_layer, n_embd, n_positions, vocab_size, .. } = options;
+        let table = |name: &str, rows| {
+            let init = Init::Randn { mean: 0.0, stdev: STDEV };
+            (path / name).var("weight", &[rows, n_embd], init)
+        };
+        let wte = table("wte", options.padded_vocab());
+        let wpe = table("wpe", n_positions);
+        let blocks = (0..n_layer).map(|layer| Block::new(&(path / "h" / layer), options)).collect();
+        let ln_f = LayerNorm::new(path / "ln_f", n_embd);
+        let head = Head::new(&wte, vocab_size);
+        Ok(Self { wte, wpe, blocks, ln_f, head, options: options.clone() })
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &GptOptions {
+        &self.options
+    }
+
+    /// Where its weights are.
+    pub fn device(&self) -> Device {
+        self.wte.device()
+    }
+
+    /// Logits of each next token: texts × places × tokens. Those of added rows are so small that they are never drawn.
+    pub fn logits(&self, tokens: &Tensor) -> Tensor {
+        self.head.logits(&self.states(tokens, 0.0))
+    }
+
+    /// The cross-entropies of all next tokens, added up.
+    pub fn loss(&self, tokens: &Tensor, targets: &Tensor, mode: Mode) -> Result<Tensor, Cause> {
+        let p = if mode == Mode::Train { self.options.dropout } else { 0.0 };
+        let states = self.states(tokens, p).f_flatten(0, 1)?;
+        Ok(self.head.loss(&states, &targets.f_reshape([-1])?, self.options.loss_chunks)?)
+    }
+
+    /// What the head reads: texts × places × size.
+    fn states(&self, tokens: &Tensor, p: f64) -> Tensor {
+        let mut xs = self.embedded(tokens, 0, p);
+        for block in &self.blocks {
+            xs = block.forward(&xs, p);
+        }
+        self.ln_f.forward(&xs)
+    }
+
+    fn embedded(&self, tokens: &Tensor, first: i64, p: f64) -> Tensor {
+        let places = self.wpe.narrow(0, first, tokens.size()[1]);
+        dropout(&(Tensor::embedding(&self.wte, tokens, -1, false, false) + places), p)
+    }
+
+    /// Memory for a text's keys and values.
+    pub fn cache(&self) -> KvCache {
+        KvCache::new(self.blocks.len())
+    }
+
+    /// Logits of the token after `tokens`, texts × places, which follow those that the cache has seen; together at most `n_positions`. One row a text.
+    pub fn next(&self, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
+        let mut xs = self.embedded(tokens, cache.len(), 0.0);
+        for (block, kept) in self.blocks.iter().zip(cache.layers()) {
+            xs = block.next(&xs, kept);
+        }
+        self.head.logits(&self.ln_f.forward(&xs.select(1, -1)))
+    }
+}
+
+/// The losses of a batch's tokens, added up.
+#[derive(Debug)]
+pub struct SummedLoss(pub Tensor);
+
+/// On batches of tokens and the tokens that follow them, both texts × places.
+impl Model<(Tensor, Tensor)> for Gpt {
+    type Output = SummedLoss;
+
+    fn forward_batch(&self, batch: &(Tensor, Tensor), mode: Mode) -> Result<SummedLoss, Cause> {
+        Ok(SummedLoss(self.loss(&batch.0, &batch.1, mode)?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

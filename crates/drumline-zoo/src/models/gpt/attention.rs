@@ -1,0 +1,63 @@
+//! Causal attention: each place sees those up to its own.
+
+use tch::nn::Path;
+use tch::{Kind, Tensor};
+
+use super::cache::Kept;
+use super::conv1d::Conv1d;
+use super::{GptOptions, STDEV};
+
+/// The layer; queries, keys and values come from one product.
+#[derive(Debug)]
+pub(super) struct Attention {
+    c_attn: Conv1d,
+    c_proj: Conv1d,
+    n_head: i64,
+}
+
+/// Queries, keys and values, each texts × heads × places × head's size.
+type Heads = [Tensor; 3];
+
+impl Attention {
+    pub(super) fn new(path: &Path<'_>, options: &GptOptions, stdev_back: f64) -> Self {
+        let &GptOptions { n_embd, n_head, .. } = options;
+        let c_attn = Conv1d::new(path / "c_attn", (n_embd, 3 * n_embd), STDEV);
+        let c_proj = Conv1d::new(path / "c_proj", (n_embd, n_embd), stdev_back);
+        Self { c_attn, c_proj, n_head }
+    }
+
+    /// `p` is the dropout of the weights.
+    pub(super) fn forward(&self, xs: &Tensor, p: f64) -> Tensor {
+        let [queries, keys, values] = self.heads(xs);
+        let seen = Tensor::scaled_dot_product_attention::<Tensor>(
+            &queries, &keys, &values, None, p, true, None, false,
+        );
+        self.join(&seen)
+    }
+
+    /// Of places that follow those that were kept.
+    pub(super) fn next(&self, xs: &Tensor, kept: &mut Kept) -> Tensor {
+        let [queries, keys, values] = self.heads(xs);
+        let before = kept.len();
+        let (keys, values) = kept.extended(&keys, &values);
+        let new = queries.size()[2];
+        let mask = (new > 1).then(|| {
+            let all = (Kind::Bool, queries.device());
+            Tensor::ones([new, before + new], all).tril(before)
+        });
+        let seen =
+            Tensor::scaled_dot_product_attention(&queries, &keys, &values, mask, 0.0, false, None, false);
+        self.join(&seen)
+    }
+
+    fn heads(&self, xs: &Tensor) -> Heads {
+        let all = self.c_attn.forward(xs);
+        let size = all.size();
+        let apart = all.view([size[0], size[1], 3, self.n_head, -1]).permute([2, 0, 3, 1, 4]);
+        [0, 1, 2].map(|part| apart.select(0, part))
+    }
+
+    fn join(&self, heads: &Tensor) -> Tensor {
+        self.c_proj.forward(&heads.transpose(1, 2).flatten(2, 3))
+    }
+}

@@ -1,0 +1,155 @@
+//! The head: logits by the embedding's own rows, and the loss of the next token without all logits at once.
+//!
+//! ```text
+//!   states, in chunks of rows ─▶ logits of the chunk ─┬▶ loss, added up
+//!                                                     └▶ softmax − right token ─┬▶ · weight: gradient of the chunk's states
+//!                                                                               └▶ ᵀ · states: added to the gradient of the weight
+//! ```
+//! Logits of 16 texts of 1024 places would be 3.3 GB, and so would their gradient. In chunks both are made in forward, one chunk after the
+//! other, and backward only multiplies what is kept by the gradient of the sum: as many products as without chunks. [`linear_cross_entropy`] is
+//! the seam at which kernels for a GPU can take its place.
+
+use drumline_torch::{SmoothedLabels, TorchError, autograd_function, smoothed_cross_entropy};
+use tch::{Kind, Tensor, no_grad};
+
+/// The logit of a row that nobody has trained: far below all others, and a number in 16 bits, too.
+const NEVER: f64 = -3e4;
+
+/// The head, tied to the embedding.
+#[derive(Debug)]
+pub(super) struct Head {
+    weight: Tensor,
+    /// Keeps added rows from being predicted.
+    bias: Option<Tensor>,
+}
+
+impl Head {
+    /// Rows of `weight` from `vocab_size` on are never predicted.
+    pub(super) fn new(weight: &Tensor, vocab_size: i64) -> Self {
+        let rows = weight.size()[0];
+        let bias = (rows > vocab_size).then(|| {
+            let bias = no_grad(|| weight.new_zeros([rows], (Kind::Float, weight.device())));
+            let _ = bias.narrow(0, vocab_size, rows - vocab_size).fill_(NEVER);
+            bias
+        });
+        Self { weight: weight.shallow_clone(), bias }
+    }
+
+    pub(super) fn logits(&self, states: &Tensor) -> Tensor {
+        states.linear(&self.weight, self.bias.as_ref())
+    }
+
+    /// The sum of the losses of rows of states.
+    pub(super) fn loss(&self, states: &Tensor, targets: &Tensor, chunks: i64) -> Result<Tensor, TorchError> {
+        if chunks > 1 {
+            return linear_cross_entropy(states, (&self.weight, self.bias.as_ref()), targets, chunks);
+        }
+        let labels = SmoothedLabels { classes: targets, ignored: None, smoothing: 0.0 };
+        smoothed_cross_entropy(&states.f_linear(&self.weight, self.bias.as_ref())?, labels)
+    }
+}
+
+/// The sum of the cross-entropies of `states · weightᵀ + bias` and the right classes, in so many chunks of rows: states are rows × size, weight
+/// classes × size, targets one for each row. Gradients flow to states and weight.
+///
+/// ```
+/// use drumline_zoo::models::gpt::linear_cross_entropy;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let states = Tensor::ones([6, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let weight = Tensor::zeros([10, 4], (Kind::Float, Device::Cpu));
+/// let targets = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9]);
+/// let loss = linear_cross_entropy(&states, (&weight, None), &targets, 4)?;
+/// assert!((loss.double_value(&[]) - 6.0 * 10f64.ln()).abs() < 1e-4);
+/// # Ok::<(), drumline_torch::TorchError>(())
+/// ```
+pub fn linear_cross_entropy(
+    states: &Tensor,
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    targets: &Tensor,
+    chunks: i64,
+) -> Result<Tensor, TorchError> {
+    let outputs = autograd_function(
+        &[states, weight],
+        |cx, inputs| {
+            let wants = cx.needs_input_grad(0) || cx.needs_input_grad(1);
+            let parts = Parts::new(inputs[0], (inputs[1], bias), targets, chunks)?;
+            if !wants {
+                return Ok(vec![parts.loss()?]);
+            }
+            let Graded { loss, states, weight } = parts.graded()?;
+            cx.save(&states);
+            cx.save(&weight);
+            Ok(vec![loss])
+        },
+        |cx, grads| {
+            let Some(by_sum) = &grads[0] else { return Ok(vec![None, None]) };
+            let scaled =
+                |kept: &Tensor| -> Result<Option<Tensor>, TorchError> { Ok(Some(kept.f_mul(by_sum)?)) };
+            cx.saved().iter().map(|kept| Ok(scaled(kept)?)).collect()
+        },
+    );
+    Ok(outputs?.swap_remove(0))
+}
+
+/// What goes in, in the type that products are computed in.
+struct Parts {
+    chunks: Vec<(Tensor, Tensor)>,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    /// Of states and weight as they came.
+    kinds: (Kind, Kind),
+}
+
+/// The loss, and its gradients.
+struct Graded {
+    loss: Tensor,
+    states: Tensor,
+    weight: Tensor,
+}
+
+impl Parts {
+    fn new(
+        states: &Tensor,
+        (weight, bias): (&Tensor, Option<&Tensor>),
+        targets: &Tensor,
+        chunks: i64,
+    ) -> Result<Self, TorchError> {
+        // Autocast may want fewer bits: what a product comes out in. The weight is cast once, not for each chunk.
+        let kind = states.f_narrow(0, 0, 1)?.f_mm(&weight.f_narrow(0, 0, 1)?.f_tr()?)?.kind();
+        let (low, targets) = (states.f_to_kind(kind)?, targets.f_view([-1, 1])?);
+        let chunks = low.f_chunk(chunks, 0)?.into_iter().zip(targets.f_chunk(chunks, 0)?).collect();
+        let bias = bias.map(|bias| bias.f_to_kind(kind)).transpose()?;
+        Ok(Self { chunks, weight: weight.f_to_kind(kind)?, bias, kinds: (states.kind(), weight.kind()) })
+    }
+
+    /// Logarithms of probabilities, rows × classes.
+    fn log_probs(&self, states: &Tensor) -> Result<Tensor, TorchError> {
+        Ok(states.f_linear(&self.weight, self.bias.as_ref())?.f_log_softmax(-1, Kind::Float)?)
+    }
+
+    fn loss(&self) -> Result<Tensor, TorchError> {
+        let mut sum = Tensor::f_zeros([0i64; 0], (Kind::Float, self.weight.device()))?;
+        for (states, targets) in &self.chunks {
+            let _ = sum.f_sub_(&self.log_probs(states)?.f_gather(1, targets, false)?.f_sum(Kind::Float)?)?;
+        }
+        Ok(sum)
+    }
+
+    fn graded(&self) -> Result<Graded, TorchError> {
+        let device = self.weight.device();
+        let mut loss = Tensor::f_zeros([0i64; 0], (Kind::Float, device))?;
+        let mut of_weight = Tensor::f_zeros(self.weight.size(), (self.kinds.1, device))?;
+        let mut of_states = Vec::with_capacity(self.chunks.len());
+        for (states, targets) in &self.chunks {
+            let mut probs = self.log_probs(states)?;
+            let _ = loss.f_sub_(&probs.f_gather(1, targets, false)?.f_sum(Kind::Float)?)?;
+            let _ = probs.f_exp_()?;
+            let less = Tensor::f_full(targets.size(), -1.0, (Kind::Float, device))?;
+            let by_logits = probs.f_scatter_add_(1, targets, &less)?.f_to_kind(self.weight.kind())?;
+            of_states.push(by_logits.f_mm(&self.weight)?);
+            let _ = of_weight.f_add_(&by_logits.f_tr()?.f_mm(states)?)?;
+        }
+        Ok(Graded { loss, states: Tensor::f_cat(&of_states, 0)?.f_to_kind(self.kinds.0)?, weight: of_weight })
+    }
+}

@@ -1,0 +1,164 @@
+//! What holds of the model whatever its weights; `tests/it/gpt.rs` holds it against PyTorch.
+
+use drumline_torch::{autocast, grad, parameters};
+use tch::nn::VarStore;
+use tch::{Device, Kind, no_grad};
+
+use super::*;
+
+fn small() -> GptOptions {
+    GptOptions { n_layer: 2, n_head: 2, n_embd: 16, n_positions: 12, vocab_size: 29, ..Default::default() }
+}
+
+/// With weights by formula: what is drawn depends on the tests that run beside this one.
+fn made(options: &GptOptions) -> (VarStore, Gpt) {
+    let store = VarStore::new(Device::Cpu);
+    let model = Gpt::new(&store.root(), options).unwrap();
+    for (place, named) in parameters(&store).into_iter().enumerate() {
+        let mut tensor = named.tensor;
+        let numbers = Tensor::arange(tensor.numel() as i64, (Kind::Double, Device::Cpu)) * 0.7 + place as f64;
+        let shift = f64::from(named.name.contains("ln_") && named.name.ends_with("weight"));
+        no_grad(|| {
+            tensor.copy_(&((&numbers + &numbers * &numbers * 1e-3).sin() * 0.2 + shift).view_as(&tensor))
+        });
+    }
+    (store, model)
+}
+
+fn batch(seed: i64) -> (Tensor, Tensor) {
+    let tokens = Tensor::arange(3 * 9, (Kind::Int64, Device::Cpu)) * 17 + seed;
+    let tokens = tokens.remainder(29).view([3, 9]);
+    (tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8))
+}
+
+#[test]
+fn what_cannot_be_built_is_told() {
+    let refused = |change: fn(&mut GptOptions)| {
+        let mut options = small();
+        change(&mut options);
+        Gpt::new(&VarStore::new(Device::Cpu).root(), &options).unwrap_err().to_string()
+    };
+    assert_eq!(refused(|o| o.n_head = 3), "n_embd 16 cannot be split among 3 heads; try a multiple");
+    assert_eq!(refused(|o| o.n_layer = 0), "n_layer is 0; try 1 or more");
+    assert_eq!(refused(|o| o.dropout = 1.0), "dropout is 1; try 0 to below 1");
+    assert_eq!(refused(|o| o.vocab_multiple = 0), "vocab_multiple is 0; try 1 or more");
+}
+
+#[test]
+fn sizes_and_first_weights_are_gpt2s() {
+    let options = GptOptions { vocab_multiple: 64, ..GptOptions::default() };
+    assert_eq!((options.padded_vocab(), GptOptions::default().padded_vocab()), (50304, 50257));
+    let store = VarStore::new(Device::Cpu);
+    Gpt::new(&store.root(), &GptOptions { n_embd: 64, vocab_size: 500, ..small() }).unwrap();
+    let deviation = |name: &str| store.variables()[name].std(true).double_value(&[]);
+    assert!((deviation("wte.weight") - 0.02).abs() < 0.001);
+    assert!((deviation("h.0.attn.c_attn.weight") - 0.02).abs() < 0.001);
+    assert!((deviation("h.1.mlp.c_proj.weight") - 0.01).abs() < 0.001, "0.02 / √4");
+    assert!((deviation("h.1.attn.c_proj.weight") - 0.01).abs() < 0.001);
+    assert_eq!(deviation("h.1.mlp.c_proj.bias"), 0.0);
+}
+
+#[test]
+fn the_default_has_124_million_parameters() {
+    let GptOptions { n_layer, n_embd, n_positions, vocab_size, .. } = GptOptions::default();
+    let block = 12 * n_embd * n_embd + 13 * n_embd;
+    assert_eq!(n_layer * block + (vocab_size + n_positions) * n_embd + 2 * n_embd, 124_439_808);
+    let (store, _) = made(&small());
+    let count: i64 = parameters(&store).iter().map(|named| named.tensor.numel() as i64).sum();
+    let block = 12 * 16 * 16 + 13 * 16;
+    assert_eq!(count, 2 * block + (29 + 12) * 16 + 2 * 16, "the same sum for a small one");
+}
+
+/// The loss, and the gradient of each parameter.
+fn outcome(options: &GptOptions, kind: Option<Kind>) -> (f64, Vec<Tensor>) {
+    let (store, model) = made(options);
+    let (tokens, targets) = batch(1);
+    let forward = || model.loss(&tokens, &targets, Mode::Train).unwrap();
+    let loss = match kind {
+        Some(kind) => autocast(Device::Cpu, kind, forward).unwrap(),
+        None => forward(),
+    };
+    (&loss / 24.0).backward();
+    let gradients = parameters(&store).iter().map(|named| grad(&named.tensor).unwrap().unwrap()).collect();
+    (loss.double_value(&[]), gradients)
+}
+
+#[test]
+fn chunks_change_neither_loss_nor_gradients() {
+    for vocab_multiple in [1, 64] {
+        for (kind, tolerance) in [(None, 1e-6), (Some(Kind::BFloat16), 4e-3)] {
+            let plain = GptOptions { vocab_multiple, ..small() };
+            let (loss, gradients) = outcome(&plain, kind);
+            for loss_chunks in [2, 5, 24, 100] {
+                let (chunked, others) = outcome(&GptOptions { loss_chunks, ..plain.clone() }, kind);
+                assert!((loss - chunked).abs() < 1e3 * tolerance, "{loss} {chunked}");
+                for (one, other) in gradients.iter().zip(&others) {
+                    let far = (one - other).abs().max().double_value(&[]);
+                    assert!(far < tolerance, "{loss_chunks} chunks, {kind:?}: {far}");
+                    assert_eq!(one.kind(), other.kind());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_in_evaluations_give_the_loss_alone() {
+    let (_store, model) = made(&GptOptions { loss_chunks: 3, ..small() });
+    let (_other, plain) = made(&small());
+    let (tokens, targets) = batch(1);
+    let loss = no_grad(|| model.loss(&tokens, &targets, Mode::Eval).unwrap());
+    let expected = plain.loss(&tokens, &targets, Mode::Eval).unwrap();
+    assert!((loss.double_value(&[]) - expected.double_value(&[])).abs() < 1e-3 && !loss.requires_grad());
+}
+
+#[test]
+fn added_rows_are_never_predicted_and_change_nothing() {
+    let options = GptOptions { vocab_multiple: 64, ..small() };
+    let (_store, model) = made(&options);
+    let (tokens, targets) = batch(2);
+    let logits = model.logits(&tokens);
+    assert_eq!(logits.size(), [3, 8, 64]);
+    let likely = logits.softmax(-1, Kind::Float).narrow(-1, 29, 35).sum(Kind::Float).double_value(&[]);
+    assert_eq!(likely, 0.0);
+    let real = logits.narrow(-1, 0, 29).reshape([-1, 29]);
+    let expected =
+        real.cross_entropy_loss::<Tensor>(&targets.reshape([-1]), None, tch::Reduction::Sum, -100, 0.0);
+    let loss = model.loss(&tokens, &targets, Mode::Eval).unwrap();
+    assert!((loss.double_value(&[]) - expected.double_value(&[])).abs() < 1e-3);
+    loss.backward();
+    let rows = grad(&model.wte).unwrap().unwrap().narrow(0, 29, 35);
+    assert_eq!(rows.abs().sum(Kind::Float).double_value(&[]), 0.0);
+}
+
+#[test]
+fn later_tokens_change_nothing_and_dropout_drops() {
+    let (_store, model) = made(&GptOptions { dropout: 0.3, ..small() });
+    let (tokens, targets) = batch(3);
+    let part = model.logits(&tokens.narrow(1, 0, 5));
+    assert!(part.allclose(&model.logits(&tokens).narrow(1, 0, 5), 1e-5, 1e-6, false));
+    let losses =
+        [Mode::Eval, Mode::Eval, Mode::Train].map(|mode| model.loss(&tokens, &targets, mode).unwrap());
+    assert_eq!(losses[0], losses[1]);
+    assert_ne!(losses[0], losses[2]);
+}
+
+#[test]
+fn the_cache_gives_the_same_logits() {
+    let (_store, model) = made(&small());
+    let tokens = batch(4).0;
+    let whole = model.logits(&tokens);
+    for parts in [&[8][..], &[1; 8], &[3, 1, 1, 3], &[1, 7]] {
+        let (mut cache, mut first) = (model.cache(), 0);
+        assert!(cache.is_empty());
+        for part in parts {
+            let logits = model.next(&tokens.narrow(1, first, *part), &mut cache);
+            first += part;
+            assert_eq!(cache.len(), first);
+            assert!(
+                logits.allclose(&whole.select(1, first - 1), 1e-4, 1e-5, false),
+                "{parts:?}, place {first}"
+            );
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Models that continue text: `drumline-train train` and `test` with a configuration that has a section `GPT`, `generate`, and what makes files of tokens.
+
+mod generate;
+mod parts;
+mod test;
+mod tokens;
+mod train;
+
+pub(super) use generate::{GenerateArgs, generate};
+pub(super) use test::test;
+pub(super) use tokens::{BpeArgs, StoryArgs, TokensArgs};
+pub(super) use train::train;

@@ -1,0 +1,226 @@
+//! `drumline-train train` of a GPT.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail, ensure};
+use drumline::checkpoint::Loaded;
+use drumline::trainer::{
+    CallbackResult, DistTrainer, EarlyStop, Every, GradientClip, MasterCallback, TrainState, Warmup,
+};
+use drumline::{
+    AdamOptions, AdamW, Dataset, DistributedSampler, SamplerOptions, SamplerPosition, ensure_alike,
+    no_decay_on_norms, parameters,
+};
+use drumline_text::GptTokenizer;
+use serde_json::Value as Json;
+use tch::Tensor;
+use tch::nn::VarStore;
+
+use super::parts::Checked;
+use crate::gpt::config::{AfterWarmup, GptOptim};
+use crate::gpt::{GptConfig, PerToken, Perplexity, TokenData, TokensPerSecond};
+use crate::models::gpt::Gpt;
+use crate::program::args::TrainArgs;
+use crate::program::checked::device;
+use crate::program::course::{Begin, Course};
+use crate::program::job::Job;
+use crate::program::shown::TOKENS;
+
+type GptTrainer<'a> = DistTrainer<'a, Gpt, (Tensor, Tensor)>;
+
+/// In a checkpoint's configuration: of the file that is trained on.
+const FINGERPRINT: &str = "the tokens of GPT.TRAIN";
+
+/// What a model is best by: less is better.
+const BEST_BY: &str = "-ppl";
+
+/// Trains as the command line says; an error if that was not possible.
+pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
+    let checked = Checked::new(&args.run).and_then(|checked| Ok((Sets::open(&checked)?, checked)));
+    let job = Job::join()?;
+    let (sets, checked) = job.agree(checked)?;
+    let parity = args.verify_parity.is_none();
+    job.agree(parity.then_some(()).context("--verify-parity is for images; try without"))?;
+    job.say_hello();
+    job.agree(sets.enough(&checked.config, job.group.size()))?;
+    ensure_alike(&job.group, "set of tokens", sets.given())?;
+    let config = &checked.config;
+    let course = Course::from(config);
+    let seed = job.seed(config.run.rng_seed)?;
+    let Some(begin) = course.begin(&job, seed)? else { return Ok(()) };
+    job.agree(begin.found.as_ref().map_or(Ok(()), |found| same_windows(found, config, &sets)))?;
+    run(&job, &checked, &course, (begin, sets))
+}
+
+/// The data of a training.
+struct Sets {
+    train: TokenData,
+    dev: Option<TokenData>,
+    /// Tell whether others have the same.
+    fingerprints: [String; 2],
+}
+
+impl Sets {
+    fn open(checked: &Checked) -> anyhow::Result<Self> {
+        let tokens = &checked.config.tokens;
+        let train = checked.data("GPT.TRAIN", &tokens.train)?;
+        let dev = tokens.dev.as_ref().map(|dev| checked.data("GPT.DEV", dev)).transpose()?;
+        let of_dev = dev.as_ref().map_or(Ok(String::new()), TokenData::fingerprint)?;
+        let fingerprints = [train.fingerprint()?, of_dev];
+        Ok(Self { train, dev, fingerprints })
+    }
+
+    /// Batches of all ranks have the same shape: there must be enough for one.
+    fn enough(&self, config: &GptConfig, ranks: usize) -> anyhow::Result<()> {
+        let (windows, wanted) = (self.train.len(), config.train.batch_size * ranks);
+        ensure!(
+            windows >= wanted,
+            "GPT.TRAIN has {windows} windows of {} tokens, expected at least {wanted}, a batch for each of {ranks} ranks; try \
+             more text, or a smaller TRAIN.BATCH_SIZE",
+            config.model.block
+        );
+        Ok(())
+    }
+
+    /// Hosts with other files would train past each other.
+    fn given(&self) -> Vec<(String, String)> {
+        let [train, dev] = &self.fingerprints;
+        vec![("GPT.TRAIN".to_owned(), train.clone()), ("GPT.DEV".to_owned(), dev.clone())]
+    }
+}
+
+/// A checkpoint within an epoch, which says how many windows were seen, must go on with the same ones.
+fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Result<()> {
+    let place: SamplerPosition = serde_json::from_value(found.state.sampler.clone())?;
+    if place.samples_seen == 0 {
+        return Ok(());
+    }
+    // The fingerprint is one of windows: the size of them comes first.
+    let fingerprint = Json::from(sets.fingerprints[0].as_str());
+    let now = [("MODEL.BLOCK", config.model.block.into()), (FINGERPRINT, fingerprint)];
+    for (key, now) in now {
+        if let Some(saved) = found.state.config.get(key).filter(|saved| **saved != now) {
+            bail!(
+                "{} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
+                 MODEL.WEIGHTS of this one",
+                found.path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn run(job: &Job, checked: &Checked, course: &Course, (begin, sets): (Begin, Sets)) -> anyhow::Result<()> {
+    let (config, seed) = (&checked.config, begin.seed);
+    let device = job.agree(device(config.run.device, job.local_rank))?;
+    tch::manual_seed(seed as i64);
+    let store = VarStore::new(device);
+    let net = job.agree(checked.net(&store))?;
+    let trainer = job.agree(trainer(job, config, (&net, &store), (sets, seed)))?;
+    let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
+    let keep = SaveTokenizer { tokenizer: checked.tokenizer.clone(), out_dir: config.run.out_dir.clone() };
+    let trainer = trainer.master_callback(keep);
+    let trainer = match begin.found {
+        Some(found) => trainer.resume_with(found),
+        None => trainer,
+    };
+    course.train(job, trainer, (begin.progress, seed))
+}
+
+/// Leaves the tokenizer beside the checkpoints: `drumline generate` needs no other file.
+struct SaveTokenizer {
+    tokenizer: GptTokenizer,
+    out_dir: PathBuf,
+}
+
+impl MasterCallback for SaveTokenizer {
+    fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
+        Ok(self.tokenizer.save(&self.out_dir).map(drop)?)
+    }
+}
+
+/// The trainer that the configuration asks for, by the rank alone.
+fn trainer<'a>(
+    job: &Job,
+    config: &GptConfig,
+    (net, store): (&'a Gpt, &'a VarStore),
+    (sets, seed): (Sets, u64),
+) -> anyhow::Result<GptTrainer<'a>> {
+    let ((rank, num_replicas), train) = (job.place(), &config.train);
+    let (num_samples, shuffle) = (sets.train.len(), train.shuffle);
+    let options = SamplerOptions { num_samples, num_replicas, rank, shuffle, seed, drop_last: true };
+    let [fingerprint, _] = sets.fingerprints;
+    let mut trainer = DistTrainer::new(&job.group, net, store, sets.train)
+        .loss(PerToken)
+        .sampler(DistributedSampler::new(options)?)
+        .train_metric("tokens_per_s", TokensPerSecond::default())
+        .callback(warmup(&config.optim))
+        .batch_size_per_gpu(train.batch_size)
+        .dev_batch_size(config.test.batch_size)
+        .drop_last(true)
+        .update_every(train.accumulate)
+        .num_workers(train.workers)
+        .pin_memory(train.pin_memory)
+        .validate_every(train.eval_freq.map_or(Every::Epochs(1), Every::Steps))
+        .config([(FINGERPRINT.to_owned(), fingerprint.into())]);
+    if let Some(dev) = sets.dev {
+        trainer = trainer.dev_data(dev).metric("ppl", Perplexity::default()).metric_key(BEST_BY);
+    }
+    if let Some(norm) = config.optim.grad_clip {
+        trainer = trainer.callback(GradientClip::norm(norm));
+    }
+    Ok(match train.early_stop {
+        Some(patience) => trainer.callback(EarlyStop::patience(patience)),
+        None => trainer,
+    })
+}
+
+/// From 1 on a number of steps.
+fn warmup(optim: &GptOptim) -> Warmup {
+    let warmup = match optim.warmup {
+        fraction if fraction < 1.0 => Warmup::fraction(fraction),
+        steps => Warmup::steps(steps as u64),
+    };
+    match optim.schedule {
+        AfterWarmup::Cosine => warmup.then_cosine(optim.min_lr),
+        AfterWarmup::Constant => warmup,
+    }
+}
+
+/// AdamW: matrices decay, norms and biases do not.
+fn with_optimizer<'a>(
+    trainer: GptTrainer<'a>,
+    optim: &GptOptim,
+    store: &VarStore,
+) -> anyhow::Result<GptTrainer<'a>> {
+    let options = AdamOptions {
+        lr: optim.base_lr,
+        betas: (optim.betas[0], optim.betas[1]),
+        weight_decay: Some(optim.weight_decay),
+        ..AdamOptions::default()
+    };
+    Ok(trainer.optimizer(AdamW::new(no_decay_on_norms(parameters(store)), options)?))
+}
+
+impl From<&GptConfig> for Course {
+    fn from(config: &GptConfig) -> Self {
+        let (train, optim) = (&config.train, &config.optim);
+        Self {
+            run: config.run.clone(),
+            entries: config.entries(),
+            yaml: config.to_yaml(),
+            auto_resume: train.auto_resume,
+            max_epoch: optim.max_epoch,
+            max_steps: train.max_steps,
+            evaluates: config.tokens.dev.is_some(),
+            print_freq: train.print_freq as u64,
+            eval_print_freq: train.print_freq as u64,
+            words: TOKENS,
+            save_every: train.save_freq.map_or(Every::Epochs(1), Every::Steps),
+            tensorboard: train.tensorboard,
+            trace_steps: train.trace_steps,
+            best_by: BEST_BY.trim_start_matches('-').to_owned(),
+            calmer: "a smaller OPTIM.BASE_LR, more OPTIM.WARMUP, or OPTIM.GRAD_CLIP",
+        }
+    }
+}
