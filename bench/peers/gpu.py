@@ -18,6 +18,7 @@ import sys  # noqa: E402
 import torch  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gpt2 import Gpt2, tokens  # noqa: E402
 from resnet18 import ResNet18, batch, fill  # noqa: E402
 from resnet50 import ResNet50  # noqa: E402
 
@@ -27,11 +28,12 @@ CHUNK = 10
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["resnet18", "resnet50"], required=True)
+    parser.add_argument("--model", choices=["resnet18", "resnet50", "gpt2"], required=True)
     parser.add_argument("--mode", choices=["eager", "fused", "compile", "reduce-overhead"], required=True)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--edge", type=int, required=True)
+    parser.add_argument("--edge", type=int, default=32)
+    parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--steps", type=int, required=True)
     args = parser.parse_args()
 
@@ -39,23 +41,30 @@ def main():
     if args.precision == "fp32":
         # The other side's convolutions may use TF32 as PyTorch's do by default; products of matrices may not.
         torch.backends.cuda.matmul.allow_tf32 = False
-    network = {"resnet18": ResNet18, "resnet50": ResNet50}[args.model]
-    net = fill(network(1000 if args.edge > 64 else 10)).cuda().to(memory_format=torch.channels_last)
-    images, labels = batch(0, 0, 1, args.batch, edge=args.edge)
-    images, labels = images.cuda().contiguous(memory_format=torch.channels_last), labels.cuda()
     fused = {} if args.mode == "eager" else {"fused": True}
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-5, nesterov=True, **fused)
-    loss_of = torch.nn.CrossEntropyLoss()
-    forward = net
+    if args.model == "gpt2":
+        net = fill(Gpt2()).cuda()
+        inputs, targets = (part.cuda() for part in tokens(args.batch, args.length))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, **fused)
+    else:
+        network = {"resnet18": ResNet18, "resnet50": ResNet50}[args.model]
+        net = fill(network(1000 if args.edge > 64 else 10)).cuda().to(memory_format=torch.channels_last)
+        inputs, targets = batch(0, 0, 1, args.batch, edge=args.edge)
+        inputs, targets = inputs.cuda().contiguous(memory_format=torch.channels_last), targets.cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-5, nesterov=True, **fused)
+    def forward(inputs, targets):
+        logits = net(inputs)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
     if args.mode == "compile":
-        forward = torch.compile(net)
+        forward = torch.compile(forward)
     elif args.mode == "reduce-overhead":
-        forward = torch.compile(net, mode="reduce-overhead")
+        forward = torch.compile(forward, mode="reduce-overhead")
 
     def step():
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=args.precision == "bf16"):
-            loss = loss_of(forward(images), labels)
+            loss = forward(inputs, targets)
         loss.backward()
         optimizer.step()
         return loss.detach()

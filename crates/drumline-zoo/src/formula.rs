@@ -48,3 +48,13 @@ pub fn samples(Samples { first, count, edge }: Samples) -> (Tensor, Tensor) {
     let waves = along * (&angle * 0.1 + 0.5) + per_image(&(sample * 0.37)) + colour * (angle + 1.0);
     (waves.sin().to_kind(Kind::Float), labels.to_kind(Kind::Int64))
 }
+
+/// Texts of tokens, and the tokens that follow each.
+pub fn tokens(texts: i64, length: i64, vocabulary: i64) -> (Tensor, Tensor) {
+    let place = Tensor::arange(texts * (length + 1), (Kind::Int64, Device::Cpu));
+    let all = (&place * &place * 31 + &place * 7919)
+        .remainder(1_000_003)
+        .remainder(vocabulary)
+        .view([texts, length + 1]);
+    (all.narrow(1, 0, length).contiguous(), all.narrow(1, 1, length).contiguous())
+}

@@ -23,6 +23,13 @@ impl From<Vec<Named>> for ParameterGroup {
 #[derive(Debug, Clone)]
 pub struct ParameterGroups(pub Vec<ParameterGroup>);
 
+impl ParameterGroups {
+    /// All parameters, whatever their groups.
+    pub fn into_parameters(self) -> Vec<Named> {
+        self.0.into_iter().flat_map(|group| group.parameters).collect()
+    }
+}
+
 impl From<Vec<Named>> for ParameterGroups {
     fn from(parameters: Vec<Named>) -> Self {
         Self(vec![parameters.into()])

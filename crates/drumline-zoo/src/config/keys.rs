@@ -147,6 +147,8 @@ section! {
         "DEVICE" device: DeviceKind = DeviceKind::Auto;
         /// Numbers of the training; bf16 and fp16: in matrix products and convolutions
         "PRECISION" precision: PrecisionKind = PrecisionKind::Fp32;
+        /// On a GPU, steps recorded as CUDA graphs where that is possible; the losses are the same
+        "CUDA_GRAPHS" cuda_graphs: bool = true;
     }
 }
 

@@ -203,6 +203,10 @@ impl Batch for NumberedPairs {
     fn to_device(self, device: Device) -> Result<Self, TorchError> {
         Ok(Self { pairs: self.pairs.to_device(device)?, ..self })
     }
+
+    fn tensors(&self) -> Option<Vec<&Tensor>> {
+        self.pairs.tensors()
+    }
 }
 
 impl Supervised for NumberedPairs {

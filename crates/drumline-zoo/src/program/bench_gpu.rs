@@ -1,19 +1,23 @@
-//! `drumline-train bench-gpu`: the steps that `bench/gpu/run.py` times on a GPU, beside PyTorch's. Weights and images are formulas, so
+//! `drumline-train bench-gpu`: the steps that `bench/gpu/run.py` times on a GPU, beside PyTorch's. Weights and data are formulas, so
 //! that losses can be compared.
 
 use std::time::Instant;
 
+use anyhow::ensure;
 use clap::{Args, ValueEnum};
-use drumline::{Optimizer, ParameterGroups, Sgd, SgdOptions, parameters};
+use drumline::trainer::Mode as Phase;
+use drumline::{AdamOptions, AdamW, Optimizer, ParameterGroups, Sgd, SgdOptions, parameters};
 use drumline_torch::cuda::{self, GraphedStep};
 use drumline_torch::{Autocast, MasterWeights, TorchError, channels_last, weights_channels_last, weights_in};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
 
-use crate::formula::{Samples, fill, samples};
+use crate::formula::{Samples, fill, samples, tokens};
+use crate::models::gpt::{Gpt, GptOptions};
 use crate::models::{self, Model, ModelOptions};
 
+const GPU: Device = Device::Cuda(0);
 const WARM_UP: usize = 10;
 /// Steps between two looks at the clock.
 const CHUNK: usize = 10;
@@ -40,110 +44,156 @@ enum Precision {
 /// Time training steps on a GPU
 #[derive(Debug, Args)]
 pub(super) struct BenchGpuArgs {
-    /// resnet18 or resnet50
+    /// resnet18, resnet50 or gpt2
     #[arg(long)]
     model: String,
     /// How a step is made
     #[arg(long)]
     mode: Mode,
     /// In which numbers
-    #[arg(long, default_value = "bf16")]
+    #[arg(long, default_value = "bf16-master")]
     precision: Precision,
-    /// Images of a batch
+    /// Samples of a batch
     #[arg(long)]
     batch: i64,
     /// Side of an image
-    #[arg(long)]
+    #[arg(long, default_value_t = 32)]
     edge: i64,
+    /// Tokens of a text
+    #[arg(long, default_value_t = 1024)]
+    length: i64,
+    /// Parts into which the places of a GPT's batch are split for its loss
+    #[arg(long, default_value_t = 1)]
+    loss_chunks: i64,
     /// Timed steps
     #[arg(long)]
     steps: usize,
 }
 
-/// Trains on one batch again and again, and prints one JSON line.
-pub(super) fn run(args: &BenchGpuArgs) -> anyhow::Result<()> {
-    let began = Instant::now();
-    cuda::open()?;
-    let opened = began.elapsed().as_secs_f64();
-    tch::Cuda::cudnn_set_benchmark(true);
-    let device = Device::Cuda(0);
-    let mut store = VarStore::new(Device::Cpu);
-    let classes = if args.edge > 64 { 1000 } else { 10 };
-    let options = ModelOptions { num_classes: classes, ..ModelOptions::default() };
-    let net = models::build(&args.model, &store.root(), &options)?;
-    fill(&store);
-    store.set_device(device);
-    weights_channels_last(&parameters(&store))?;
-    let (images, labels) = samples(Samples { first: 0, count: args.batch, edge: args.edge });
-    let (images, labels) = (channels_last(&images.to_device(device))?, labels.to_device(device));
+/// What is trained.
+enum Net {
+    Images(Model),
+    Text(Box<Gpt>),
+}
+
+/// All that a step needs.
+struct Trained {
+    net: Net,
+    precision: Precision,
+    optimizer: Box<dyn Optimizer>,
+    input: Tensor,
+    target: Tensor,
+    _store: VarStore,
+}
+
+impl Trained {
+    fn new(args: &BenchGpuArgs) -> anyhow::Result<Self> {
+        let mut store = VarStore::new(Device::Cpu);
+        let is_text = args.model == "gpt2";
+        let (net, input, target) = if is_text {
+            let options =
+                GptOptions { vocab_multiple: 128, loss_chunks: args.loss_chunks, ..GptOptions::default() };
+            let net = Gpt::new(&store.root(), &options)?;
+            let (input, target) = tokens(args.batch, args.length, options.vocab_size);
+            (Net::Text(Box::new(net)), input.to_device(GPU), target.to_device(GPU))
+        } else {
+            let num_classes = if args.edge > 64 { 1000 } else { 10 };
+            let net = models::build(
+                &args.model,
+                &store.root(),
+                &ModelOptions { num_classes, ..ModelOptions::default() },
+            )?;
+            let (images, labels) = samples(Samples { first: 0, count: args.batch, edge: args.edge });
+            (Net::Images(net), channels_last(&images.to_device(GPU))?, labels.to_device(GPU))
+        };
+        fill(&store);
+        store.set_device(GPU);
+        weights_channels_last(&parameters(&store))?;
+        let optimizer = optimizer(&store, args.precision, is_text)?;
+        Ok(Self { net, precision: args.precision, optimizer, input, target, _store: store })
+    }
+
+    /// Leaves the mean loss.
+    fn step(&mut self) -> Result<Tensor, TorchError> {
+        self.optimizer.zero_grad()?;
+        let loss = {
+            let is_short = self.precision != Precision::Fp32;
+            let _scope = is_short.then(|| Autocast::new(GPU, Kind::BFloat16)).transpose()?;
+            match &self.net {
+                Net::Images(net) => net.forward_t(&self.input, true).cross_entropy_for_logits(&self.target),
+                Net::Text(net) => {
+                    let sum = net.loss(&self.input, &self.target, Phase::Train);
+                    sum.map_err(|cause| TorchError::Unfit(cause.to_string()))? / self.target.numel() as f64
+                }
+            }
+        };
+        loss.f_backward()?;
+        self.optimizer.step()?;
+        Ok(loss.detach())
+    }
+}
+
+fn optimizer(store: &VarStore, precision: Precision, is_text: bool) -> anyhow::Result<Box<dyn Optimizer>> {
+    if is_text {
+        let adam = AdamOptions { lr: 3e-4, ..AdamOptions::default() };
+        return with_precision(store, precision, |all| AdamW::new(all, adam));
+    }
     let sgd =
         SgdOptions { lr: 0.01, momentum: 0.9, weight_decay: 5e-5, nesterov: true, ..SgdOptions::default() };
-    let make = |all: ParameterGroups| Sgd::new(all, sgd);
-    let mut optimizer: Box<dyn Optimizer> = match args.precision {
-        Precision::Bf16Master => {
-            weights_in(&parameters(&store), Kind::BFloat16)?;
-            Box::new(MasterWeights::new(parameters(&store), make)?)
-        }
-        _ => Box::new(make(parameters(&store).into())?),
-    };
+    with_precision(store, precision, |all| Sgd::new(all, sgd))
+}
+
+fn with_precision<O: Optimizer + 'static>(
+    store: &VarStore,
+    precision: Precision,
+    make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
+) -> anyhow::Result<Box<dyn Optimizer>> {
+    if precision != Precision::Bf16Master {
+        return Ok(Box::new(make(parameters(store).into())?));
+    }
+    weights_in(&parameters(store), Kind::BFloat16)?;
+    Ok(Box::new(MasterWeights::new(parameters(store), make)?))
+}
+
+/// Trains on one batch again and again, and prints one JSON line.
+pub(super) fn run(args: &BenchGpuArgs) -> anyhow::Result<()> {
+    ensure!(args.steps > 0, "nothing to time; try --steps 100");
+    let began = Instant::now();
+    cuda::open()?;
+    tch::Cuda::cudnn_set_benchmark(true);
+    let mut trained = Trained::new(args)?;
     let mut graphed = GraphedStep::new(0)?;
-    let (mut input, mut target) = (images.copy(), labels.copy());
-    let mut first_step = 0.0;
-    let mut one = |losses: Option<&mut Vec<f64>>| -> anyhow::Result<()> {
-        input.copy_(&images);
-        target.copy_(&labels);
-        let mut step = || step(args, &net, &mut *optimizer, (&input, &target));
-        let loss = match args.mode {
-            Mode::Graph => graphed.run(step)?.shallow_clone(),
-            Mode::Eager => step()?,
-        };
-        if let Some(losses) = losses {
-            losses.push(loss.double_value(&[]));
-            if losses.len() == 1 {
-                first_step = began.elapsed().as_secs_f64();
-            }
-        }
-        Ok(())
+    let mut one = || -> anyhow::Result<Tensor> {
+        Ok(match args.mode {
+            Mode::Graph => graphed.run(|| trained.step())?.shallow_clone(),
+            Mode::Eager => trained.step()?,
+        })
     };
-    let (mut losses, mut times) = (Vec::new(), Vec::new());
-    for _ in 0..WARM_UP {
-        one(Some(&mut losses))?;
+    let (mut losses, mut times) = (vec![one()?.double_value(&[])], Vec::new());
+    let first_step_s = began.elapsed().as_secs_f64();
+    for _ in 1..WARM_UP {
+        losses.push(one()?.double_value(&[]));
     }
     for _ in 0..args.steps.div_ceil(CHUNK) {
         cuda::synchronize(0)?;
         let began = Instant::now();
-        (0..CHUNK).try_for_each(|_| one(None))?;
+        for _ in 0..CHUNK {
+            drop(one()?);
+        }
         cuda::synchronize(0)?;
         times.push(began.elapsed().as_secs_f64() * 1e3 / CHUNK as f64);
     }
-    one(Some(&mut losses))?;
+    losses.push(one()?.double_value(&[]));
     times.sort_by(f64::total_cmp);
-    let step_ms = times[times.len() / 2];
-    let memory = cuda::memory(0)?;
+    let (step_ms, memory) = (times[times.len() / 2], cuda::memory(0)?);
+    let (peak_bytes, reserved_bytes) = (memory.peak_allocated, memory.peak_reserved);
+    let per_s = args.batch as f64 / step_ms * 1e3;
     println!(
         "{}",
         json!({
-            "step_ms": step_ms, "per_s": args.batch as f64 / step_ms * 1e3, "losses": losses, "opened_s": opened,
-            "first_step_s": first_step, "peak_bytes": memory.peak_allocated, "reserved_bytes": memory.peak_reserved,
+            "step_ms": step_ms, "per_s": per_s, "losses": losses, "first_step_s": first_step_s, "peak_bytes": peak_bytes,
+            "reserved_bytes": reserved_bytes,
         })
     );
     Ok(())
-}
-
-fn step(
-    args: &BenchGpuArgs,
-    net: &Model,
-    optimizer: &mut dyn Optimizer,
-    (images, labels): (&Tensor, &Tensor),
-) -> Result<Tensor, TorchError> {
-    optimizer.zero_grad()?;
-    let loss = {
-        let _scope = (args.precision != Precision::Fp32)
-            .then(|| Autocast::new(Device::Cuda(0), Kind::BFloat16))
-            .transpose()?;
-        net.forward_t(images, true).cross_entropy_for_logits(labels)
-    };
-    loss.f_backward()?;
-    optimizer.step()?;
-    Ok(loss.detach())
 }

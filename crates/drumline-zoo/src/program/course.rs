@@ -131,6 +131,7 @@ impl Course {
         let out_dir = self.run.out_dir.clone();
         let trainer = trainer
             .stop_request(job.stop.clone())
+            .cuda_graphs(self.run.cuda_graphs)
             .callback(FiniteLoss { out_dir, calmer: self.calmer })
             .callback(Checkpoint::every(self.save_every))
             .n_epochs(self.max_epoch)

@@ -107,6 +107,10 @@ impl Batch for Pairs {
             places: self.places.f_to_device(device)?,
         })
     }
+
+    fn tensors(&self) -> Option<Vec<&Tensor>> {
+        Some(vec![&self.source, &self.target_in, &self.words, &self.places])
+    }
 }
 
 impl Supervised for Pairs {

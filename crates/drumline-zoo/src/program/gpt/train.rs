@@ -8,8 +8,8 @@ use drumline::trainer::{
     CallbackResult, DistTrainer, EarlyStop, Every, GradientClip, MasterCallback, TrainState, Warmup,
 };
 use drumline::{
-    AdamOptions, AdamW, Dataset, DistributedSampler, SamplerOptions, SamplerPosition, ensure_alike,
-    no_decay_on_norms, parameters,
+    AdamOptions, AdamW, Dataset, DistributedSampler, ParameterGroups, SamplerOptions, SamplerPosition,
+    ensure_alike, no_decay_on_norms,
 };
 use drumline_text::GptTokenizer;
 use serde_json::Value as Json;
@@ -117,7 +117,7 @@ fn run(job: &Job, checked: &Checked, course: &Course, (begin, sets): (Begin, Set
     let store = VarStore::new(device);
     let net = job.agree(checked.net(&store))?;
     let trainer = job.agree(trainer(job, config, (&net, &store), (sets, seed)))?;
-    let trainer = job.agree(with_optimizer(trainer, &config.optim, &store))?;
+    let trainer = job.agree(with_optimizer(trainer, config, &store))?;
     let keep = SaveTokenizer { tokenizer: checked.tokenizer.clone(), out_dir: config.run.out_dir.clone() };
     let trainer = trainer.master_callback(keep);
     let trainer = match begin.found {
@@ -190,16 +190,18 @@ fn warmup(optim: &GptOptim) -> Warmup {
 /// AdamW: matrices decay, norms and biases do not.
 fn with_optimizer<'a>(
     trainer: GptTrainer<'a>,
-    optim: &GptOptim,
+    config: &GptConfig,
     store: &VarStore,
 ) -> anyhow::Result<GptTrainer<'a>> {
+    let optim = &config.optim;
     let options = AdamOptions {
         lr: optim.base_lr,
         betas: (optim.betas[0], optim.betas[1]),
         weight_decay: Some(optim.weight_decay),
         ..AdamOptions::default()
     };
-    Ok(trainer.optimizer(AdamW::new(no_decay_on_norms(parameters(store)), options)?))
+    let make = |all: ParameterGroups| AdamW::new(no_decay_on_norms(all.into_parameters()), options);
+    Ok(config.run.precision.with_optimizer(trainer, store, make)?)
 }
 
 impl From<&GptConfig> for Course {
