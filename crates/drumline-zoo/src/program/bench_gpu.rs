@@ -88,7 +88,7 @@ struct Trained {
 
 impl Trained {
     fn new(args: &BenchGpuArgs) -> anyhow::Result<Self> {
-        let mut store = VarStore::new(Device::Cpu);
+        let store = VarStore::new(GPU);
         let is_text = args.model == "gpt2";
         let (net, input, target) = if is_text {
             let options =
@@ -107,7 +107,6 @@ impl Trained {
             (Net::Images(net), channels_last(&images.to_device(GPU))?, labels.to_device(GPU))
         };
         fill(&store);
-        store.set_device(GPU);
         weights_channels_last(&parameters(&store))?;
         let optimizer = optimizer(&store, args.precision, is_text)?;
         Ok(Self { net, precision: args.precision, optimizer, input, target, _store: store })
