@@ -13,7 +13,7 @@
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `kernels`: dropout and cross-entropy in a pass each
-//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory
+//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory; `nccl`: collectives from GPU to GPU
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
 //!
@@ -36,6 +36,7 @@ mod knobs;
 mod list;
 mod memory;
 mod named;
+pub mod nccl;
 mod optim;
 mod rng;
 mod status;

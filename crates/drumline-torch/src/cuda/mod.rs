@@ -26,6 +26,8 @@ pub use error::CudaError;
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
 pub use library::open;
+pub(crate) use library::libtorch_folder;
+pub(crate) use memory::Pinned;
 pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned_like, reset_peak};
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
 pub use stream::{Event, Priority, Stream, StreamScope, Timing};

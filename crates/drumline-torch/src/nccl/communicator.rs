@@ -1,0 +1,369 @@
+//! A communicator of NCCL: the ranks of one group, each with its GPU, and the calls they make together.
+//!
+//! A call is put on the communicator's own stream, after what the current stream has to do; the current stream goes on after it. The host
+//! waits for neither, except for a first call between two GPUs, which makes their connection. So calls can be recorded in a graph.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use drumline_comm::{Announced, CommError, DType, ProcessGroup};
+
+use super::library::{Code, Config, IN_PROGRESS, Nccl, RawComm, SUCCESS, UniqueId};
+use super::plan::{Element, Reduction, element};
+use super::watcher::{Announcer, Outstanding, Watcher};
+use crate::cuda::{Event, Priority, Stream, Timing, set_device};
+use crate::error::TorchError;
+
+type Result<T = ()> = std::result::Result<T, TorchError>;
+
+/// How long the end of a communicator may take; after that it is left to the end of the process.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How long an abort waits for a call that is just being made.
+const LAST_CALL: Duration = Duration::from_secs(1);
+
+/// The ranks of one group, each with its GPU. Dropping it ends its threads.
+#[derive(Debug)]
+pub(crate) struct Communicator {
+    line: Arc<Line>,
+    announcer: Announcer,
+    watcher: Watcher,
+}
+
+/// What calls and watcher share: the way to NCCL.
+#[derive(Debug)]
+pub(super) struct Line {
+    nccl: &'static Nccl,
+    raw: RawComm,
+    pub(super) stream: Stream,
+    /// Held while a call is made; an abort waits for it, but not for long.
+    gate: Mutex<()>,
+    /// Once raised, `raw` must not be used.
+    is_closed: AtomicBool,
+}
+
+// SAFETY: NCCL's communicator belongs to no thread; calls are kept apart by `gate`, and NCCL allows an abort beside them.
+unsafe impl Send for Line {}
+// SAFETY: as above.
+unsafe impl Sync for Line {}
+
+impl Communicator {
+    /// Made by all ranks of the group together, of which rank 0 made the id. `companion` is a group of the same ranks.
+    pub(crate) fn new(group: &ProcessGroup, companion: ProcessGroup, id: UniqueId, device: usize) -> Result<Self> {
+        let (nccl, mut raw) = (Nccl::open()?, std::ptr::null_mut());
+        set_device(device)?;
+        let (size, rank, mut config) = (index(group.size())?, index(group.rank())?, Config::without_waiting());
+        // SAFETY: fills the handle, and reads the configuration.
+        let code = unsafe { (nccl.init_rank)(&mut raw, size, id, rank, &mut config) };
+        nccl.check(code, "cannot make a communicator of NCCL")?;
+        let stream = Stream::new(device, Priority::High)?;
+        let line = Arc::new(Line { nccl, raw, stream, gate: Mutex::new(()), is_closed: AtomicBool::new(false) });
+        let is_over = || group.standing().failure();
+        line.settle(code, group.timeout(), &is_over)?;
+        let announcer = Announcer::new(companion.clone()).map_err(no_thread)?;
+        let watcher = Watcher::new(line.clone(), group, &companion).map_err(no_thread)?;
+        Ok(Self { line, announcer, watcher })
+    }
+
+    /// Puts the calls that `body` makes on the stream as one, and lets the current stream go on after them.
+    pub(crate) fn call(&self, call: Announced, body: impl FnOnce(&mut Calls<'_>) -> Result) -> Result {
+        self.watcher.check()?;
+        let Line { stream, .. } = *self.line;
+        let current = Stream::current(stream.device())?;
+        let is_recording = current.is_recording()?;
+        self.announcer.announce(call);
+        stream.wait_for_stream(current)?;
+        self.make(body)?;
+        let done = Event::new(Timing::Off)?;
+        done.record(stream)?;
+        current.wait_for(&done)?;
+        // What is recorded does not run now, and its marks cannot be asked.
+        if !is_recording {
+            self.watcher.follow(Outstanding { done, call, since: Instant::now() });
+        }
+        Ok(())
+    }
+
+    fn make(&self, body: impl FnOnce(&mut Calls<'_>) -> Result) -> Result {
+        let made = {
+            let _gate = self.line.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            self.watcher.check()?;
+            self.line.group(body)
+        };
+        let settled = made.and_then(|code| self.line.settle(code, self.watcher.timeout, &|| self.watcher.failure()));
+        // The others may be in a call for which this rank will not come. If one is gone, that is the better word.
+        settled.map_err(|error| match error {
+            TorchError::Refused { .. } => self.watcher.fail_soon(&error.to_string()).into(),
+            other => other,
+        })
+    }
+}
+
+impl Line {
+    /// Several calls as one: NCCL starts them together.
+    fn group(&self, body: impl FnOnce(&mut Calls<'_>) -> Result) -> Result<Code> {
+        let doing = "a collective from GPU to GPU failed";
+        let mut calls = Calls { line: self, stream: self.stream.raw()?, made_ops: Vec::new() };
+        // SAFETY: takes nothing.
+        self.nccl.check(unsafe { (self.nccl.group_start)() }, doing)?;
+        let made = body(&mut calls);
+        // SAFETY: takes nothing; the group must end also where a call in it was refused.
+        let code = unsafe { (self.nccl.group_end)() };
+        made?;
+        self.nccl.check(code, doing)?;
+        Ok(code)
+    }
+
+    /// Waits until NCCL has done what it goes on with on a thread of its own, such as making a connection.
+    fn settle(&self, code: Code, timeout: Duration, is_over: &dyn Fn() -> Option<CommError>) -> Result {
+        let (mut code, deadline) = (code, Instant::now() + timeout);
+        while code == IN_PROGRESS {
+            if let Some(cause) = is_over() {
+                return Err(cause.into());
+            }
+            if Instant::now() > deadline {
+                let message = format!("NCCL has not connected the GPUs after {timeout:?}");
+                return Err(TorchError::Refused { doing: "cannot reach the other GPUs", message });
+            }
+            std::thread::sleep(Duration::from_micros(100));
+            code = self.state();
+        }
+        self.nccl.check(code, "a collective from GPU to GPU failed")
+    }
+
+    /// How the communicator is: well, at work, or the error that it has run into.
+    pub(super) fn state(&self) -> Code {
+        let mut code = SUCCESS;
+        if self.is_closed.load(Ordering::Acquire) {
+            return code;
+        }
+        // SAFETY: the communicator is not closed; fills one number.
+        match unsafe { (self.nccl.async_error)(self.raw, &mut code) } {
+            SUCCESS => code,
+            other => other,
+        }
+    }
+
+    /// NCCL's words for how it is, if that is not well.
+    pub(super) fn trouble(&self) -> Option<String> {
+        match self.state() {
+            SUCCESS | IN_PROGRESS => None,
+            code => Some(self.nccl.words(code)),
+        }
+    }
+
+    /// Ends what is under way on the GPU, on a thread of its own: it may take long, and then is left alone.
+    pub(super) fn abort(self: &Arc<Self>) {
+        self.close(|nccl, raw| {
+            // SAFETY: not used again.
+            unsafe { (nccl.abort)(raw) };
+        });
+    }
+
+    /// Ends a communicator on which nothing is under way.
+    fn end(self: &Arc<Self>) {
+        self.close(|nccl, raw| {
+            let mut code = IN_PROGRESS;
+            // SAFETY: not used again by others; asked until it is done, then freed.
+            unsafe {
+                (nccl.finalize)(raw);
+                let deadline = Instant::now() + FAREWELL;
+                while code == IN_PROGRESS && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                    (nccl.async_error)(raw, &mut code);
+                }
+                if code == SUCCESS { (nccl.destroy)(raw) } else { (nccl.abort)(raw) };
+            }
+        });
+    }
+
+    fn close(self: &Arc<Self>, how: impl FnOnce(&Nccl, RawComm) + Send + 'static) {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.wait_for_gate();
+        let (line, (done, ended)) = (self.clone(), std::sync::mpsc::channel());
+        let run = move || {
+            let _ = set_device(line.stream.device());
+            how(line.nccl, line.raw);
+            let _ = done.send(());
+        };
+        if std::thread::Builder::new().name("nccl-end".into()).spawn(run).is_ok() {
+            let _ = ended.recv_timeout(FAREWELL);
+        }
+    }
+
+    /// A call that hangs in the driver must not keep the abort from freeing it.
+    fn wait_for_gate(&self) {
+        let deadline = Instant::now() + LAST_CALL;
+        while matches!(self.gate.try_lock(), Err(TryLockError::WouldBlock)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.announcer.end();
+        match self.watcher.end(FAREWELL) {
+            Ok(()) => self.line.end(),
+            Err(_) => self.line.abort(),
+        }
+    }
+}
+
+/// A tensor's memory on the GPU: `count` elements from `data` on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) data: *mut c_void,
+    pub(crate) count: usize,
+    pub(crate) dtype: DType,
+}
+
+impl Span {
+    fn element(self) -> (usize, c_int) {
+        let Element { code, lanes } = element(self.dtype);
+        (self.count * lanes, code)
+    }
+
+    /// `count` elements from the `start`-th on.
+    pub(crate) fn part(self, start: usize, count: usize) -> Self {
+        assert!(start + count <= self.count, "{start}+{count} of {} elements", self.count);
+        Self { data: self.data.wrapping_byte_add(start * self.dtype.size()), count, ..self }
+    }
+}
+
+/// Makes calls between the start and the end of a group.
+pub(crate) struct Calls<'a> {
+    line: &'a Line,
+    stream: *mut c_void,
+    made_ops: Vec<c_int>,
+}
+
+/// The calls. Memory that is given lies on the communicator's GPU and lives until the current stream has come past the call: tensors that
+/// are freed before that are used again only by what comes after it on that stream.
+impl Calls<'_> {
+    pub(crate) fn all_reduce(&mut self, input: Span, output: Span, how: Reduction) -> Result {
+        let ((count, code), op) = (input.element(), self.op(how, input.dtype)?);
+        let (nccl, raw) = (self.line.nccl, self.line.raw);
+        // SAFETY: see the block's note; the communicator is open, as the gate is held.
+        self.made(unsafe { (nccl.all_reduce)(input.data, output.data, count, code, op, raw, self.stream) })
+    }
+
+    pub(crate) fn reduce(&mut self, input: Span, output: Span, how: Reduction, root: usize) -> Result {
+        let ((count, code), op, root) = (input.element(), self.op(how, input.dtype)?, index(root)?);
+        let (nccl, raw) = (self.line.nccl, self.line.raw);
+        // SAFETY: as above.
+        self.made(unsafe { (nccl.reduce)(input.data, output.data, count, code, op, root, raw, self.stream) })
+    }
+
+    pub(crate) fn reduce_scatter(&mut self, input: Span, output: Span, how: Reduction) -> Result {
+        let ((count, code), op) = (output.element(), self.op(how, input.dtype)?);
+        let (nccl, raw) = (self.line.nccl, self.line.raw);
+        // SAFETY: as above.
+        self.made(unsafe { (nccl.reduce_scatter)(input.data, output.data, count, code, op, raw, self.stream) })
+    }
+
+    pub(crate) fn broadcast(&mut self, input: Span, output: Span, root: usize) -> Result {
+        let ((count, code), root) = (output.element(), index(root)?);
+        let (nccl, raw) = (self.line.nccl, self.line.raw);
+        // SAFETY: as above.
+        self.made(unsafe { (nccl.broadcast)(input.data, output.data, count, code, root, raw, self.stream) })
+    }
+
+    pub(crate) fn all_gather(&mut self, input: Span, output: Span) -> Result {
+        let ((count, code), nccl) = (input.element(), self.line.nccl);
+        // SAFETY: as above.
+        self.made(unsafe { (nccl.all_gather)(input.data, output.data, count, code, self.line.raw, self.stream) })
+    }
+
+    pub(crate) fn send(&mut self, data: Span, to: usize) -> Result {
+        let ((count, code), to, nccl) = (data.element(), index(to)?, self.line.nccl);
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        self.made(unsafe { (nccl.send)(data.data, count, code, to, self.line.raw, self.stream) })
+    }
+
+    pub(crate) fn recv(&mut self, data: Span, from: usize) -> Result {
+        let ((count, code), from, nccl) = (data.element(), index(from)?, self.line.nccl);
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        self.made(unsafe { (nccl.recv)(data.data, count, code, from, self.line.raw, self.stream) })
+    }
+
+    fn op(&mut self, how: Reduction, dtype: DType) -> Result<c_int> {
+        let factor = match how {
+            Reduction::Ready(code) => return Ok(code),
+            Reduction::ScaledSum(factor) => factor,
+        };
+        let (mut op, mut bytes) = (0, scalar(factor, dtype));
+        let (data, code) = (bytes.as_mut_ptr().cast(), element(dtype).code);
+        let nccl = self.line.nccl;
+        // SAFETY: the factor is read at once (1: it lies on the host), and fills one number.
+        self.made(unsafe { (nccl.create_scaled_sum)(&mut op, data, code, 1, self.line.raw) })?;
+        self.made_ops.push(op);
+        Ok(op)
+    }
+
+    fn made(&self, code: Code) -> Result {
+        self.line.nccl.check(code, "a collective from GPU to GPU was refused")
+    }
+}
+
+impl Drop for Calls<'_> {
+    fn drop(&mut self) {
+        for op in &self.made_ops {
+            // SAFETY: made for this communicator; NCCL keeps it as long as calls need it.
+            unsafe { (self.line.nccl.destroy_op)(*op, self.line.raw) };
+        }
+    }
+}
+
+/// A factor in the type of the elements.
+fn scalar(factor: f64, dtype: DType) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let mut put = |value: &[u8]| bytes[..value.len()].copy_from_slice(value);
+    match dtype {
+        DType::F64 => put(&factor.to_ne_bytes()),
+        DType::F32 => put(&(factor as f32).to_ne_bytes()),
+        DType::F16 => put(&half::f16::from_f64(factor).to_ne_bytes()),
+        // No other type is scaled: see `plan`.
+        _ => put(&half::bf16::from_f64(factor).to_ne_bytes()),
+    }
+    bytes
+}
+
+fn index(rank: usize) -> Result<c_int> {
+    c_int::try_from(rank).map_err(|_| TorchError::Unfit(format!("NCCL knows no rank {rank}")))
+}
+
+fn no_thread(error: std::io::Error) -> TorchError {
+    TorchError::Unfit(format!("cannot start a thread that watches over NCCL: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_begin_where_the_elements_before_them_end() {
+        let span = Span { data: std::ptr::without_provenance_mut(64), count: 10, dtype: DType::Bf16 };
+        let part = span.part(3, 4);
+        assert_eq!((part.data.addr(), part.count), (70, 4));
+        assert_eq!(Span { dtype: DType::I16, ..span }.element(), (20, 1), "as bytes");
+    }
+
+    #[test]
+    fn a_factor_has_the_type_of_the_elements() {
+        assert_eq!(scalar(0.5, DType::F64), 0.5f64.to_ne_bytes());
+        assert_eq!(scalar(0.5, DType::F32)[..4], 0.5f32.to_ne_bytes());
+        assert_eq!(scalar(0.5, DType::Bf16)[..2], half::bf16::from_f32(0.5).to_ne_bytes());
+    }
+}
