@@ -53,7 +53,7 @@ pub use foreach::{
 };
 pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, WeightDecay};
-pub use grad::{grad, move_grad, set_grad, take_grad};
+pub use grad::{grad, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{SmoothedLabels, dropout, relu_dropout, smoothed_cross_entropy, sum_with_dropout};
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use torch_sys::C_tensor;
 
 use super::driver::Driver;
-use super::error::CudaError;
+use super::error::{CudaError, cause};
 use super::graph::{CudaGraph, RawPool};
 use super::memory::RawMemory;
 use super::properties::RawProperties;
@@ -154,7 +154,7 @@ fn open_for_all(path: &Path, name: &str) -> Result<Library, CudaError> {
 }
 
 fn unopened(library: &str, error: &libloading::Error) -> CudaError {
-    CudaError::Unopened { library: library.to_owned(), cause: error.to_string() }
+    CudaError::Unopened { library: library.to_owned(), cause: cause(error) }
 }
 
 #[cfg(test)]

@@ -89,9 +89,6 @@ pub(crate) struct Pinned {
     tensor: Tensor,
 }
 
-// SAFETY: the handle is only kept; the driver's functions belong to no thread.
-unsafe impl Sync for Pinned {}
-
 impl Pinned {
     /// Pins the memory of a contiguous tensor of the host.
     pub(crate) fn new(tensor: &Tensor) -> Result<Self, TorchError> {

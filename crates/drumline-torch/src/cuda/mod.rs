@@ -23,6 +23,7 @@ mod stream;
 
 pub use driver::Driver;
 pub use error::CudaError;
+pub(crate) use error::cause;
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
 pub use library::open;

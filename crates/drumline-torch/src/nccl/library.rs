@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::cuda::{self, CudaError};
+use crate::cuda::{self, CudaError, cause};
 use crate::error::TorchError;
 
 /// `ncclComm_t`.
@@ -165,7 +165,7 @@ fn open_from(places: &[PathBuf]) -> Result<Nccl, CudaError> {
             functions
         }) {
             Ok(functions) => return Ok(functions),
-            Err(error) => causes.push(error.to_string()),
+            Err(error) => causes.push(cause(&error)),
         }
     }
     Err(CudaError::Unopened { library, cause: causes.join("; ") })
