@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::{GradHook, Named, buffers, frozen, parameters};
-use tch::nn::{ModuleT, VarStore};
 use tch::Tensor;
+use tch::nn::{ModuleT, VarStore};
 
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};

@@ -123,7 +123,9 @@ impl SyncGroup {
         let zeros = |len| Tensor::zeros([len as i64], (Kind::Double, Device::Cuda(gpu)));
         for call in calls {
             let shadowed = match *call {
-                SyncCall::Statistics { channels } => self.gathered_on_gpu(&zeros(statistics_len(channels))).map(drop),
+                SyncCall::Statistics { channels } => {
+                    self.gathered_on_gpu(&zeros(statistics_len(channels))).map(drop)
+                }
                 SyncCall::Gradients { channels } => self.summed_on_gpu(&mut zeros(gradients_len(channels))),
             };
             shadowed.map_err(|error| match error {

@@ -20,6 +20,8 @@ mod norms;
 #[path = "gpu/recording.rs"]
 mod recording;
 
+use std::time::Duration;
+
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
 use drumline_torch::cuda;
@@ -27,6 +29,9 @@ use tch::Device;
 
 /// The GPU of all ranks.
 const GPU: Device = Device::Cuda(0);
+
+/// Enough for all that a rank alone does.
+const BRIEF: Duration = Duration::from_secs(20);
 
 /// Joins the job, with the GPU opened before anything asks for it.
 fn join() -> Result<ProcessGroup> {

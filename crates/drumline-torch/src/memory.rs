@@ -83,7 +83,12 @@ impl HeapTensor {
     }
 
     /// Zeros where other tensors are: in the heap for those of the host, else on their GPU. Made by all ranks of the group together.
-    pub fn zeros_on(group: &ProcessGroup, device: Device, kind: Kind, len: usize) -> Result<Self, TorchError> {
+    pub fn zeros_on(
+        group: &ProcessGroup,
+        device: Device,
+        kind: Kind,
+        len: usize,
+    ) -> Result<Self, TorchError> {
         if device == Device::Cpu {
             return Self::zeros(group, kind, len);
         }

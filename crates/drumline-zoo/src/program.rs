@@ -4,7 +4,8 @@
 //!   main ─▶ args ─┬▶ train ─▶ kind: images, or text ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
 //!                 ├▶ data  ─▶ a data set on disk
-//!                 └▶ keys  ─▶ the configuration's keys, for people
+//!                 ├▶ keys  ─▶ the configuration's keys, for people
+//!                 └▶ doctor ─▶ what this machine has of GPUs
 //!   job: all ranks of a run, and how they agree on what went wrong
 //! ```
 
@@ -18,6 +19,7 @@ mod callbacks;
 mod checked;
 mod course;
 mod data_kind;
+mod doctor;
 mod ending;
 mod evaluate;
 mod job;
@@ -41,7 +43,7 @@ use drumline::LogOptions;
 use crate::config::Config;
 use crate::nmt::NmtConfig;
 use crate::text::TextConfig;
-use args::{Cli, Command};
+use args::{Cli, Command, DoctorCommand};
 use kind::Kind;
 
 /// Carries out the command line of this process.
@@ -58,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Translate(args) => translate::run(&args),
         Command::Data { command } => command.write(),
         Command::Keys { kind } => show_keys(kind),
+        Command::Doctor { command: DoctorCommand::Gpu(args) } => doctor::run(&args),
         Command::BenchGpu(args) => bench_gpu::run(&args),
         Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),

@@ -175,7 +175,9 @@ mod tests {
             _ => Err(group.standing().abort("the GPU is gone")),
         });
         for outcome in outcomes {
-            assert!(outcome.unwrap_err().to_string().contains("rank 1 called off group `world`: the GPU is gone"));
+            assert!(
+                outcome.unwrap_err().to_string().contains("rank 1 called off group `world`: the GPU is gone")
+            );
         }
     }
 
@@ -190,7 +192,10 @@ mod tests {
         });
         for outcome in outcomes {
             let told = outcome.unwrap_err().to_string();
-            assert!(told.contains("all_reduce(5 bf16, sum) #1") && told.contains("all_reduce(5 bf16, max) #1"), "{told}");
+            assert!(
+                told.contains("all_reduce(5 bf16, sum) #1") && told.contains("all_reduce(5 bf16, max) #1"),
+                "{told}"
+            );
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
-use drumline_torch::cuda::{Event, Stream};
+use drumline_torch::cuda::{Event, Stream, StreamScope, set_device};
 use drumline_torch::{HeapTensor, TorchError, tensor_within};
 use tch::{Device, Kind, Tensor};
 
@@ -223,7 +223,7 @@ struct Worker {
 fn serve(worker: &mut Worker, jobs: &Receiver<Job>, results: &Sender<Done>) {
     // Gradients are no business of autograd here.
     let _no_grad = tch::no_grad_guard();
-    let entered = worker.stream.map(Stream::enter).transpose();
+    let entered = worker.stream.map(on_stream).transpose();
     let mut failure: Option<String> = entered.as_ref().err().map(TorchError::to_string);
     for job in jobs {
         let done = match &failure {
@@ -242,6 +242,12 @@ fn serve(worker: &mut Worker, jobs: &Receiver<Job>, results: &Sender<Done>) {
             return;
         }
     }
+}
+
+/// This thread works with the stream's GPU, and no other.
+fn on_stream(stream: Stream) -> Result<StreamScope, TorchError> {
+    set_device(stream.device())?;
+    stream.enter()
 }
 
 impl Worker {

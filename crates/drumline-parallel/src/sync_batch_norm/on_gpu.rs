@@ -70,7 +70,10 @@ impl SyncBatchNorm {
 
     fn learn(&self, moments: &Moments) -> Result {
         let weight = moments.is_there.f_mul_scalar(self.config.momentum)?;
-        let batches = [(&self.running_mean, moments.mean.shallow_clone()), (&self.running_var, moments.unbiased_variance()?)];
+        let batches = [
+            (&self.running_mean, moments.mean.shallow_clone()),
+            (&self.running_var, moments.unbiased_variance()?),
+        ];
         for (running, batch) in batches {
             let step = batch.f_sub(running)?.f_mul(&weight)?.f_to_kind(running.kind())?;
             let _ = running.shallow_clone().f_add_(&step)?;
@@ -95,7 +98,8 @@ mod tests {
 
     #[test]
     fn rows_make_the_moments_that_the_host_computes() {
-        let rows: [[f64; 5]; 3] = [[2.0, 1.0, -3.0, 0.5, 4.0], [0.0, 9.0, 9.0, 9.0, 9.0], [6.0, 2.0, 5.0, 1.5, 0.0]];
+        let rows: [[f64; 5]; 3] =
+            [[2.0, 1.0, -3.0, 0.5, 4.0], [0.0, 9.0, 9.0, 9.0, 9.0], [6.0, 2.0, 5.0, 1.5, 0.0]];
         let host = super::super::moments::Moments::of_all(&rows.concat(), 2);
         let here = Moments::of_all(&Tensor::from_slice2(&rows), 2).unwrap();
         let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor.view([-1])).unwrap();

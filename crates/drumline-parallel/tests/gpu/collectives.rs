@@ -36,7 +36,8 @@ fn assert_all(tensor: &Tensor, expected: f64, what: &str) {
 
 /// The reduction of 1, 2, …, n.
 fn expected(op: ReduceOp, kind: Kind, n: usize) -> f64 {
-    let (n, is_integer) = (n as f64, matches!(kind, Kind::Int64 | Kind::Int | Kind::Int16 | Kind::Int8 | Kind::Uint8));
+    let (n, is_integer) =
+        (n as f64, matches!(kind, Kind::Int64 | Kind::Int | Kind::Int16 | Kind::Int8 | Kind::Uint8));
     match op {
         _ if kind == Kind::Bool => 1.0,
         ReduceOp::Sum => n * (n + 1.0) / 2.0,
@@ -52,7 +53,14 @@ fn expected(op: ReduceOp, kind: Kind, n: usize) -> f64 {
 fn reductions(group: &ProcessGroup) -> Result<()> {
     let n = group.size();
     for kind in KINDS {
-        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod, ReduceOp::PreMulSum(2.0)] {
+        for op in [
+            ReduceOp::Sum,
+            ReduceOp::Avg,
+            ReduceOp::Max,
+            ReduceOp::Min,
+            ReduceOp::Prod,
+            ReduceOp::PreMulSum(2.0),
+        ] {
             if kind == Kind::Bool && matches!(op, ReduceOp::Avg | ReduceOp::PreMulSum(_)) {
                 continue;
             }
@@ -84,7 +92,11 @@ fn moves(group: &ProcessGroup) -> Result<()> {
         for len in LENGTHS {
             let mut x = mine(me, len, kind);
             group.broadcast_tensor(&mut x, n - 1)?;
-            assert_all(&x, if kind == Kind::Bool { 1.0 } else { n as f64 }, &format!("broadcast of {kind:?}"));
+            assert_all(
+                &x,
+                if kind == Kind::Bool { 1.0 } else { n as f64 },
+                &format!("broadcast of {kind:?}"),
+            );
         }
     }
     let all = group.all_gather_tensor(&mine(me, 33, Kind::BFloat16))?;
@@ -128,7 +140,11 @@ fn forms(group: &ProcessGroup) -> Result<()> {
     let mut turned = base.tr();
     group.all_reduce_tensor(&mut turned, ReduceOp::Sum)?;
     assert_all(&base, expected(ReduceOp::Sum, Kind::Float, n), "a turned view");
-    let mut list = [mine(group.rank(), 5, Kind::Float), mine(group.rank(), 0, Kind::Half), mine(group.rank(), 9, Kind::Int)];
+    let mut list = [
+        mine(group.rank(), 5, Kind::Float),
+        mine(group.rank(), 0, Kind::Half),
+        mine(group.rank(), 9, Kind::Int),
+    ];
     group.all_reduce_tensors(&mut list, ReduceOp::Sum)?;
     list.iter().for_each(|x| assert_all(x, expected(ReduceOp::Sum, x.kind(), n), "a list"));
     group.broadcast_tensors(&mut list, 0)?;
@@ -158,12 +174,15 @@ fn groups(group: &ProcessGroup) -> Result<()> {
 fn all_of_it() -> Result<()> {
     let group = join()?;
     reductions(&group)?;
+    println!("reductions are right");
     moves(&group)?;
+    println!("moves are right");
     forms(&group)?;
+    println!("forms are right");
     groups(&group)
 }
 
-ranks_test!(a_rank_alone_by_nccl, 1, {
+ranks_test!(a_rank_alone_by_nccl, 1, timeout = super::BRIEF, {
     all_of_it()?;
     let version = drumline_torch::nccl::version()?;
     assert!(version.starts_with("2."), "{version}");

@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 
 use super::{GPU, join};
 
-const STEPS: usize = 200;
+const STEPS: usize = 100;
 const WIDTH: i64 = 1024;
 
 /// Milliseconds of a step of a model of 17 million parameters.
@@ -45,43 +45,65 @@ fn step_time(group: &ProcessGroup, reduces_alone: bool, is_graphed: bool) -> Res
     Ok(began.elapsed().as_secs_f64() * 1e3 / STEPS as f64)
 }
 
-ranks_test!(a_rank_alone_over_nccl_against_no_group, 1, timeout = std::time::Duration::from_secs(120), {
-    let group = join()?;
-    for is_graphed in [false, true] {
-        let mut best = [f64::MAX; 2];
-        for _round in 0..5 {
-            for reduces_alone in [false, true] {
-                let time = step_time(&group, reduces_alone, is_graphed)?;
-                best[usize::from(reduces_alone)] = best[usize::from(reduces_alone)].min(time);
+ranks_test!(
+    a_rank_alone_over_nccl_against_no_group,
+    1,
+    timeout = std::time::Duration::from_secs(40),
+    {
+        let group = join()?;
+        for is_graphed in [false, true] {
+            let mut best = [f64::MAX; 2];
+            for _round in 0..3 {
+                for reduces_alone in [false, true] {
+                    let time = step_time(&group, reduces_alone, is_graphed)?;
+                    best[usize::from(reduces_alone)] = best[usize::from(reduces_alone)].min(time);
+                }
             }
+            let [without, with] = best;
+            let way = if is_graphed { "as one graph" } else { "operation by operation" };
+            println!(
+                "cost: {way}: {without:.3} ms without a group, {with:.3} ms over NCCL: {:+.2} %",
+                (with / without - 1.0) * 100.0
+            );
         }
-        let [without, with] = best;
-        let way = if is_graphed { "as one graph" } else { "operation by operation" };
-        println!("cost: {way}: {without:.3} ms without a group, {with:.3} ms over NCCL: {:+.2} %", (with / without - 1.0) * 100.0);
+    },
+    |ranks| {
+        print_costs(&ranks.pass()?.ranks[0].stdout);
     }
-}, |ranks| {
-    print_costs(&ranks.pass()?.ranks[0].stdout);
-});
+);
 
-ranks_test!(an_all_reduce_of_ranks_that_share_a_gpu, 4, timeout = std::time::Duration::from_secs(120), {
-    let group = join()?;
-    for megabytes in [1, 16, 64] {
-        let mut x = Tensor::zeros([megabytes << 18], (Kind::Float, GPU));
-        let mut times = Vec::new();
-        for _ in 0..20 {
-            group.barrier()?;
-            let began = Instant::now();
-            group.all_reduce_tensor(&mut x, drumline_comm::ReduceOp::Avg)?;
-            cuda::synchronize(0)?;
-            times.push(began.elapsed().as_secs_f64() * 1e3);
+ranks_test!(
+    an_all_reduce_of_ranks_that_share_a_gpu,
+    4,
+    timeout = std::time::Duration::from_secs(40),
+    {
+        let group = join()?;
+        for megabytes in [1, 16, 64] {
+            let mut x = Tensor::zeros([megabytes << 18], (Kind::Float, GPU));
+            let mut times = Vec::new();
+            for _ in 0..20 {
+                group.barrier()?;
+                let began = Instant::now();
+                group.all_reduce_tensor(&mut x, drumline_comm::ReduceOp::Avg)?;
+                cuda::synchronize(0)?;
+                times.push(began.elapsed().as_secs_f64() * 1e3);
+            }
+            times.sort_by(f64::total_cmp);
+            println!(
+                "cost: all-reduce of {megabytes} MiB by {} ranks on one GPU: {:.3} ms",
+                group.size(),
+                times[10]
+            );
         }
-        times.sort_by(f64::total_cmp);
-        println!("cost: all-reduce of {megabytes} MiB by {} ranks on one GPU: {:.3} ms", group.size(), times[10]);
+    },
+    |ranks| {
+        print_costs(&ranks.pass()?.ranks[0].stdout);
     }
-}, |ranks| {
-    print_costs(&ranks.pass()?.ranks[0].stdout);
-});
+);
 
 fn print_costs(stdout: &[u8]) {
-    String::from_utf8_lossy(stdout).lines().filter(|line| line.contains("cost: ")).for_each(|line| println!("{line}"));
+    String::from_utf8_lossy(stdout)
+        .lines()
+        .filter(|line| line.contains("cost: "))
+        .for_each(|line| println!("{line}"));
 }

@@ -2,7 +2,10 @@
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Compressed, Ddp, DdpOptions, DistributedOptimizer, Divide, PeriodicAverager, Share, Turn};
+use drumline_parallel::{
+    Compressed, Ddp, DdpOptions, DistributedOptimizer, Divide, PeriodicAverager, PowerSgd, PowerSgdOptions,
+    Share, Turn,
+};
 use drumline_torch::{Sgd, SgdOptions, parameters};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
@@ -49,10 +52,11 @@ fn replicas_equal_one_process() -> Result<()> {
 ranks_test!(two_replicas_on_one_gpu_equal_one_process, 2, { replicas_equal_one_process()? });
 ranks_test!(four_replicas_on_one_gpu_equal_one_process, 4, { replicas_equal_one_process()? });
 
-ranks_test!(a_replica_alone_over_nccl_equals_one_process, 1, {
+ranks_test!(a_replica_alone_over_nccl_equals_one_process, 1, timeout = super::BRIEF, {
     let group = join()?;
     let vs = VarStore::new(GPU);
-    let options = DdpOptions { bucket_cap: 200, first_bucket: 64, reduces_alone: true, ..DdpOptions::default() };
+    let options =
+        DdpOptions { bucket_cap: 200, first_bucket: 64, reduces_alone: true, ..DdpOptions::default() };
     let ddp = Ddp::new(Net::new(&vs, 0), &vs, &group, options)?;
     assert!(ddp.bucket_bytes().len() > 1);
     train(&group, &ddp, &vs)?;
@@ -137,6 +141,21 @@ ranks_test!(compressed_buckets_and_averaged_parameters_lie_on_the_gpu_too, 2, {
     let mut averager = PeriodicAverager::new(&group, parameters(&vs), 1)?;
     assert!(averager.after_step()?);
     same_on_both(&group, &vs)?;
+});
+
+ranks_test!(low_rank_gradients_are_the_same_on_both, 2, {
+    let group = join()?;
+    let vs = VarStore::new(GPU);
+    let power = PowerSgdOptions { start_power_sgd_iter: 2, min_compression_rate: 0.0, ..Default::default() };
+    let options = DdpOptions { hook: Box::new(PowerSgd::new(power)?), ..DdpOptions::default() };
+    let ddp = Ddp::new(Net::new(&vs, group.rank() as i64), &vs, &group, options)?;
+    for step in 0..STEPS {
+        let (x, y) = part(&group, step);
+        ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
+        descend(&parameters(&vs))?;
+    }
+    same_on_both(&group, &vs)?;
+    assert!(ddp.is_recordable().unwrap_err().contains("hook"));
 });
 
 ranks_test!(an_optimizer_that_reduces_works_on_the_gpu, 2, {

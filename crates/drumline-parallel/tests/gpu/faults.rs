@@ -39,11 +39,14 @@ ranks_test!(
         let told = String::from_utf8_lossy(&report.ranks[0].stdout);
         assert!(told.contains("told: ") && told.contains("rank 1"), "{report:?}");
         let control = ranks.pass()?;
-        assert!(String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"), "control: without the fault");
+        assert!(
+            String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"),
+            "control: without the fault"
+        );
     }
 );
 
-ranks_test!(after_an_abort_each_call_over_nccl_gives_the_same_error, 1, {
+ranks_test!(after_an_abort_each_call_over_nccl_gives_the_same_error, 1, timeout = super::BRIEF, {
     let group = join()?;
     let mut x = Tensor::ones([1 << 20], (Kind::Float, GPU));
     for _ in 0..100 {
@@ -71,7 +74,7 @@ ranks_test!(ranks_that_make_different_calls_are_both_named, 2, {
     assert!(told.contains("faults.rs:"), "the caller's place: {told}");
 });
 
-ranks_test!(a_root_that_is_not_there_is_refused, 1, {
+ranks_test!(a_root_that_is_not_there_is_refused, 1, timeout = super::BRIEF, {
     let group = join()?;
     let mut x = Tensor::ones([100], (Kind::Float, GPU));
     let told = group.broadcast_tensor(&mut x, 3).unwrap_err().to_string();

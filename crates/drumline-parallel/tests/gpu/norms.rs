@@ -24,7 +24,10 @@ fn fill(vs: &VarStore) {
 }
 
 fn normed(vs: &VarStore, sync: Option<&SyncGroup>) -> impl ModuleT + use<> {
-    let (a, b) = (linear(vs.root() / "a", 6, 4, Default::default()), linear(vs.root() / "b", 4, 3, Default::default()));
+    let (a, b) = (
+        linear(vs.root() / "a", 6, 4, Default::default()),
+        linear(vs.root() / "b", 4, 3, Default::default()),
+    );
     let (path, config) = (vs.root() / "n", BatchNormConfig::default());
     let net = match sync {
         Some(sync) => seq_t().add(a).add(SyncBatchNorm::new(path, 4, config, sync)),

@@ -19,7 +19,8 @@ fn losses(is_graphed: bool) -> Result<Vec<f64>> {
     let group = join()?;
     let vs = VarStore::new(GPU);
     let net = Net::new(&vs, 0);
-    let options = DdpOptions { bucket_cap: 200, first_bucket: 64, reduces_alone: true, ..DdpOptions::default() };
+    let options =
+        DdpOptions { bucket_cap: 200, first_bucket: 64, reduces_alone: true, ..DdpOptions::default() };
     let ddp = Ddp::new(net, &vs, &group, options)?;
     let mut optimizer = Sgd::new(parameters(&vs), SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
     let (x, y) = samples(0..16);
@@ -47,7 +48,7 @@ fn losses(is_graphed: bool) -> Result<Vec<f64>> {
     Ok(told)
 }
 
-ranks_test!(a_recorded_step_has_the_losses_of_one_that_is_not, 1, {
+ranks_test!(a_recorded_step_has_the_losses_of_one_that_is_not, 1, timeout = super::BRIEF, {
     let (eager, graphed) = (losses(false)?, losses(true)?);
     assert!(eager[0] > eager[STEPS as usize - 1], "it learns: {eager:?}");
     for (step, (eager, graphed)) in eager.iter().zip(&graphed).enumerate() {
@@ -55,14 +56,15 @@ ranks_test!(a_recorded_step_has_the_losses_of_one_that_is_not, 1, {
     }
 });
 
-ranks_test!(a_recorded_collective_runs_with_each_launch, 1, {
+ranks_test!(a_recorded_collective_runs_with_each_launch, 1, timeout = super::BRIEF, {
     let group = join()?;
     let mut x = Tensor::ones([1000], (Kind::Float, GPU));
     group.all_reduce_tensor(&mut x, ReduceOp::PreMulSum(2.0))?;
     let stream = Stream::new(0, Priority::Normal)?;
     let scope = stream.enter()?;
     stream.synchronize()?;
-    let (graph, ()) = Graph::record(Pool::new()?, || group.all_reduce_tensor(&mut x, ReduceOp::PreMulSum(2.0)))?;
+    let (graph, ()) =
+        Graph::record(Pool::new()?, || group.all_reduce_tensor(&mut x, ReduceOp::PreMulSum(2.0)))?;
     (0..3).try_for_each(|_| graph.launch())?;
     stream.synchronize()?;
     drop(scope);

@@ -102,8 +102,7 @@ pub(super) fn unwritten(like: &Tensor, place: Where, sizes: &[i64]) -> Result<Te
     let (mut out, like) = (std::ptr::null_mut(), like.as_ptr().cast_mut());
     // SAFETY: `like` and `sizes` are good for the call; what comes back is a new handle, ours.
     unsafe {
-        let message =
-            drumline_tensor_room(like, place == Where::Host, sizes.as_ptr(), sizes.len(), &mut out);
+        let message = drumline_tensor_room(like, place == Where::Host, sizes.as_ptr(), sizes.len(), &mut out);
         check(message, "cannot make room for a collective")?;
         Ok(Tensor::from_ptr(out))
     }

@@ -76,7 +76,9 @@ impl Gpu {
     pub(super) fn is_recordable(&self) -> std::result::Result<(), String> {
         match &self.route {
             Route::Nccl(_) => Ok(()),
-            Route::Staged(staged) => Err(format!("{}, so gradients go through the host's memory", staged.why)),
+            Route::Staged(staged) => {
+                Err(format!("{}, so gradients go through the host's memory", staged.why))
+            }
         }
     }
 

@@ -57,8 +57,7 @@ impl Host {
         let tensor = tensor.shallow_clone();
         let mut host = Self { tensor, copy: None, data: facts.data, len, carried };
         let direct = facts.on_host && facts.in_order;
-        if !direct || !host.data.addr().is_multiple_of(carried.dtype.size()) || !host.has_true_truths()
-        {
+        if !direct || !host.data.addr().is_multiple_of(carried.dtype.size()) || !host.has_true_truths() {
             host.stage()?;
         }
         Ok(host)

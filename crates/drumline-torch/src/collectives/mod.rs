@@ -291,7 +291,10 @@ impl TensorCollectives for ProcessGroup {
             && let Some(nccl) = gpu.nccl(self)
         {
             let output = Resident::write(output)?;
-            let inputs = inputs.filter(|_| self.rank() == root).map(|inputs| residents(inputs, &output)).transpose()?;
+            let inputs = inputs
+                .filter(|_| self.rank() == root)
+                .map(|inputs| residents(inputs, &output))
+                .transpose()?;
             nccl.scatter(&output, inputs.as_deref(), root)?;
             return output.finish();
         }

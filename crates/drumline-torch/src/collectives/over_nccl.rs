@@ -75,7 +75,12 @@ impl OverNccl<'_> {
 
     /// `counts[i]` elements come from rank `i`.
     #[track_caller]
-    pub(super) fn all_gather_uneven(self, output: Resident, input: &Resident, counts: &[usize]) -> Result<Resident> {
+    pub(super) fn all_gather_uneven(
+        self,
+        output: Resident,
+        input: &Resident,
+        counts: &[usize],
+    ) -> Result<Resident> {
         let (from, to) = (input.span(), output.span());
         check_count("output", to.count, counts.iter().sum())?;
         let call = Announced::new(Op::AllGather, from.dtype, to.count).counts(counts.iter().copied());

@@ -62,10 +62,8 @@ pub(super) fn move_all(len: usize, most: usize, mover: &mut impl Mover) -> Resul
 /// Nothing has one piece all the same: ranks must agree that it is nothing.
 fn cut(len: usize, most: usize) -> Vec<Piece> {
     let count = len.div_ceil(most).max(1);
-    let piece = |number: usize| Piece {
-        slot: number % SLOTS,
-        bytes: number * most..len.min((number + 1) * most),
-    };
+    let piece =
+        |number: usize| Piece { slot: number % SLOTS, bytes: number * most..len.min((number + 1) * most) };
     (0..count).map(piece).collect()
 }
 

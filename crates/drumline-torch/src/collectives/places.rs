@@ -36,8 +36,10 @@ pub(super) fn choose(places: &[Place]) -> Way {
         }
         let is_same = |other: &&Place| (&other.machine, &other.bus) == (&place.machine, &place.bus);
         if places.iter().filter(is_same).count() > 1 {
-            let ranks: Vec<String> =
-                (0..places.len()).filter(|other| is_same(&&places[*other])).map(|other| other.to_string()).collect();
+            let ranks: Vec<String> = (0..places.len())
+                .filter(|other| is_same(&&places[*other]))
+                .map(|other| other.to_string())
+                .collect();
             return Way::ThroughHost(format!("ranks {} share the GPU {}", ranks.join(", "), place.bus));
         }
         if place.nccl != places[0].nccl {
@@ -71,7 +73,8 @@ mod tests {
     #[test]
     fn a_gpu_for_each_rank_is_for_nccl() {
         assert_eq!(choose(&[place("a", "0000:3b:00.0")]), Way::Nccl);
-        let same_bus_elsewhere = [place("a", "0000:3b:00.0"), place("b", "0000:3b:00.0"), place("b", "0000:5e:00.0")];
+        let same_bus_elsewhere =
+            [place("a", "0000:3b:00.0"), place("b", "0000:3b:00.0"), place("b", "0000:5e:00.0")];
         assert_eq!(choose(&same_bus_elsewhere), Way::Nccl);
     }
 

@@ -101,7 +101,8 @@ impl Staged {
         self.down.wait_for_stream(current)?;
         self.up.wait_for_stream(current)?;
         let event = |_| Event::new(Timing::Off);
-        let (downs, ups) = ((0..SLOTS).map(event).collect::<Result<_>>()?, (0..SLOTS).map(event).collect::<Result<_>>()?);
+        let (downs, ups) =
+            ((0..SLOTS).map(event).collect::<Result<_>>()?, (0..SLOTS).map(event).collect::<Result<_>>()?);
         let mut copies = Copies { group, staged: self, bytes, slots, kind, act, downs, ups };
         move_all(len, PIECE, &mut copies)?;
         current.wait_for_stream(self.up)

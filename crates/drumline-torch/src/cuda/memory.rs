@@ -104,7 +104,8 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(functions) = functions() {
             // SAFETY: pinned by `new`, once. A context that is gone has unpinned it itself.
-            let _ = check(unsafe { (functions.host_unregister)(self.tensor.data_ptr()) }, "cannot unpin memory");
+            let _ =
+                check(unsafe { (functions.host_unregister)(self.tensor.data_ptr()) }, "cannot unpin memory");
         }
     }
 }

@@ -4,15 +4,14 @@
 //! waits for neither, except for a first call between two GPUs, which makes their connection. So calls can be recorded in a graph.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use drumline_comm::{Announced, CommError, DType, ProcessGroup};
+use drumline_comm::{Announced, CommError, ProcessGroup};
 
+use super::calls::{Calls, index};
 use super::library::{Code, Config, IN_PROGRESS, Nccl, RawComm, SUCCESS, UniqueId};
-use super::plan::{Element, Reduction, element};
 use super::watcher::{Announcer, Outstanding, Watcher};
 use crate::cuda::{Event, Priority, Stream, Timing, set_device};
 use crate::error::TorchError;
@@ -52,24 +51,31 @@ unsafe impl Sync for Line {}
 
 impl Communicator {
     /// Made by all ranks of the group together, of which rank 0 made the id. `companion` is a group of the same ranks.
-    pub(crate) fn new(group: &ProcessGroup, companion: ProcessGroup, id: UniqueId, device: usize) -> Result<Self> {
+    pub(crate) fn new(
+        group: &ProcessGroup,
+        companion: ProcessGroup,
+        id: UniqueId,
+        device: usize,
+    ) -> Result<Self> {
         let (nccl, mut raw) = (Nccl::open()?, std::ptr::null_mut());
         set_device(device)?;
-        let (size, rank, mut config) = (index(group.size())?, index(group.rank())?, Config::without_waiting());
+        let (size, rank, mut config) =
+            (index(group.size())?, index(group.rank())?, Config::without_waiting());
         // SAFETY: fills the handle, and reads the configuration.
         let code = unsafe { (nccl.init_rank)(&mut raw, size, id, rank, &mut config) };
         nccl.check(code, "cannot make a communicator of NCCL")?;
         let stream = Stream::new(device, Priority::High)?;
-        let line = Arc::new(Line { nccl, raw, stream, gate: Mutex::new(()), is_closed: AtomicBool::new(false) });
+        let line =
+            Arc::new(Line { nccl, raw, stream, gate: Mutex::new(()), is_closed: AtomicBool::new(false) });
         let is_over = || group.standing().failure();
-        line.settle(code, group.timeout(), &is_over)?;
+        line.settle(code, group.timeout(), &is_over).inspect_err(|_| line.abort())?;
         let announcer = Announcer::new(companion.clone()).map_err(no_thread)?;
         let watcher = Watcher::new(line.clone(), group, &companion).map_err(no_thread)?;
         Ok(Self { line, announcer, watcher })
     }
 
     /// Puts the calls that `body` makes on the stream as one, and lets the current stream go on after them.
-    pub(crate) fn call(&self, call: Announced, body: impl FnOnce(&mut Calls<'_>) -> Result) -> Result {
+    pub(crate) fn call(&self, call: Announced, body: impl FnOnce(&mut Calls) -> Result) -> Result {
         self.watcher.check()?;
         let Line { stream, .. } = *self.line;
         let current = Stream::current(stream.device())?;
@@ -87,13 +93,14 @@ impl Communicator {
         Ok(())
     }
 
-    fn make(&self, body: impl FnOnce(&mut Calls<'_>) -> Result) -> Result {
+    fn make(&self, body: impl FnOnce(&mut Calls) -> Result) -> Result {
         let made = {
-            let _gate = self.line.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let _gate = self.line.gate();
             self.watcher.check()?;
             self.line.group(body)
         };
-        let settled = made.and_then(|code| self.line.settle(code, self.watcher.timeout, &|| self.watcher.failure()));
+        let settled =
+            made.and_then(|code| self.line.settle(code, self.watcher.timeout, &|| self.watcher.failure()));
         // The others may be in a call for which this rank will not come. If one is gone, that is the better word.
         settled.map_err(|error| match error {
             TorchError::Refused { .. } => self.watcher.fail_soon(&error.to_string()).into(),
@@ -104,9 +111,9 @@ impl Communicator {
 
 impl Line {
     /// Several calls as one: NCCL starts them together.
-    fn group(&self, body: impl FnOnce(&mut Calls<'_>) -> Result) -> Result<Code> {
+    fn group(&self, body: impl FnOnce(&mut Calls) -> Result) -> Result<Code> {
         let doing = "a collective from GPU to GPU failed";
-        let mut calls = Calls { line: self, stream: self.stream.raw()?, made_ops: Vec::new() };
+        let mut calls = Calls::new(self.nccl, self.raw, self.stream.raw()?);
         // SAFETY: takes nothing.
         self.nccl.check(unsafe { (self.nccl.group_start)() }, doing)?;
         let made = body(&mut calls);
@@ -129,27 +136,32 @@ impl Line {
                 return Err(TorchError::Refused { doing: "cannot reach the other GPUs", message });
             }
             std::thread::sleep(Duration::from_micros(100));
-            code = self.state();
+            code = self.state(&self.gate());
         }
         self.nccl.check(code, "a collective from GPU to GPU failed")
     }
 
-    /// How the communicator is: well, at work, or the error that it has run into.
-    pub(super) fn state(&self) -> Code {
+    /// How the communicator is: well, at work, or the error that it has run into. Asking ends what NCCL did beside, so that only one may ask.
+    fn state(&self, _gate: &MutexGuard<'_, ()>) -> Code {
         let mut code = SUCCESS;
         if self.is_closed.load(Ordering::Acquire) {
             return code;
         }
-        // SAFETY: the communicator is not closed; fills one number.
+        // SAFETY: the communicator is not closed, nor can it be as long as the gate is held; fills one number.
         match unsafe { (self.nccl.async_error)(self.raw, &mut code) } {
             SUCCESS => code,
             other => other,
         }
     }
 
-    /// NCCL's words for how it is, if that is not well.
+    fn gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// NCCL's words for how it is, if that is not well. While a call is made it is not asked.
     pub(super) fn trouble(&self) -> Option<String> {
-        match self.state() {
+        let gate = self.gate.try_lock().ok()?;
+        match self.state(&gate) {
             SUCCESS | IN_PROGRESS => None,
             code => Some(self.nccl.words(code)),
         }
@@ -175,7 +187,11 @@ impl Line {
                     std::thread::sleep(Duration::from_millis(1));
                     (nccl.async_error)(raw, &mut code);
                 }
-                if code == SUCCESS { (nccl.destroy)(raw) } else { (nccl.abort)(raw) };
+                if code == SUCCESS {
+                    (nccl.destroy)(raw)
+                } else {
+                    (nccl.abort)(raw)
+                };
             }
         });
     }
@@ -215,155 +231,6 @@ impl Drop for Communicator {
     }
 }
 
-/// A tensor's memory on the GPU: `count` elements from `data` on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
-    pub(crate) data: *mut c_void,
-    pub(crate) count: usize,
-    pub(crate) dtype: DType,
-}
-
-impl Span {
-    fn element(self) -> (usize, c_int) {
-        let Element { code, lanes } = element(self.dtype);
-        (self.count * lanes, code)
-    }
-
-    /// `count` elements from the `start`-th on.
-    pub(crate) fn part(self, start: usize, count: usize) -> Self {
-        assert!(start + count <= self.count, "{start}+{count} of {} elements", self.count);
-        Self { data: self.data.wrapping_byte_add(start * self.dtype.size()), count, ..self }
-    }
-}
-
-/// Makes calls between the start and the end of a group.
-pub(crate) struct Calls<'a> {
-    line: &'a Line,
-    stream: *mut c_void,
-    made_ops: Vec<c_int>,
-}
-
-/// The calls. Memory that is given lies on the communicator's GPU and lives until the current stream has come past the call: tensors that
-/// are freed before that are used again only by what comes after it on that stream.
-impl Calls<'_> {
-    pub(crate) fn all_reduce(&mut self, input: Span, output: Span, how: Reduction) -> Result {
-        let ((count, code), op) = (input.element(), self.op(how, input.dtype)?);
-        let (nccl, raw) = (self.line.nccl, self.line.raw);
-        // SAFETY: see the block's note; the communicator is open, as the gate is held.
-        self.made(unsafe { (nccl.all_reduce)(input.data, output.data, count, code, op, raw, self.stream) })
-    }
-
-    pub(crate) fn reduce(&mut self, input: Span, output: Span, how: Reduction, root: usize) -> Result {
-        let ((count, code), op, root) = (input.element(), self.op(how, input.dtype)?, index(root)?);
-        let (nccl, raw) = (self.line.nccl, self.line.raw);
-        // SAFETY: as above.
-        self.made(unsafe { (nccl.reduce)(input.data, output.data, count, code, op, root, raw, self.stream) })
-    }
-
-    pub(crate) fn reduce_scatter(&mut self, input: Span, output: Span, how: Reduction) -> Result {
-        let ((count, code), op) = (output.element(), self.op(how, input.dtype)?);
-        let (nccl, raw) = (self.line.nccl, self.line.raw);
-        // SAFETY: as above.
-        self.made(unsafe { (nccl.reduce_scatter)(input.data, output.data, count, code, op, raw, self.stream) })
-    }
-
-    pub(crate) fn broadcast(&mut self, input: Span, output: Span, root: usize) -> Result {
-        let ((count, code), root) = (output.element(), index(root)?);
-        let (nccl, raw) = (self.line.nccl, self.line.raw);
-        // SAFETY: as above.
-        self.made(unsafe { (nccl.broadcast)(input.data, output.data, count, code, root, raw, self.stream) })
-    }
-
-    pub(crate) fn all_gather(&mut self, input: Span, output: Span) -> Result {
-        let ((count, code), nccl) = (input.element(), self.line.nccl);
-        // SAFETY: as above.
-        self.made(unsafe { (nccl.all_gather)(input.data, output.data, count, code, self.line.raw, self.stream) })
-    }
-
-    pub(crate) fn send(&mut self, data: Span, to: usize) -> Result {
-        let ((count, code), to, nccl) = (data.element(), index(to)?, self.line.nccl);
-        if count == 0 {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        self.made(unsafe { (nccl.send)(data.data, count, code, to, self.line.raw, self.stream) })
-    }
-
-    pub(crate) fn recv(&mut self, data: Span, from: usize) -> Result {
-        let ((count, code), from, nccl) = (data.element(), index(from)?, self.line.nccl);
-        if count == 0 {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        self.made(unsafe { (nccl.recv)(data.data, count, code, from, self.line.raw, self.stream) })
-    }
-
-    fn op(&mut self, how: Reduction, dtype: DType) -> Result<c_int> {
-        let factor = match how {
-            Reduction::Ready(code) => return Ok(code),
-            Reduction::ScaledSum(factor) => factor,
-        };
-        let (mut op, mut bytes) = (0, scalar(factor, dtype));
-        let (data, code) = (bytes.as_mut_ptr().cast(), element(dtype).code);
-        let nccl = self.line.nccl;
-        // SAFETY: the factor is read at once (1: it lies on the host), and fills one number.
-        self.made(unsafe { (nccl.create_scaled_sum)(&mut op, data, code, 1, self.line.raw) })?;
-        self.made_ops.push(op);
-        Ok(op)
-    }
-
-    fn made(&self, code: Code) -> Result {
-        self.line.nccl.check(code, "a collective from GPU to GPU was refused")
-    }
-}
-
-impl Drop for Calls<'_> {
-    fn drop(&mut self) {
-        for op in &self.made_ops {
-            // SAFETY: made for this communicator; NCCL keeps it as long as calls need it.
-            unsafe { (self.line.nccl.destroy_op)(*op, self.line.raw) };
-        }
-    }
-}
-
-/// A factor in the type of the elements.
-fn scalar(factor: f64, dtype: DType) -> [u8; 8] {
-    let mut bytes = [0; 8];
-    let mut put = |value: &[u8]| bytes[..value.len()].copy_from_slice(value);
-    match dtype {
-        DType::F64 => put(&factor.to_ne_bytes()),
-        DType::F32 => put(&(factor as f32).to_ne_bytes()),
-        DType::F16 => put(&half::f16::from_f64(factor).to_ne_bytes()),
-        // No other type is scaled: see `plan`.
-        _ => put(&half::bf16::from_f64(factor).to_ne_bytes()),
-    }
-    bytes
-}
-
-fn index(rank: usize) -> Result<c_int> {
-    c_int::try_from(rank).map_err(|_| TorchError::Unfit(format!("NCCL knows no rank {rank}")))
-}
-
 fn no_thread(error: std::io::Error) -> TorchError {
     TorchError::Unfit(format!("cannot start a thread that watches over NCCL: {error}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_begin_where_the_elements_before_them_end() {
-        let span = Span { data: std::ptr::without_provenance_mut(64), count: 10, dtype: DType::Bf16 };
-        let part = span.part(3, 4);
-        assert_eq!((part.data.addr(), part.count), (70, 4));
-        assert_eq!(Span { dtype: DType::I16, ..span }.element(), (20, 1), "as bytes");
-    }
-
-    #[test]
-    fn a_factor_has_the_type_of_the_elements() {
-        assert_eq!(scalar(0.5, DType::F64), 0.5f64.to_ne_bytes());
-        assert_eq!(scalar(0.5, DType::F32)[..4], 0.5f32.to_ne_bytes());
-        assert_eq!(scalar(0.5, DType::Bf16)[..2], half::bf16::from_f32(0.5).to_ne_bytes());
-    }
 }

@@ -127,9 +127,7 @@ impl Nccl {
     /// NCCL's words for an error.
     pub(crate) fn words(&self, code: Code) -> String {
         // SAFETY: both texts are NCCL's own; without a communicator the last error of the process is told.
-        let (what, last) = unsafe {
-            ((self.error_string)(code), (self.last_error)(std::ptr::null_mut()))
-        };
+        let (what, last) = unsafe { ((self.error_string)(code), (self.last_error)(std::ptr::null_mut())) };
         let what = text(what);
         match text(last) {
             last if last.is_empty() => format!("NCCL: {what}; try NCCL_DEBUG=WARN"),
@@ -180,7 +178,10 @@ mod tests {
         let places = [PathBuf::from("libnot_there.so.2"), PathBuf::from("/nowhere/libnccl.so.2")];
         let told = open_from(&places).unwrap_err().to_string();
         assert!(told.starts_with("cannot open libnccl.so.2: libnot_there.so.2"), "{told}");
-        assert!(told.contains("/nowhere/libnccl.so.2") && told.contains("try `cargo xtask libtorch --cuda`"), "{told}");
+        assert!(
+            told.contains("/nowhere/libnccl.so.2") && told.contains("try `cargo xtask libtorch --cuda`"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -8,15 +8,17 @@
 //!
 //! - `library`: what is used of NCCL, and where it is found
 //! - `plan`: which of our types and reductions NCCL has
-//! - `communicator`: one for each group of ranks, and the calls
+//! - `communicator`: one for each group of ranks; `calls`: what it can do
 //! - `watcher`: the two threads that see to it that nothing hangs
 
+mod calls;
 mod communicator;
 mod library;
 mod plan;
 mod watcher;
 
-pub(crate) use communicator::{Communicator, Span};
+pub(crate) use calls::Span;
+pub(crate) use communicator::Communicator;
 pub(crate) use library::{Nccl, UniqueId};
 pub(crate) use plan::reduction;
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use drumline_comm::{Announced, CommError, ProcessGroup, Standing};
 
 use super::communicator::Line;
-use crate::cuda::Event;
+use crate::cuda::{Event, set_device};
 
 /// How often the watcher looks.
 const LOOK: Duration = Duration::from_millis(20);
@@ -59,7 +59,8 @@ impl Announcer {
             std::thread::sleep(Duration::from_millis(1));
         }
         if !thread.is_finished() {
-            self.companion.abort("this rank has let go of the group while others still owed it a call on a GPU");
+            self.companion
+                .abort("this rank has let go of the group while others still owed it a call on a GPU");
         }
         let _ = thread.join();
     }
@@ -99,7 +100,11 @@ struct State {
 }
 
 impl Watcher {
-    pub(super) fn new(line: Arc<Line>, group: &ProcessGroup, companion: &ProcessGroup) -> std::io::Result<Self> {
+    pub(super) fn new(
+        line: Arc<Line>,
+        group: &ProcessGroup,
+        companion: &ProcessGroup,
+    ) -> std::io::Result<Self> {
         let (state, woken, timeout) = (Mutex::default(), Condvar::new(), group.timeout());
         let (group, companion) = (group.standing(), companion.standing());
         let watch = Arc::new(Watch { line, group, companion, timeout, state, woken });
@@ -143,7 +148,11 @@ impl Watcher {
         self.watch.woken.notify_all();
         let _ = self.thread.take().map(JoinHandle::join);
         self.check()?;
-        if is_idle { Ok(()) } else { Err(self.watch.group.abort("calls on a GPU were still under way at its end")) }
+        if is_idle {
+            Ok(())
+        } else {
+            Err(self.watch.group.abort("calls on a GPU were still under way at its end"))
+        }
     }
 }
 
@@ -166,10 +175,11 @@ impl Watch {
     }
 
     fn run(&self) {
+        // Else questions about the GPU's marks would wake the first GPU for this thread.
+        let _ = set_device(self.line.stream.device());
         loop {
             let state = self.state();
-            let (state, _) =
-                self.woken.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+            let (state, _) = self.woken.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
             if state.is_ending || state.failure.is_some() {
                 return;
             }
@@ -188,11 +198,9 @@ impl Watch {
         if let Some(trouble) = self.line.trouble() {
             return Some(self.news_soon().unwrap_or_else(|| self.group.abort(&trouble)));
         }
-        let overdue = match self.state().drop_ended() {
-            Err(trouble) => Some(trouble),
-            Ok(_) => self.overdue(),
-        };
-        overdue.map(|trouble| self.group.abort(&trouble))
+        let ended = self.state().drop_ended();
+        let trouble = ended.map_or_else(Some, |_| self.overdue())?;
+        Some(self.group.abort(&trouble))
     }
 
     /// All ranks have made the call, or its announcement would have failed: it is the GPUs that do not come to an end.
