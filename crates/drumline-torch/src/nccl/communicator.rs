@@ -224,7 +224,7 @@ impl Line {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.announcer.end();
-        match self.watcher.end(FAREWELL) {
+        match self.watcher.end() {
             Ok(()) => self.line.end(),
             Err(_) => self.line.abort(),
         }

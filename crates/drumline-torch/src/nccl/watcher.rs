@@ -24,25 +24,20 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long news of a lost rank may take, after NCCL has noticed that something is wrong.
 const NEWS_WAIT: Duration = Duration::from_millis(600);
 
-/// How long announcements that are still waited for may hold up the end.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-
 /// Tells the other ranks of calls, beside the calls themselves.
 #[derive(Debug)]
 pub(super) struct Announcer {
     calls: Option<Sender<Announced>>,
-    companion: Standing,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Announcer {
     pub(super) fn new(companion: ProcessGroup) -> std::io::Result<Self> {
         let (sender, calls) = channel::<Announced>();
-        let standing = companion.standing();
         // A group that is given up stays so; the watcher sees it and acts.
         let run = move || calls.into_iter().for_each(|call| drop(companion.meet(call)));
         let thread = std::thread::Builder::new().name("nccl-announcer".into()).spawn(run)?;
-        Ok(Self { calls: Some(sender), companion: standing, thread: Some(thread) })
+        Ok(Self { calls: Some(sender), thread: Some(thread) })
     }
 
     pub(super) fn announce(&self, call: Announced) {
@@ -50,19 +45,10 @@ impl Announcer {
         let _ = self.calls.as_ref().map(|calls| calls.send(call));
     }
 
-    /// Waits until all has been said, but not for ever.
+    /// Waits until all has been said: other ranks may be on their way to calls that this one has made, and each has its deadline.
     pub(super) fn end(&mut self) {
         self.calls = None;
-        let Some(thread) = self.thread.take() else { return };
-        let deadline = Instant::now() + LAST_WORDS;
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if !thread.is_finished() {
-            self.companion
-                .abort("this rank has let go of the group while others still owed it a call on a GPU");
-        }
-        let _ = thread.join();
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -133,8 +119,8 @@ impl Watcher {
     }
 
     /// Waits until all calls have ended on the GPU, then ends the thread; an error if they do not.
-    pub(super) fn end(&mut self, patience: Duration) -> Result<(), CommError> {
-        let deadline = Instant::now() + patience;
+    pub(super) fn end(&mut self) -> Result<(), CommError> {
+        let deadline = Instant::now() + self.timeout;
         while self.failure().is_none() && Instant::now() < deadline {
             if self.watch.state().drop_ended().is_ok_and(|is_empty| is_empty) {
                 break;
