@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::facts::facts;
 use super::resident::Resident;
 use crate::error::TorchError;
-use crate::nccl::{Communicator, reduction};
+use crate::nccl::{Communicator, Reduction, reduction};
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
@@ -27,8 +27,11 @@ impl OverNccl<'_> {
         residents.iter().try_for_each(|resident| resident.carried.check(op))?;
         let plans: Option<Vec<_>> =
             residents.iter().map(|resident| reduction(resident.carried.dtype, op)).collect();
-        let Some(plans) = plans else { return Ok(false) };
+        let Some(mut plans) = plans else { return Ok(false) };
         let Some(call) = announced(Op::AllReduce, &residents) else { return Ok(true) };
+        for (resident, plan) in residents.iter().zip(&mut plans) {
+            *plan = self.scaled_if_alone(resident, *plan)?;
+        }
         self.communicator.call(call.reduce(op), |calls| {
             let mut each = residents.iter().map(Resident::span).zip(plans);
             each.try_for_each(|(span, plan)| calls.all_reduce(span, span, plan))
@@ -56,6 +59,7 @@ impl OverNccl<'_> {
         data.carried.check(op)?;
         let (span, dtype) = (data.span(), data.carried.dtype);
         let Some(plan) = reduction(dtype, op) else { return Ok(false) };
+        let plan = self.scaled_if_alone(&data, plan)?;
         let call = Announced::new(Op::Reduce, dtype, span.count).reduce(op).root(root);
         self.communicator.call(call, |calls| calls.reduce(span, span, plan, root))?;
         if self.group.rank() == root {
@@ -132,10 +136,15 @@ impl OverNccl<'_> {
 
     #[track_caller]
     pub(super) fn reduce_scatter(self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<bool> {
-        let (output, input) = pair(output, input)?;
+        let (output, mut input) = pair(output, input)?;
         output.carried.check(op)?;
+        let Some(mut plan) = reduction(input.carried.dtype, op) else { return Ok(false) };
+        if self.group.size() == 1 {
+            // What is only read is not scaled where it lies.
+            input.stage()?;
+            plan = self.scaled_if_alone(&input, plan)?;
+        }
         let (from, to) = (input.span(), output.span());
-        let Some(plan) = reduction(from.dtype, op) else { return Ok(false) };
         check_count("input", from.count, to.count * self.group.size())?;
         let call = Announced::new(Op::ReduceScatter, from.dtype, from.count).reduce(op);
         self.communicator.call(call, |calls| calls.reduce_scatter(from, to, plan))?;
@@ -178,6 +187,20 @@ impl OverNccl<'_> {
             })
         })?;
         output.finish()
+    }
+
+    /// NCCL leaves the last elements out when it scales for one rank (seen in 2.28.9). There the elements are scaled here, and summed after that.
+    fn scaled_if_alone(self, resident: &Resident, plan: Reduction) -> Result<Reduction> {
+        match plan {
+            _ if self.group.size() > 1 => Ok(plan),
+            Reduction::ScaledSum(factor) => {
+                let _ = resident.flat()?.f_mul_scalar_(factor)?;
+                Ok(Reduction::SUM)
+            }
+            // The average of one is itself, and NCCL would scale it by 1.
+            Reduction::AVG => Ok(Reduction::SUM),
+            other => Ok(other),
+        }
     }
 
     fn check_root(self, root: usize) -> Result {

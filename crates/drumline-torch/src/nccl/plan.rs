@@ -38,11 +38,13 @@ pub(crate) enum Reduction {
     ScaledSum(f64),
 }
 
-const SUM: Reduction = Reduction::Ready(0);
-const PROD: Reduction = Reduction::Ready(1);
-const MAX: Reduction = Reduction::Ready(2);
-const MIN: Reduction = Reduction::Ready(3);
-const AVG: Reduction = Reduction::Ready(4);
+impl Reduction {
+    pub(crate) const SUM: Self = Self::Ready(0);
+    const PROD: Self = Self::Ready(1);
+    const MAX: Self = Self::Ready(2);
+    const MIN: Self = Self::Ready(3);
+    pub(crate) const AVG: Self = Self::Ready(4);
+}
 
 /// How NCCL does what is asked for, if it can.
 pub(crate) fn reduction(dtype: DType, op: ReduceOp) -> Option<Reduction> {
@@ -50,14 +52,14 @@ pub(crate) fn reduction(dtype: DType, op: ReduceOp) -> Option<Reduction> {
     match (dtype, op) {
         (DType::I16 | DType::U16, _) => None,
         // Truths are bytes of 0 and 1.
-        (DType::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr) => Some(MAX),
-        (DType::Bool, ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd) => Some(MIN),
+        (DType::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr) => Some(Reduction::MAX),
+        (DType::Bool, ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd) => Some(Reduction::MIN),
         (DType::Bool, _) => None,
-        (_, ReduceOp::Sum) => Some(SUM),
-        (_, ReduceOp::Avg) => Some(AVG),
-        (_, ReduceOp::Prod) => Some(PROD),
-        (_, ReduceOp::Min) => Some(MIN),
-        (_, ReduceOp::Max) => Some(MAX),
+        (_, ReduceOp::Sum) => Some(Reduction::SUM),
+        (_, ReduceOp::Avg) => Some(Reduction::AVG),
+        (_, ReduceOp::Prod) => Some(Reduction::PROD),
+        (_, ReduceOp::Min) => Some(Reduction::MIN),
+        (_, ReduceOp::Max) => Some(Reduction::MAX),
         (_, ReduceOp::PreMulSum(factor)) => is_float.then_some(Reduction::ScaledSum(factor)),
         (_, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor) => None,
     }
@@ -78,10 +80,10 @@ mod tests {
 
     #[test]
     fn what_nccl_lacks_is_left_to_the_host() {
-        assert_eq!(reduction(DType::F32, ReduceOp::Avg), Some(AVG));
+        assert_eq!(reduction(DType::F32, ReduceOp::Avg), Some(Reduction::AVG));
         assert_eq!(reduction(DType::Bf16, ReduceOp::PreMulSum(0.5)), Some(Reduction::ScaledSum(0.5)));
-        assert_eq!(reduction(DType::Bool, ReduceOp::Sum), Some(MAX), "any");
-        assert_eq!(reduction(DType::Bool, ReduceOp::Prod), Some(MIN), "all");
+        assert_eq!(reduction(DType::Bool, ReduceOp::Sum), Some(Reduction::MAX), "any");
+        assert_eq!(reduction(DType::Bool, ReduceOp::Prod), Some(Reduction::MIN), "all");
         for (dtype, op) in [
             (DType::I16, ReduceOp::Sum),
             (DType::I32, ReduceOp::BitXor),
