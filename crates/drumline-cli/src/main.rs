@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod doctor;
 mod generate;
 mod hold;
 mod job;
@@ -40,6 +41,7 @@ enum Command {
     Plot(plot::PlotArgs),
     Bench(bench::BenchArgs),
     Watch(watch::WatchArgs),
+    Doctor(doctor::DoctorArgs),
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
     OnHost,
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Command::Plot(args) => plot::plot(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Watch(args) => watch::watch(args),
+        Command::Doctor(args) => doctor::doctor(&args),
         Command::OnHost => run::on_host(),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
         Command::Hold(args) => hold::hold(&args),

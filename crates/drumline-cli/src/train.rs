@@ -24,7 +24,7 @@ use crate::run::{RunArgs, run};
 use crate::sbatch::RunLine;
 use crate::telling::Mistake;
 
-use program::trainer;
+pub(crate) use program::trainer;
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -225,7 +225,7 @@ fn check_pairs(pairs: &[OsString]) -> Result<(), Mistake> {
 }
 
 /// Returns only if it could not.
-fn become_program(words: &[OsString], variables: &[(&str, &str)]) -> anyhow::Result<()> {
+pub(crate) fn become_program(words: &[OsString], variables: &[(&str, &str)]) -> anyhow::Result<()> {
     let (program, args) = words.split_first().context("no program")?;
     let error = Command::new(program).args(args).envs(variables.iter().copied()).exec();
     Err(anyhow!(error).context(format!("cannot run {}", program.display())))

@@ -4,11 +4,12 @@
 //!   all_reduce(..) ─▶ Call ─▶ run: number it, note it, take the lock ─▶ tiers ─▶ node (shared memory) and team (links)
 //!                                        └─ on failure: find out who and why, tell the others, give the group up
 //! ```
-//! Not here: the calls themselves (`collectives`, `coalesced`, `p2p`, `objects`), how groups come to be (`form`).
+//! Not here: the calls themselves (`collectives`, `coalesced`, `p2p`, `objects`, `elsewhere`), how groups come to be (`form`).
 
 mod async_calls;
 mod coalesced;
 mod collectives;
+mod elsewhere;
 mod failure;
 mod form;
 mod objects;
@@ -19,6 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use async_calls::{Scope, Work};
+pub use elsewhere::{Announced, Standing};
 #[cfg(fuzzing)]
 pub(crate) use p2p::fuzzing;
 pub use p2p::{Letter, P2p, Source};
@@ -31,6 +33,7 @@ use crate::process::Process;
 use crate::reduce::ReduceOp;
 use crate::shm::{Context, Passing, Stop, Watch};
 use async_calls::Queue;
+use elsewhere::Attachments;
 use form::Arrivals;
 use p2p::PostOffice;
 use tiers::{Tiers, Topology};
@@ -60,6 +63,8 @@ pub struct ProcessGroup {
 
 #[derive(Debug)]
 struct Inner {
+    /// Dropped first: what others keep here may still use the group's parts.
+    attachments: Attachments,
     process: Arc<Process>,
     fate: Arc<Fate>,
     /// This process's rank in the group.

@@ -43,7 +43,7 @@ mod tcp;
 pub use call::{Op, Trace, UnderWay};
 pub use element::{DType, Element};
 pub use error::{CommError, Silence};
-pub use group::{Letter, P2p, ProcessGroup, Scope, Source, Work};
+pub use group::{Announced, Letter, P2p, ProcessGroup, Scope, Source, Standing, Work};
 pub use half::{bf16, f16};
 pub use local_group::LocalGroup;
 pub use process::{GroupOptions, Transport};

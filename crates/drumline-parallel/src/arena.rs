@@ -1,10 +1,11 @@
-//! Memory of the symmetric heap in which every tensor of a list has its place, so that one collective serves them all.
+//! Memory in which every tensor of a list has its place, so that one collective serves them all: of the symmetric heap, or of the GPU that
+//! the tensors are on.
 
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::{HeapTensor, Named, TorchError, move_grad, tensor_within};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::ParallelError;
 use crate::layout::{Bucket, Caps, Flat, Item, Layout};
@@ -31,7 +32,8 @@ impl Arena {
         let item = |named: &Named| Item { len: named.tensor.numel(), kind: named.tensor.kind() };
         let items: Vec<Item> = tensors.iter().map(item).collect();
         let layout = Layout::new(&items, order, caps);
-        let make = |flat: &Flat| HeapTensor::zeros(group, flat.kind, flat.len).map(Arc::new);
+        let device = one_device(&tensors)?;
+        let make = |flat: &Flat| HeapTensor::zeros_on(group, device, flat.kind, flat.len).map(Arc::new);
         let flats = layout.flats.iter().map(make).collect::<Result<Vec<_>, _>>()?;
         let places = find_places(&tensors, &layout, &flats)?;
         Ok(Self { tensors, layout, flats, places, items, caps })
@@ -73,6 +75,11 @@ impl Arena {
         Ok(there)
     }
 
+    /// Where the tensors are.
+    pub(crate) fn device(&self) -> Device {
+        self.flats.first().map_or(Device::Cpu, |flat| flat.device())
+    }
+
     /// Whether `tensor` lies in this memory.
     pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
         self.flats.iter().any(|flat| flat.holds(tensor))
@@ -85,6 +92,20 @@ impl Arena {
 
     fn clear(&self) {
         self.flats.iter().for_each(|flat| drop(flat.tensor().shallow_clone().zero_()));
+    }
+}
+
+/// Where they all are: what lies in one memory is on one device.
+fn one_device(tensors: &[Named]) -> Result<Device, ParallelError> {
+    let Some(first) = tensors.first() else { return Ok(Device::Cpu) };
+    let device = first.tensor.device();
+    match tensors.iter().find(|named| named.tensor.device() != device) {
+        None => Ok(device),
+        Some(Named { name, tensor }) => Err(ParallelError::Unfit(format!(
+            "`{name}` is on {:?} and `{}` on {device:?}; try one device for the whole model",
+            tensor.device(),
+            first.name
+        ))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Parameters that are averaged now and then, for ranks that train on their own gradients in between.
 //!
 //! ```text
-//!   parameters ─copy─▶ one flat buffer in the symmetric heap ─all-reduce─▶ mean ─copy─▶ parameters
+//!   parameters ─copy─▶ one flat buffer in the symmetric heap, or on their GPU ─all-reduce─▶ mean ─copy─▶ parameters
 //!   periodic       all ranks, every `period` steps
 //!   hierarchical   e.g. 8 neighbours every 4 steps, all 16 ranks every 16 steps
 //! ```
@@ -197,7 +197,8 @@ impl FlatParameters {
             offsets.push((flat, lens[flat].1));
             lens[flat].1 += tensor.numel();
         }
-        let make = |(kind, len): &(tch::Kind, usize)| HeapTensor::zeros(group, *kind, *len);
+        let device = parameters.first().map_or(tch::Device::Cpu, |named| named.tensor.device());
+        let make = |(kind, len): &(tch::Kind, usize)| HeapTensor::zeros_on(group, device, *kind, *len);
         let flats = lens.iter().map(make).collect::<std::result::Result<Vec<_>, _>>()?;
         let place = |(named, (flat, offset)): (&Named, &(usize, usize))| {
             tensor_within(flats[*flat].tensor(), *offset, &named.tensor)

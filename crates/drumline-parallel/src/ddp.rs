@@ -5,11 +5,14 @@
 //!                                                    │                                                 │ Lane: all-reduce, beside backward
 //!                                                    └─▶ end: all buckets reduced ◀────────────────────┘
 //! ```
-//! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`.
+//! On a GPU nothing waits for it: gradients are queued for their buckets, buckets for the lane's stream, and what follows backward comes after that.
+//!
+//! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`; for GPUs `queues.rs`.
 
 mod lane;
 mod observer;
 mod progress;
+mod queues;
 mod reducer;
 mod shared_buffers;
 
@@ -18,8 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::{GradHook, Named, buffers, frozen, parameters};
+use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
-use tch::{Device, Tensor};
 
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
@@ -48,8 +51,10 @@ pub struct DdpOptions {
     pub sync_group: Option<SyncGroup>,
     /// Names of parameters and buffers that every rank keeps to itself.
     pub ignored: Vec<String>,
-    /// Who hears when each bucket is reduced; costs nothing where there is nobody.
+    /// Who hears when each bucket is reduced; costs nothing where there is nobody. On a GPU with NCCL: when it is queued.
     pub observer: Option<Arc<dyn DdpObserver>>,
+    /// Whether a rank that is alone does as one of several, such as to measure what that costs.
+    pub reduces_alone: bool,
 }
 
 impl Default for DdpOptions {
@@ -62,6 +67,7 @@ impl Default for DdpOptions {
             sync_group: None,
             ignored: Vec::new(),
             observer: None,
+            reduces_alone: false,
         }
     }
 }
@@ -73,6 +79,7 @@ impl std::fmt::Debug for DdpOptions {
             first_bucket,
             broadcast_buffers,
             ignored,
+            reduces_alone,
             hook: _,
             sync_group: _,
             observer: _,
@@ -82,6 +89,7 @@ impl std::fmt::Debug for DdpOptions {
             .field("first_bucket", first_bucket)
             .field("broadcast_buffers", broadcast_buffers)
             .field("ignored", ignored)
+            .field("reduces_alone", reduces_alone)
             .finish_non_exhaustive()
     }
 }
@@ -103,7 +111,6 @@ struct WithOthers {
 
 impl WithOthers {
     fn new(group: &Arc<ProcessGroup>, params: &[Named], rest: Rest, options: DdpOptions) -> Result<Self> {
-        check_memory(params.iter().chain(&rest.frozen).chain(&rest.buffers))?;
         let broadcast_buffers = options.broadcast_buffers;
         let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params.to_vec(), options)?));
         if !rest.frozen.is_empty() {
@@ -125,17 +132,6 @@ impl Drop for WithOthers {
     fn drop(&mut self) {
         // Parameters own their hooks, hooks the reducer, and the reducer the parameters.
         self.hooks.clear();
-    }
-}
-
-/// Gradients are reduced in memory that ranks share, which a GPU's is not.
-pub(crate) fn check_memory<'a>(mut tensors: impl Iterator<Item = &'a Named>) -> Result {
-    match tensors.find(|named| named.tensor.device() != Device::Cpu) {
-        None => Ok(()),
-        Some(Named { name, tensor }) => Err(ParallelError::Unfit(format!(
-            "`{name}` is on {:?}, but several ranks share gradients in a CPU's memory only; try one rank, or Device::Cpu",
-            tensor.device()
-        ))),
     }
 }
 
@@ -199,7 +195,7 @@ impl<M> Ddp<M> {
         let group = Arc::new(crate::own_group(group)?);
         let sync_group = options.sync_group.clone();
         let others = match group.size() {
-            1 => None,
+            1 if !options.reduces_alone => None,
             _ => {
                 let frozen: Vec<String> = frozen(store).into_iter().map(|named| named.name).collect();
                 let (frozen, buffers) = shared.into_iter().partition(|named| frozen.contains(&named.name));
@@ -363,6 +359,13 @@ impl<M> Ddp<M> {
     /// Bytes of each bucket, in the order of their reduction; none where this is the only rank.
     pub fn bucket_bytes(&self) -> Vec<usize> {
         self.others.as_ref().map_or_else(Vec::new, |others| others.reducer().bucket_bytes())
+    }
+
+    /// Whether a step with this model can be recorded as a CUDA graph; if not, why. Asked after the first two steps, which show in which
+    /// order gradients come.
+    pub fn is_recordable(&self) -> std::result::Result<(), String> {
+        self.sync_group.as_ref().map_or(Ok(()), SyncGroup::is_recordable)?;
+        self.others.as_ref().map_or(Ok(()), |others| others.reducer().is_recordable())
     }
 
     /// The parameters whose gradients are reduced.

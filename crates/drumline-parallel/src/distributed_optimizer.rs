@@ -59,7 +59,6 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     pub fn new(optimizer: O, group: &ProcessGroup) -> Result<Self> {
         let params = optimizer.parameters();
         crate::agreement::check(group, &params)?;
-        crate::ddp::check_memory(params.iter())?;
         let group = Arc::new(crate::own_group(group)?);
         let order: Vec<usize> = (0..params.len()).collect();
         let arena = Arena::new(&group, params, &order, Caps::NONE)?;

@@ -5,9 +5,10 @@
 //!   backward  dy ─▶ Σ dy, Σ dy·x̂ ─▶ summed over ranks ─▶ dx = (dy - Σdy/N - x̂ · Σdy·x̂/N) · invstd · weight
 //! ```
 //! Batches may differ in length from rank to rank and may be empty. The gradients of weight and bias are each rank's own share, to be
-//! averaged with all others. Not here: how ranks talk (`sync_group`).
+//! averaged with all others. Not here: how ranks talk (`sync_group`), statistics that stay on a GPU (`on_gpu`).
 
 mod moments;
+mod on_gpu;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +16,7 @@ use std::borrow::Borrow;
 
 use drumline_torch::{Backward, FunctionError, TorchError, autograd_function, batch_norm_sums};
 use tch::nn::{BatchNormConfig, ModuleT, Path};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::sync_group::{SyncGroup, statistics_len};
 use moments::Moments;
@@ -66,8 +67,8 @@ struct Whole {
     sync: SyncGroup,
     mean: Tensor,
     invstd: Tensor,
-    /// Values per channel, of all ranks.
-    count: f64,
+    /// Values per channel, of all ranks: one number.
+    count: Tensor,
 }
 
 impl SyncBatchNorm {
@@ -79,6 +80,7 @@ impl SyncBatchNorm {
         sync: &SyncGroup,
     ) -> Self {
         let path = path.borrow();
+        sync.lie_on(path.device());
         let affine = |name, init| config.affine.then(|| path.var(name, &[channels], init));
         Self {
             sync: sync.clone(),
@@ -96,6 +98,9 @@ impl SyncBatchNorm {
         self.check(x)?;
         if !train || self.sync.is_alone() {
             return self.plain(x, false);
+        }
+        if self.sync.size() > 1 && matches!(x.device(), Device::Cuda(_)) {
+            return self.normalised_on_gpu(x);
         }
         let batch_moments = {
             let _no_grad = tch::no_grad_guard();
@@ -175,8 +180,13 @@ impl SyncBatchNorm {
         };
         self.update(&like(&moments.mean)?, &like(&moments.unbiased_variance())?)?;
         let (mean, invstd) = (like(&moments.mean)?, like(&moments.invstd(self.config.eps))?);
-        let whole = Whole { sync: self.sync.clone(), mean, invstd, count: moments.count };
-        let (variance, eps) = (like(&moments.variance)?, self.config.eps);
+        let whole = Whole { sync: self.sync.clone(), mean, invstd, count: like(&[moments.count])? };
+        self.apply(x, whole, like(&moments.variance)?)
+    }
+
+    /// The layer as an operation of autograd; `variance` is the whole batch's.
+    fn apply(&self, x: &Tensor, whole: Whole, variance: Tensor) -> Result<Tensor> {
+        let (kind, eps) = (whole.mean.kind(), self.config.eps);
         let inputs: Vec<&Tensor> =
             [Some(x), self.ws.as_ref(), self.bs.as_ref()].into_iter().flatten().collect();
         let mean = whole.mean.shallow_clone();
@@ -224,24 +234,31 @@ impl Whole {
         };
         let mut by_input = None;
         if cx.needs_input_grad(0) {
-            let mut sums = [values(&by_weight)?, values(&by_bias)?].concat();
-            self.sync.sum_gradients(self.mean.numel(), &mut sums)?;
-            by_input = Some(self.input_gradient(&sums, (x, weight), &grad)?);
+            by_input = Some(self.input_gradient(&self.sums(&by_weight, &by_bias)?, (x, weight), &grad)?);
         }
         let affine = weight.is_some().then(|| [Some(by_weight), Some(by_bias)]);
         Ok(std::iter::once(by_input).chain(affine.into_iter().flatten()).collect())
     }
 
+    /// Of this rank's sums those over all ranks, one after the other.
+    fn sums(&self, by_weight: &Tensor, by_bias: &Tensor) -> Result<Tensor> {
+        if matches!(self.mean.device(), Device::Cuda(_)) {
+            return self.sums_on_gpu(by_weight, by_bias);
+        }
+        let mut sums = [values(by_weight)?, values(by_bias)?].concat();
+        self.sync.sum_gradients(self.mean.numel(), &mut sums)?;
+        Ok(Tensor::f_from_slice(&sums)?)
+    }
+
     /// `sums` holds, over all ranks, Σ dy·x̂ for each channel, and after them Σ dy.
     fn input_gradient(
         &self,
-        sums: &[f64],
+        sums: &Tensor,
         (x, weight): (&Tensor, Option<&Tensor>),
         grad: &Tensor,
     ) -> Result<Tensor> {
         let kind = self.mean.kind();
-        let sums = Tensor::f_from_slice(sums)?.f_to_device(x.device())?.f_to_kind(kind)?;
-        let means = sums.f_div_scalar(self.count)?.f_view([2, -1])?;
+        let means = sums.f_to_kind(kind)?.f_div(&self.count)?.f_view([2, -1])?;
         let scale = match weight {
             Some(weight) => self.invstd.f_mul(&weight.f_to_kind(kind)?)?,
             None => self.invstd.shallow_clone(),

@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
+use drumline_torch::{TensorCollectives, TorchError};
 use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
 
 /// A call that a layer makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +46,8 @@ struct Shared {
     failure: Mutex<Option<CommError>>,
     /// Somebody waits for failures in [`SyncGroup::catch`].
     is_caught: AtomicBool,
+    /// The GPU on which the layers are, if they are on one: then their calls are on tensors there.
+    gpu: Mutex<Option<usize>>,
     /// Layers keep to themselves; see [`SyncGroup::alone`].
     is_alone: AtomicBool,
 }
@@ -59,6 +63,7 @@ impl SyncGroup {
             group: own,
             calls: Mutex::new(None),
             failure: Mutex::new(None),
+            gpu: Mutex::new(None),
             is_caught: false.into(),
             is_alone: false.into(),
         };
@@ -83,6 +88,9 @@ impl SyncGroup {
     /// Makes these calls with nothing to say: what a rank does that has run out of data, while the others make a step. They are the
     /// [`calls`](Self::calls) of a step before, or of another rank.
     pub fn shadow(&self, calls: &[SyncCall]) -> Result<(), CommError> {
+        if let Some(gpu) = *lock(&self.shared.gpu) {
+            return self.shadow_on_gpu(gpu, calls);
+        }
         for call in calls {
             match *call {
                 SyncCall::Statistics { channels } => {
@@ -92,6 +100,38 @@ impl SyncGroup {
                     self.summed(&mut vec![0.0; gradients_len(channels)])?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A layer's tensors are there.
+    pub(crate) fn lie_on(&self, device: Device) {
+        if let Device::Cuda(gpu) = device {
+            *lock(&self.shared.gpu) = Some(gpu);
+        }
+    }
+
+    /// Whether the layers' calls can be recorded in a CUDA graph; if not, why.
+    pub(crate) fn is_recordable(&self) -> Result<(), String> {
+        match *lock(&self.shared.gpu) {
+            Some(_) => self.shared.group.is_recordable(),
+            None => Err("synchronised norms meet in the host's memory".into()),
+        }
+    }
+
+    fn shadow_on_gpu(&self, gpu: usize, calls: &[SyncCall]) -> Result<(), CommError> {
+        let zeros = |len| Tensor::zeros([len as i64], (Kind::Double, Device::Cuda(gpu)));
+        for call in calls {
+            let shadowed = match *call {
+                SyncCall::Statistics { channels } => {
+                    self.gathered_on_gpu(&zeros(statistics_len(channels))).map(drop)
+                }
+                SyncCall::Gradients { channels } => self.summed_on_gpu(&mut zeros(gradients_len(channels))),
+            };
+            shadowed.map_err(|error| match error {
+                TorchError::Comm(error) => *error,
+                other => self.shared.group.abort(&other.to_string()),
+            })?;
         }
         Ok(())
     }
@@ -155,6 +195,36 @@ impl SyncGroup {
         debug_assert_eq!(sums.len(), gradients_len(channels));
         self.note(SyncCall::Gradients { channels });
         self.summed(sums)
+    }
+
+    /// Everybody's statistics, a row for each rank; on the GPU, for which nobody waits.
+    pub(crate) fn gather_on_gpu(&self, channels: usize, mine: &Tensor) -> Result<Tensor, TorchError> {
+        self.note(SyncCall::Statistics { channels });
+        self.gathered_on_gpu(mine)
+    }
+
+    /// The sums over all ranks; on the GPU, for which nobody waits.
+    pub(crate) fn sum_on_gpu(&self, channels: usize, sums: &mut Tensor) -> Result<(), TorchError> {
+        self.note(SyncCall::Gradients { channels });
+        self.summed_on_gpu(sums)
+    }
+
+    fn gathered_on_gpu(&self, mine: &Tensor) -> Result<Tensor, TorchError> {
+        let mut all = Tensor::f_zeros([self.size() as i64, mine.size()[0]], (mine.kind(), mine.device()))?;
+        self.kept_on_gpu(self.shared.group.all_gather_into_tensor(&mut all, mine))?;
+        Ok(all)
+    }
+
+    fn summed_on_gpu(&self, sums: &mut Tensor) -> Result<(), TorchError> {
+        self.kept_on_gpu(self.shared.group.all_reduce_tensor(sums, ReduceOp::Sum))
+    }
+
+    fn kept_on_gpu(&self, outcome: Result<(), TorchError>) -> Result<(), TorchError> {
+        outcome.inspect_err(|error| {
+            if let Some(error) = error.comm_error() {
+                lock(&self.shared.failure).get_or_insert_with(|| error.clone());
+            }
+        })
     }
 
     fn note(&self, call: SyncCall) {

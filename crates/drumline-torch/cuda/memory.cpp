@@ -2,7 +2,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include "status.h"
 
@@ -44,6 +46,15 @@ Message drumline_cuda_pinned_like(const at::Tensor* like, at::Tensor** made) {
     auto options = like->options().device(at::kCPU).pinned_memory(true);
     *made = new at::Tensor(at::empty(like->sizes(), options));
   });
+}
+
+// Pages of others stay where they are from now on, so that GPUs can read and write them by themselves.
+Message drumline_cuda_host_register(void* data, size_t bytes) {
+  return guarded([&] { C10_CUDA_CHECK(cudaHostRegister(data, bytes, cudaHostRegisterPortable)); });
+}
+
+Message drumline_cuda_host_unregister(void* data) {
+  return guarded([&] { C10_CUDA_CHECK(cudaHostUnregister(data)); });
 }
 
 // The memory of `tensor` is not used again before what `stream` has to do now is done.

@@ -55,6 +55,15 @@ Message drumline_cuda_stream_is_done(Stream stream, bool* done) {
   return guarded([&] { *done = stream.cuda().query(); });
 }
 
+// Whether what is put on it is recorded for a graph, and not run.
+Message drumline_cuda_stream_is_recording(Stream stream, bool* is_recording) {
+  return guarded([&] {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK(cudaStreamIsCapturing(stream.cuda().stream(), &status));
+    *is_recording = status != cudaStreamCaptureStatusNone;
+  });
+}
+
 // As CUDA and NCCL call it: `cudaStream_t`.
 Message drumline_cuda_stream_raw(Stream stream, void** raw) {
   return guarded([&] { *raw = stream.cuda().stream(); });

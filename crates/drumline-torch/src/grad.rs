@@ -9,6 +9,7 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::error::TorchError;
+use crate::foreach::foreach_copy;
 use crate::status::{Message, check};
 
 unsafe extern "C" {
@@ -72,6 +73,28 @@ pub fn move_grad(leaf: &Tensor, place: &Tensor) -> Result<bool, TorchError> {
     Ok(had_one)
 }
 
+/// As [`move_grad`] for each leaf and its place, in a few kernels of the current stream where they are on a GPU. A leaf without a gradient
+/// stays as it is.
+pub fn move_grads(leaves: &[&Tensor], places: &[&Tensor]) -> Result<(), TorchError> {
+    let (mut held, mut to) = (Vec::new(), Vec::new());
+    for (leaf, place) in leaves.iter().zip(places) {
+        match grad(leaf)? {
+            // A gradient in other form, and one that is there already.
+            Some(gradient) if gradient.is_sparse() || gradient.data_ptr() == place.data_ptr() => {
+                move_grad(leaf, place)?;
+            }
+            Some(gradient) => {
+                held.push(gradient);
+                to.push((*leaf, *place));
+            }
+            None => {}
+        }
+    }
+    let places: Vec<&Tensor> = to.iter().map(|(_, place)| *place).collect();
+    foreach_copy(&places, &held.iter().collect::<Vec<_>>())?;
+    to.iter().try_for_each(|(leaf, place)| set_grad(leaf, Some(place)))
+}
+
 /// From this many bytes on a gradient is written past the caches: by the time it is read, later ones have taken its place there.
 const LARGE: usize = 64 << 10;
 
@@ -84,4 +107,26 @@ unsafe extern "C" fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
     let (to, from) = unsafe { (from_raw_parts_mut(to, bytes), from_raw_parts(from, bytes)) };
     if bytes < LARGE { to.copy_from_slice(from) } else { drumline_comm::copy_past_caches(to, from) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn gradients_move_together_and_leaves_without_one_stay_as_they_are() {
+        let leaf = || Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (a, b, without) = (leaf(), leaf(), leaf());
+        (&a * 3 + &b * 5).sum(Kind::Float).backward();
+        let flat = Tensor::zeros([3, 2], (Kind::Float, Device::Cpu));
+        let places: Vec<Tensor> = (0..3).map(|row| flat.get(row)).collect();
+        let (leaves, places): ([&Tensor; 3], Vec<&Tensor>) = ([&a, &b, &without], places.iter().collect());
+        for _ in 0..2 {
+            move_grads(&leaves, &places).unwrap();
+            assert_eq!(Vec::<f32>::try_from(flat.view([-1])).unwrap(), [3.0, 3.0, 5.0, 5.0, 0.0, 0.0]);
+            assert_eq!(a.grad().data_ptr(), places[0].data_ptr());
+            assert!(grad(&without).unwrap().is_none());
+        }
+    }
 }

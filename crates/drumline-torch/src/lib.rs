@@ -13,7 +13,7 @@
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: one pass, or one call, where separate operations make many
 //! - `kernels`: dropout and cross-entropy in a pass each
-//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory
+//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory; `nccl`: collectives from GPU to GPU
 //! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
 //! - `memory_format`: channels last, and weights in fewer bits
 //! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
@@ -39,6 +39,7 @@ mod list;
 mod memory;
 mod memory_format;
 mod named;
+pub mod nccl;
 mod optim;
 mod rng;
 mod status;
@@ -60,7 +61,7 @@ pub use foreach::{
 };
 pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
-pub use grad::{grad, move_grad, set_grad, take_grad};
+pub use grad::{grad, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
     Activation, BatchNormLayer, SmoothedLabels, batch_norm_cuda, dropout, relu_dropout,

@@ -1,13 +1,14 @@
-//! Tensors over the symmetric heap, and tensors within tensors.
+//! Tensors that ranks reduce together, over the symmetric heap or on a GPU, and tensors within tensors.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::ops::Range;
 
 use drumline_comm::{Element, ProcessGroup, ReduceOp, bf16, f16};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
+use crate::collectives::TensorCollectives;
 use crate::error::TorchError;
 use crate::status::{Closure, Message, check};
 
@@ -28,7 +29,8 @@ unsafe extern "C" {
     ) -> Message;
 }
 
-/// A tensor of one dimension in the symmetric heap: the ranks of a node reduce it without copies.
+/// A tensor of one dimension in the symmetric heap: the ranks of a node reduce it without copies. Or one in a GPU's memory, which is reduced as
+/// [`TensorCollectives`] does it.
 ///
 /// The memory lives until the last tensor over it is gone, also after this. As everywhere in libtorch, tensors over the same memory know
 /// nothing of each other: who starts a collective on a part of it must leave that part alone until it has ended.
@@ -36,6 +38,7 @@ unsafe extern "C" {
 pub struct HeapTensor {
     tensor: Tensor,
     kind: Kind,
+    device: Device,
     data: usize,
     len: usize,
 }
@@ -76,7 +79,22 @@ impl HeapTensor {
         let data = buffer.as_mut_ptr();
         // SAFETY: the memory has `len` elements and lives as long as the buffer, which the tensor keeps.
         let tensor = unsafe { tensor_over(data.cast(), kind, &[len as i64], Closure::keeping(buffer)) }?;
-        Ok(Self { tensor, kind, data: data as usize, len })
+        Ok(Self { tensor, kind, device: Device::Cpu, data: data as usize, len })
+    }
+
+    /// Zeros where other tensors are: in the heap for those of the host, else on their GPU. Made by all ranks of the group together.
+    pub fn zeros_on(
+        group: &ProcessGroup,
+        device: Device,
+        kind: Kind,
+        len: usize,
+    ) -> Result<Self, TorchError> {
+        if device == Device::Cpu {
+            return Self::zeros(group, kind, len);
+        }
+        let tensor = Tensor::f_zeros([len as i64], (kind, device))?;
+        let data = tensor.data_ptr() as usize;
+        Ok(Self { tensor, kind, device, data, len })
     }
 
     /// The tensor.
@@ -87,6 +105,11 @@ impl HeapTensor {
     /// The kind of its elements.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// Whether `tensor` lies in this memory.
@@ -103,6 +126,9 @@ impl HeapTensor {
         range: Range<usize>,
         op: ReduceOp,
     ) -> Result<(), TorchError> {
+        if self.device != Device::Cpu {
+            return group.all_reduce_tensor(&mut self.part(range)?, op);
+        }
         with_elements!(self.kind, T => Ok(group.all_reduce(self.elements::<T>(range), op)?))
     }
 
@@ -114,7 +140,14 @@ impl HeapTensor {
         range: Range<usize>,
         root: usize,
     ) -> Result<(), TorchError> {
+        if self.device != Device::Cpu {
+            return group.broadcast_tensor(&mut self.part(range)?, root);
+        }
         with_elements!(self.kind, T => Ok(group.broadcast(self.elements::<T>(range), root)?))
+    }
+
+    fn part(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
+        Ok(self.tensor.f_narrow(0, range.start as i64, range.len() as i64)?)
     }
 
     #[expect(clippy::mut_from_ref, reason = "memory of libtorch, which is shared by nature")]

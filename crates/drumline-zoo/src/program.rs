@@ -5,7 +5,8 @@
 //!                 ├▶ test  ─▶ evaluate
 //!                 ├▶ generate ─▶ text, token after token
 //!                 ├▶ data  ─▶ a data set on disk
-//!                 └▶ keys  ─▶ the configuration's keys, for people
+//!                 ├▶ keys  ─▶ the configuration's keys, for people
+//!                 └▶ doctor ─▶ what this machine has of GPUs
 //!   job: all ranks of a run, and how they agree on what went wrong
 //! ```
 
@@ -19,6 +20,7 @@ mod callbacks;
 mod checked;
 mod course;
 mod data_kind;
+mod doctor;
 mod ending;
 mod evaluate;
 mod gpt;
@@ -46,7 +48,7 @@ use crate::config::Config;
 use crate::gpt::GptConfig;
 use crate::nmt::NmtConfig;
 use crate::text::TextConfig;
-use args::{Cli, Command};
+use args::{Cli, Command, DoctorCommand};
 use kind::Kind;
 
 /// Carries out the command line of this process.
@@ -64,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => gpt::generate(&args),
         Command::Data { command } => command.write(),
         Command::Keys { kind } => show_keys(kind),
+        Command::Doctor { command: DoctorCommand::Gpu(args) } => doctor::run(&args),
         Command::BenchGpu(args) => bench_gpu::run(&args),
         Command::BenchObserve(args) => bench_observe::run(&args),
         Command::BenchStep(args) => bench_step::run(&args),

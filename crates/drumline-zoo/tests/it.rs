@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod doctor;
     mod failing_runs;
     mod golden;
     mod gpt;

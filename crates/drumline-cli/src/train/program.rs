@@ -12,11 +12,11 @@ const NAME: &str = "drumline-train";
     "{NAME} was found neither in {} nor in PATH; try cargo build --release -p drumline-zoo, \
      or put it beside drumline", beside.display()
 )]
-pub(super) struct Missing {
+pub(crate) struct Missing {
     beside: PathBuf,
 }
 
-pub(super) fn trainer() -> Result<PathBuf, Missing> {
+pub(crate) fn trainer() -> Result<PathBuf, Missing> {
     let beside =
         std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned())).unwrap_or_default();
     let path = std::env::var_os("PATH").unwrap_or_default();

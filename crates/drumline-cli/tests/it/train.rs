@@ -78,6 +78,14 @@ fn one_rank_is_this_process() {
 }
 
 #[test]
+fn the_doctor_for_gpus_is_this_process_and_a_rank_of_a_job_stays_one() {
+    let drumline = Installed::new();
+    assert_eq!(drumline.said("doctor gpu", &[]), "rank=none world=none args=doctor gpu\n");
+    let said = drumline.said("doctor gpu --json", &[("RANK", "1"), ("WORLD_SIZE", "2")]);
+    assert_eq!(said, "rank=1 world=2 args=doctor gpu --json\n");
+}
+
+#[test]
 fn translate_hands_its_flags_on() {
     let drumline = Installed::new();
     let said = drumline

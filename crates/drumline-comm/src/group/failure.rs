@@ -28,9 +28,7 @@ impl ProcessGroup {
     /// ```
     #[cold]
     pub fn abort(&self, cause: &str) -> CommError {
-        let (group, by) = (self.name().into(), self.members()[self.rank()]);
-        self.inner.process.member.abandon();
-        self.call_off(CommError::CalledOff { group, by, cause: cause.into(), recoverable: false })
+        self.standing().abort(cause)
     }
 
     /// The error for the stop of a collective.
@@ -59,7 +57,7 @@ impl ProcessGroup {
             Stop::TimedOut | Stop::Silent(_) => {
                 self.hear_others(None);
                 let missing = self.missing(cx, stop, late);
-                self.call_off(self.timeout(cx, &trace, &missing))
+                self.call_off(self.timed_out(cx, &trace, &missing))
             }
             Stop::Left(peer) => self.call_off(self.peer_left(trace, peer)),
             Stop::Link { peer, cause } => self.link_failed(cx, trace, peer, cause),
@@ -77,7 +75,7 @@ impl ProcessGroup {
     #[cold]
     pub(super) fn silent(&self, cx: &Context<'_>, call: &Call, missing: &[usize]) -> CommError {
         self.hear_others(None);
-        self.call_off(self.timeout(cx, &call.trace(cx.sequence), missing))
+        self.call_off(self.timed_out(cx, &call.trace(cx.sequence), missing))
     }
 
     /// A link may fail because its rank died, which the monitor hears in a moment and knows better.
@@ -102,11 +100,7 @@ impl ProcessGroup {
 
     /// Gives the group up and tells the others, unless there was a cause before; returns the one that holds.
     pub(super) fn call_off(&self, cause: CommError) -> CommError {
-        let (cause, is_ours) = self.inner.fate.give_up(cause);
-        if is_ours {
-            self.inner.process.monitor.call_off(&self.inner.fate, &cause);
-        }
-        cause
+        self.standing().give_up(cause)
     }
 
     fn cause_or(&self, otherwise: CommError) -> CommError {
@@ -125,7 +119,7 @@ impl ProcessGroup {
         CommError::Mismatch { group: self.name().into(), calls }
     }
 
-    fn timeout(&self, cx: &Context<'_>, call: &Trace, missing: &[usize]) -> CommError {
+    fn timed_out(&self, cx: &Context<'_>, call: &Trace, missing: &[usize]) -> CommError {
         let process = &self.inner.process;
         let silence = |&rank: &usize| {
             let member = self.members()[rank];

@@ -7,6 +7,7 @@ use std::time::Instant;
 use drumline_rendezvous::{InitOptions, Member};
 
 use super::async_calls::Queue;
+use super::elsewhere::Attachments;
 use super::p2p::PostOffice;
 use super::tiers::{Tiers, Topology};
 use super::{Engine, Inner, ProcessGroup};
@@ -136,7 +137,7 @@ impl ProcessGroup {
         format!("{}/{}", self.name(), tiers.children)
     }
 
-    fn form_child(&self, name: &str, ranks: &[usize]) -> Result<Self, CommError> {
+    pub(super) fn form_child(&self, name: &str, ranks: &[usize]) -> Result<Self, CommError> {
         let members = ranks.iter().map(|&rank| self.members()[rank]).collect();
         form(self.inner.process.clone(), name.into(), members)
     }
@@ -174,6 +175,7 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     process.num_groups.fetch_add(1, Ordering::Relaxed);
     let tiers = Tiers { node, mesh, heap: Heap::default(), topology: topology.clone(), children: 0 };
     let inner = Inner {
+        attachments: Attachments::default(),
         process,
         fate,
         rank,

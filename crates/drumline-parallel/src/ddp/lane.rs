@@ -4,6 +4,7 @@
 //!   hooks ──jobs──▶ lane: one collective after the other, in the agreed order ──done──▶ end of backward
 //! ```
 //! It has a group of its own, so that calls that the program makes meanwhile cannot come between. After an error it only answers with that.
+//! On a GPU it works on a stream of its own: a job begins there when its gradients are there, and is done here when it is queued.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,8 +13,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_torch::cuda::{Event, Stream, StreamScope, set_device};
 use drumline_torch::{HeapTensor, TorchError, tensor_within};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::observer::{ReducedBucket, Watch};
 use crate::error::ParallelError;
@@ -48,7 +50,7 @@ impl GradBucket {
 
     /// The same bucket in other memory, for elements of another kind; made by all ranks of the group together.
     pub(crate) fn in_kind(&self, group: &ProcessGroup, kind: Kind) -> Result<Self, TorchError> {
-        let flat = Arc::new(HeapTensor::zeros(group, kind, self.range.len())?);
+        let flat = Arc::new(HeapTensor::zeros_on(group, self.device(), kind, self.range.len())?);
         let place = |(gradient, at): (&Tensor, usize)| tensor_within(flat.tensor(), at, gradient);
         let gradients = self.gradients.iter().zip(self.offsets()).map(place).collect::<Result<_, _>>()?;
         let Self { index, num_buckets, .. } = *self;
@@ -63,6 +65,11 @@ impl GradBucket {
     /// The kind of its elements.
     pub fn kind(&self) -> Kind {
         self.flat.kind()
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> Device {
+        self.flat.device()
     }
 
     /// Whether no other comes after it in this step.
@@ -112,6 +119,12 @@ pub(crate) struct BucketShape {
 pub trait CommHook: Send {
     /// Reduces the bucket.
     fn reduce(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError>;
+
+    /// Whether what it does on a GPU can be recorded in a graph, so that each launch does the same: it reads no values, and decides nothing from
+    /// step to step.
+    fn is_recordable(&self) -> bool {
+        false
+    }
 }
 
 /// The mean over all ranks.
@@ -122,10 +135,15 @@ impl CommHook for AllReduce {
     fn reduce(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError> {
         bucket.all_reduce(group, ReduceOp::Avg)
     }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
 }
 
 pub(super) enum Job {
-    Reduce(GradBucket),
+    /// The bucket, and on a GPU the mark after which its gradients are in it.
+    Reduce(GradBucket, Option<Event>),
     /// Which parameters have a gradient here; becomes: anywhere.
     Flags(Vec<u8>),
 }
@@ -143,13 +161,15 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    /// With the stream to work on, for gradients on a GPU.
     pub(super) fn new(
         group: Arc<ProcessGroup>,
         hook: Box<dyn CommHook>,
         watch: Watch,
+        stream: Option<Stream>,
     ) -> std::io::Result<Self> {
         let ((jobs, work), (results, done)) = (channel(), channel());
-        let mut worker = Worker { group, hook, watch: watch.clone() };
+        let mut worker = Worker { group, hook, watch: watch.clone(), stream };
         let run = move || serve(&mut worker, &work, &results);
         let thread = std::thread::Builder::new().name("ddp".into()).spawn(run)?;
         Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread), watch })
@@ -197,12 +217,14 @@ struct Worker {
     group: Arc<ProcessGroup>,
     hook: Box<dyn CommHook>,
     watch: Watch,
+    stream: Option<Stream>,
 }
 
 fn serve(worker: &mut Worker, jobs: &Receiver<Job>, results: &Sender<Done>) {
     // Gradients are no business of autograd here.
     let _no_grad = tch::no_grad_guard();
-    let mut failure: Option<String> = None;
+    let entered = worker.stream.map(on_stream).transpose();
+    let mut failure: Option<String> = entered.as_ref().err().map(TorchError::to_string);
     for job in jobs {
         let done = match &failure {
             None => catch_unwind(AssertUnwindSafe(|| worker.carry_out(job)))
@@ -222,10 +244,19 @@ fn serve(worker: &mut Worker, jobs: &Receiver<Job>, results: &Sender<Done>) {
     }
 }
 
+/// This thread works with the stream's GPU, and no other.
+fn on_stream(stream: Stream) -> Result<StreamScope, TorchError> {
+    set_device(stream.device())?;
+    stream.enter()
+}
+
 impl Worker {
     fn carry_out(&mut self, job: Job) -> Done {
         match job {
-            Job::Reduce(bucket) => {
+            Job::Reduce(bucket, ready) => {
+                if let (Some(stream), Some(ready)) = (self.stream, &ready) {
+                    stream.wait_for(ready)?;
+                }
                 let (index, bytes) = (bucket.index, bucket.num_bytes());
                 let reduce = || self.hook.reduce(&bucket, &self.group);
                 self.watch.over(reduce, |observer, begin, end| {

@@ -4,16 +4,18 @@
 //!   autograd ─hook─▶ move_grad: into its place in the bucket ─▶ Progress: bucket full, its turn ─▶ Lane
 //!   end of backward: what has no gradient here counts as zero; where nobody has one, none is left
 //! ```
+//! On a GPU gradients are moved when their bucket is full, all of it in one go.
 
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{Named, grad, move_grad, set_grad};
+use drumline_torch::{Named, TensorCollectives, grad, move_grad, set_grad};
 
 use super::DdpOptions;
 use super::lane::{GradBucket, Job, Lane};
 use super::observer::Watch;
 use super::progress::Progress;
+use super::queues::Queues;
 use crate::arena::Arena;
 use crate::error::ParallelError;
 use crate::layout::Caps;
@@ -50,6 +52,10 @@ pub(super) struct Reducer {
     progress: Progress,
     mode: Mode,
     lane: Lane,
+    /// For gradients on a GPU.
+    queues: Option<Queues>,
+    /// Whether the hook can be recorded in a graph.
+    has_recordable_hook: bool,
     /// What had no gradient in the last step; told when it changes.
     unused: Vec<usize>,
 }
@@ -61,20 +67,16 @@ impl Reducer {
         let caps = Caps { first: options.first_bucket, others: options.bucket_cap };
         let arena = Arena::new(&group, params, &order, caps)?;
         arena.broadcast_tensors(&group, 0)?;
-        let lane = Lane::new(group.clone(), options.hook, Watch(options.observer)).map_err(|error| {
+        let queues = Queues::of(arena.device())?;
+        let stream = queues.as_ref().map(|queues| queues.lane);
+        let has_recordable_hook = options.hook.is_recordable();
+        let lane = Lane::new(group.clone(), options.hook, Watch(options.observer), stream);
+        let lane = lane.map_err(|error| {
             ParallelError::Unfit(format!("cannot start the thread that reduces gradients: {error}"))
         })?;
+        let (stage, mode) = (Order::Guessed, Mode::Unexpected);
         let (progress, unused) = (Progress::default(), Vec::new());
-        Ok(Self {
-            group,
-            arena,
-            order,
-            stage: Order::Guessed,
-            progress,
-            mode: Mode::Unexpected,
-            lane,
-            unused,
-        })
+        Ok(Self { group, arena, order, stage, progress, mode, lane, queues, has_recordable_hook, unused })
     }
 
     pub(super) fn params(&self) -> &[Named] {
@@ -84,6 +86,16 @@ impl Reducer {
     /// Bytes of the buckets.
     pub(super) fn bucket_bytes(&self) -> Vec<usize> {
         self.arena.layout.buckets.iter().map(|bucket| self.arena.bytes(bucket)).collect()
+    }
+
+    /// Whether a backward can be recorded in a graph; if not, why.
+    pub(super) fn is_recordable(&self) -> std::result::Result<(), String> {
+        match (&self.queues, self.stage, self.has_recordable_hook) {
+            (None, ..) => Err("gradients are reduced in the host's memory".into()),
+            (Some(_), Order::InUse, true) => self.group.is_recordable(),
+            (Some(_), _, true) => Err("the first two steps show in which order gradients come".into()),
+            (Some(_), _, false) => Err("the communication hook does not do the same in each step".into()),
+        }
     }
 
     /// Whether backwards that are not announced may go on without reduction.
@@ -97,6 +109,7 @@ impl Reducer {
             self.use_order()?;
         }
         self.progress.begin(&self.arena.layout);
+        self.queues.iter_mut().for_each(Queues::begin);
         self.mode = Mode::Reducing;
         Ok(())
     }
@@ -114,15 +127,19 @@ impl Reducer {
                 )));
             }
         }
-        move_grad(&self.arena.tensors[param].tensor, &self.arena.places[param])?;
-        self.go_on(param);
-        Ok(())
+        match &mut self.queues {
+            Some(queues) => queues.note_current()?,
+            None => drop(move_grad(&self.arena.tensors[param].tensor, &self.arena.places[param])?),
+        }
+        self.go_on(param)
     }
 
-    fn go_on(&mut self, param: usize) {
+    fn go_on(&mut self, param: usize) -> Result {
         for bucket in self.progress.ready(param, &self.arena.layout) {
-            self.lane.send(Job::Reduce(self.bucket(bucket)));
+            let ready = self.queues.as_ref().map(|queues| queues.fill(&self.arena, bucket)).transpose()?;
+            self.lane.send(Job::Reduce(self.bucket(bucket), ready));
         }
+        Ok(())
     }
 
     fn bucket(&self, index: usize) -> GradBucket {
@@ -149,6 +166,7 @@ impl Reducer {
             }
         };
         let used_anywhere = self.lane.wait()?.unwrap_or_default();
+        self.queues.as_ref().map_or(Ok(()), Queues::join)?;
         self.settle_unused(&used, &used_anywhere)?;
         if self.stage == Order::Guessed {
             self.agree_on_order(&arrived)?;
@@ -163,7 +181,7 @@ impl Reducer {
             // What this backward did not reach may have a gradient of an earlier one; else it counts as zero.
             if !self.progress.is_ready(param) {
                 *used = u8::from(self.arena.take_in(param)?);
-                self.go_on(param);
+                self.go_on(param)?;
             }
         }
         self.lane.send(Job::Flags(used.clone()));

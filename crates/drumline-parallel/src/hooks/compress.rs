@@ -1,7 +1,7 @@
 //! Gradients travel as 16 bits each.
 //!
 //! ```text
-//!   bucket, f32 ─cast─▶ bucket, 16 bits, in the symmetric heap ─▶ the hook inside, e.g. all-reduce ─cast─▶ bucket, f32
+//!   bucket, f32 ─cast─▶ bucket, 16 bits, in the same kind of memory ─▶ the hook inside, e.g. all-reduce ─cast─▶ bucket, f32
 //! ```
 //! The 16-bit bucket is kept between steps. Sums need no care: an all-reduce adds 16-bit elements up in `f32`, divides, and rounds once,
 //! so that means of halves cannot overflow where the halves did not.
@@ -71,5 +71,9 @@ impl<H: CommHook> CommHook for Compressed<H> {
         // There may have been more, before the buckets changed.
         self.buckets.retain(|index, _| *index < bucket.num_buckets);
         Ok(())
+    }
+
+    fn is_recordable(&self) -> bool {
+        self.inner.is_recordable()
     }
 }

@@ -1,10 +1,12 @@
 //! Collectives on tensors, as methods of a process group.
 //!
 //! ```text
-//!   tensor ─▶ Host (its own memory, or a contiguous copy) ─▶ the group's collective on a slice ─▶ copied back if it was a copy
+//!   tensor ─┬─▶ Host (its own memory, or a contiguous copy) ─▶ the group's collective on a slice ─▶ copied back if it was a copy
+//!           └─▶ on a GPU ─┬─ a GPU for each rank ─▶ `over_nccl`: queued on a stream, in order with the current one; nobody waits
+//!                         └─ ranks share a GPU ───▶ `staged`: in pieces through the host's memory, or `Host`
 //! ```
 //! All ranks give tensors of the same type and size. Elements go in the order of their indices, whatever the strides, so ranks
-//! may differ in those. Tensors of other devices go through the host's memory.
+//! may differ in those. Messages (`send_tensor`, `recv_tensor`), 16-bit integers and what NCCL cannot reduce go through the host's memory.
 //!
 //! Types: all that `drumline-comm` has. For `bool` a sum is "any" and a product "all". Complex numbers are pairs of reals: sums and
 //! averages have a meaning, other reductions are refused. `float8` can be moved but not reduced. Sparse tensors are refused.
@@ -14,7 +16,14 @@
 
 mod carried;
 mod coalesced;
+mod facts;
+mod gpu;
 mod host;
+mod over_nccl;
+mod pieces;
+mod places;
+mod resident;
+mod staged;
 #[cfg(test)]
 mod tests;
 
@@ -22,9 +31,12 @@ use drumline_comm::{Element, ProcessGroup, ReduceOp, Source};
 use tch::Tensor;
 
 use crate::error::TorchError;
-use carried::with_elements;
+use carried::{Carried, with_elements};
 use coalesced::{batches, dtype_of};
+use gpu::Gpu;
 use host::{Host, overlap};
+use over_nccl::same_type as same_resident;
+use resident::Resident;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
@@ -106,11 +118,19 @@ pub trait TensorCollectives {
     /// Receives the elements of a tensor of this type and size, and says from which rank.
     #[track_caller]
     fn recv_tensor(&self, tensor: &mut Tensor, from: Source, tag: u64) -> Result<usize>;
+
+    /// Whether collectives on a GPU's tensors can be recorded in a graph; if not, why. Known once the group has made one.
+    fn is_recordable(&self) -> std::result::Result<(), String>;
 }
 
 impl TensorCollectives for ProcessGroup {
     #[track_caller]
     fn all_reduce_tensor(&self, tensor: &mut Tensor, op: ReduceOp) -> Result {
+        if let Some(gpu) = Gpu::of(self, tensor)?
+            && gpu.all_reduce(self, std::slice::from_ref(tensor), op)?
+        {
+            return Ok(());
+        }
         let mut data = Host::write(tensor)?;
         data.carried.check(op)?;
         with_elements!(data.carried.dtype, T => self.all_reduce::<T>(data.elements_mut(), op)?);
@@ -119,6 +139,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_reduce_tensors(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result {
+        if let Some(gpu) = of_first(self, tensors)?
+            && gpu.all_reduce(self, tensors, op)?
+        {
+            return Ok(());
+        }
         let batches = batches(tensors)?;
         batches.iter().flatten().try_for_each(|data| data.carried.check(op))?;
         for mut batch in batches {
@@ -136,6 +161,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn broadcast_tensor(&self, tensor: &mut Tensor, root: usize) -> Result {
+        if let Some(gpu) = Gpu::of(self, tensor)?
+            && gpu.broadcast(self, std::slice::from_ref(tensor), root)?
+        {
+            return Ok(());
+        }
         let mut data = Host::write(tensor)?;
         with_elements!(data.carried.dtype, T => self.broadcast::<T>(data.elements_mut(), root)?);
         data.finish()
@@ -143,6 +173,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn broadcast_tensors(&self, tensors: &mut [Tensor], root: usize) -> Result {
+        if let Some(gpu) = of_first(self, tensors)?
+            && gpu.broadcast(self, tensors, root)?
+        {
+            return Ok(());
+        }
         for mut batch in batches(tensors)? {
             with_elements!(dtype_of(&batch), T => match &mut batch[..] {
                 [one] => self.broadcast::<T>(one.elements_mut(), root)?,
@@ -158,6 +193,12 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn reduce_tensor(&self, tensor: &mut Tensor, root: usize, op: ReduceOp) -> Result {
+        if let Some(gpu) = Gpu::of(self, tensor)?
+            && let Some(nccl) = gpu.nccl(self)
+            && nccl.reduce(tensor, root, op)?
+        {
+            return Ok(());
+        }
         let mut data = Host::write(tensor)?;
         data.carried.check(op)?;
         with_elements!(data.carried.dtype, T => self.reduce::<T>(data.elements_mut(), root, op)?);
@@ -166,6 +207,13 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        if let Some(gpu) = Gpu::of(self, tensor)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            let room = Resident::room(tensor, &stacked(tensor, self.size()))?;
+            let all = nccl.all_gather(room, &Resident::read(tensor)?)?;
+            return parts(&all.into_tensor());
+        }
         let input = Host::read(tensor)?;
         let mut room = Host::room(tensor, &stacked(tensor, self.size()))?;
         with_elements!(input.carried.dtype, T => {
@@ -189,6 +237,13 @@ impl TensorCollectives for ProcessGroup {
         let row: i64 = sizes[1..].iter().product();
         let counts: Vec<usize> = all_rows.iter().map(|rows| (rows * row) as usize * lanes).collect();
         sizes[0] = all_rows.iter().sum();
+        if let Some(gpu) = Gpu::of(self, tensor)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            let room = Resident::room(tensor, &sizes)?;
+            let all = nccl.all_gather_uneven(room, &Resident::read(tensor)?, &counts)?;
+            return Ok(all.into_tensor().f_split_with_sizes(&all_rows, 0)?);
+        }
         let mut room = Host::room(tensor, &sizes)?;
         with_elements!(input.carried.dtype, T => {
             self.all_gather_uneven::<T>(input.elements(), room.elements_mut(), &counts)?;
@@ -198,6 +253,12 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_gather_into_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
+        if let Some(gpu) = Gpu::of(self, input)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            let (output, input) = over_nccl::pair(output, input)?;
+            return nccl.all_gather(output, &input)?.finish();
+        }
         let (mut output, input) = pair(output, input)?;
         with_elements!(input.carried.dtype, T => {
             self.all_gather::<T>(input.elements(), output.elements_mut())?;
@@ -207,6 +268,14 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn gather_tensor(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>> {
+        if let Some(gpu) = Gpu::of(self, tensor)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            let make = || Resident::room(tensor, &stacked(tensor, self.size()));
+            let room = (self.rank() == root).then(make).transpose()?;
+            nccl.gather(room.as_ref(), &Resident::read(tensor)?, root)?;
+            return room.map(|room| parts(&room.into_tensor())).transpose();
+        }
         let input = Host::read(tensor)?;
         let mut room =
             (self.rank() == root).then(|| Host::room(tensor, &stacked(tensor, self.size()))).transpose()?;
@@ -218,6 +287,17 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn scatter_tensor(&self, output: &mut Tensor, inputs: Option<&[Tensor]>, root: usize) -> Result {
+        if let Some(gpu) = Gpu::of(self, output)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            let output = Resident::write(output)?;
+            let inputs = inputs
+                .filter(|_| self.rank() == root)
+                .map(|inputs| residents(inputs, &output))
+                .transpose()?;
+            nccl.scatter(&output, inputs.as_deref(), root)?;
+            return output.finish();
+        }
         let mut data = Host::write(output)?;
         let inputs = inputs.filter(|_| self.rank() == root).map(|inputs| all(inputs, &data)).transpose()?;
         with_elements!(data.carried.dtype, T => {
@@ -229,6 +309,12 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn reduce_scatter_tensor(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result {
+        if let Some(gpu) = Gpu::of(self, input)?
+            && let Some(nccl) = gpu.nccl(self)
+            && nccl.reduce_scatter(output, input, op)?
+        {
+            return Ok(());
+        }
         let (mut output, input) = pair(output, input)?;
         output.carried.check(op)?;
         with_elements!(input.carried.dtype, T => {
@@ -239,6 +325,14 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_to_all_tensors(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result {
+        if let Some(gpu) = of_first(self, outputs)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            let outputs = outputs.iter().map(Resident::write).collect::<Result<Vec<_>>>()?;
+            outputs.iter().try_for_each(|output| same_resident(output, &outputs[0]))?;
+            nccl.all_to_all(&outputs, &residents(inputs, &outputs[0])?)?;
+            return outputs.into_iter().try_for_each(Resident::finish);
+        }
         let outputs = outputs.iter().map(Host::write).collect::<Result<Vec<_>>>()?;
         let Some(first) = outputs.first() else {
             let what = format!("no outputs, expected one for each of {} ranks", self.size());
@@ -263,6 +357,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_to_all_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
+        if let Some(gpu) = Gpu::of(self, input)?
+            && let Some(nccl) = gpu.nccl(self)
+        {
+            return nccl.all_to_all_parts(output, input);
+        }
         let (mut output, input) = pair(output, input)?;
         with_elements!(input.carried.dtype, T => {
             self.all_to_all::<T>(input.elements(), output.elements_mut())?;
@@ -283,6 +382,16 @@ impl TensorCollectives for ProcessGroup {
         data.finish()?;
         Ok(rank)
     }
+
+    fn is_recordable(&self) -> std::result::Result<(), String> {
+        gpu::is_recordable(self)
+    }
+}
+
+/// The way of the first tensor, if it is on a GPU; the others are looked at there.
+#[track_caller]
+fn of_first(group: &ProcessGroup, tensors: &[Tensor]) -> Result<Option<std::sync::Arc<Gpu>>> {
+    tensors.first().map_or(Ok(None), |tensor| Gpu::of(group, tensor))
 }
 
 /// An output and an input of the same type, whose memory is apart.
@@ -302,11 +411,21 @@ fn all(tensors: &[Tensor], like: &Host) -> Result<Vec<Host>> {
     Ok(tensors)
 }
 
+/// All of the tensors of a GPU, which must be of the type of `like`.
+fn residents(tensors: &[Tensor], like: &Resident) -> Result<Vec<Resident>> {
+    let tensors = tensors.iter().map(Resident::read).collect::<Result<Vec<_>>>()?;
+    tensors.iter().try_for_each(|tensor| same_resident(tensor, like))?;
+    Ok(tensors)
+}
+
 fn same_type(input: &Host, output: &Host) -> Result {
-    if input.carried == output.carried {
+    same_carried(input.carried, output.carried)
+}
+
+fn same_carried(input: Carried, output: Carried) -> Result {
+    if input == output {
         return Ok(());
     }
-    let (input, output) = (input.carried, output.carried);
     Err(TorchError::Unfit(format!("an input is {input}, an output is {output}; try to_kind(..)")))
 }
 
@@ -325,6 +444,9 @@ fn stacked(tensor: &Tensor, ranks: usize) -> Vec<i64> {
 
 /// Each rank's tensor of what was gathered, on the device of `like`.
 fn unstacked(room: Host, like: &Tensor) -> Result<Vec<Tensor>> {
-    let all = room.into_tensor(like.device())?;
+    parts(&room.into_tensor(like.device())?)
+}
+
+fn parts(all: &Tensor) -> Result<Vec<Tensor>> {
     (0..all.size()[0]).map(|part| Ok(all.f_select(0, part)?)).collect()
 }

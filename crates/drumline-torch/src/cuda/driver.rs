@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use libloading::os::unix::{Library, Symbol};
 
-use super::error::CudaError;
+use super::error::{CudaError, cause};
 
 /// The CUDA that libtorch was made for: 13.0.
 const NEEDED: i32 = 13_000;
@@ -25,7 +25,7 @@ pub struct Driver {
 impl Driver {
     /// Starts it and asks.
     pub fn find() -> Result<Self, CudaError> {
-        let told = |error: libloading::Error| CudaError::NoDriver(error.to_string());
+        let told = |error: libloading::Error| CudaError::NoDriver(cause(&error));
         // SAFETY: the driver's initializers have no conditions.
         let library = unsafe { Library::new("libcuda.so.1") }.map_err(told)?;
         // SAFETY: the types are those of CUDA's driver interface.

@@ -49,6 +49,11 @@ pub enum CudaError {
     },
 }
 
+/// What the system said of a library: the error itself says only which call failed.
+pub(crate) fn cause(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// A variable that hides GPUs is the usual reason.
 fn visible() -> String {
     std::env::var("CUDA_VISIBLE_DEVICES")

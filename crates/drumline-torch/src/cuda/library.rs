@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use torch_sys::C_tensor;
 
 use super::driver::Driver;
-use super::error::CudaError;
+use super::error::{CudaError, cause};
 use super::graph::{CudaGraph, RawPool};
 use super::memory::RawMemory;
 use super::properties::RawProperties;
@@ -58,6 +58,7 @@ functions! {
     stream_enter: fn(RawStream, *mut RawStream) -> Message;
     stream_synchronize: fn(RawStream) -> Message;
     stream_is_done: fn(RawStream, *mut bool) -> Message;
+    stream_is_recording: fn(RawStream, *mut bool) -> Message;
     stream_raw: fn(RawStream, *mut *mut std::ffi::c_void) -> Message;
     event_new: fn(bool, *mut *mut CudaEvent) -> Message;
     event_free: fn(*mut CudaEvent);
@@ -76,6 +77,8 @@ functions! {
     reset_peak: fn(i32) -> Message;
     empty_cache: fn() -> Message;
     pinned_like: fn(*const C_tensor, *mut *mut C_tensor) -> Message;
+    host_register: fn(*mut std::ffi::c_void, usize) -> Message;
+    host_unregister: fn(*mut std::ffi::c_void) -> Message;
     record_stream: fn(*const C_tensor, i64, i32) -> Message;
 }
 
@@ -130,7 +133,7 @@ fn open_all() -> Result<Functions, CudaError> {
 }
 
 /// Where the libtorch lies that this process uses.
-fn libtorch_folder() -> Result<PathBuf, CudaError> {
+pub(crate) fn libtorch_folder() -> Result<PathBuf, CudaError> {
     let missing = || CudaError::NoLibrary(PathBuf::from("libtorch_cpu.so"));
     let maps = fs::read_to_string("/proc/self/maps").map_err(|_| missing())?;
     let path = maps
@@ -157,7 +160,7 @@ fn open_for_all(path: &Path, name: &str) -> Result<Library, CudaError> {
 }
 
 fn unopened(library: &str, error: &libloading::Error) -> CudaError {
-    CudaError::Unopened { library: library.to_owned(), cause: error.to_string() }
+    CudaError::Unopened { library: library.to_owned(), cause: cause(error) }
 }
 
 #[cfg(test)]

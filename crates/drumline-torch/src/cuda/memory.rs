@@ -89,6 +89,34 @@ pub fn pinned(tensor: &Tensor) -> Result<Tensor, TorchError> {
     Ok(copy)
 }
 
+/// Memory of the host whose pages stay where they are as long as this lives, so that copies from and to a GPU need no stop-over.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    /// Kept, as its memory is.
+    tensor: Tensor,
+}
+
+impl Pinned {
+    /// Pins the memory of a contiguous tensor of the host.
+    pub(crate) fn new(tensor: &Tensor) -> Result<Self, TorchError> {
+        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+        // SAFETY: the memory is the tensor's, which this keeps until it is unpinned.
+        let message = unsafe { (functions()?.host_register)(tensor.data_ptr(), bytes) };
+        check(message, "cannot pin shared memory")?;
+        Ok(Self { tensor: tensor.shallow_clone() })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Ok(functions) = functions() {
+            // SAFETY: pinned by `new`, once. A context that is gone has unpinned it itself.
+            let _ =
+                check(unsafe { (functions.host_unregister)(self.tensor.data_ptr()) }, "cannot unpin memory");
+        }
+    }
+}
+
 /// Copies on the current stream without waiting for it. One side lies on the GPU; the other in pinned memory, or it is waited for after
 /// all. Neither may change before the stream has come that far.
 pub fn copy_async(to: &mut Tensor, from: &Tensor) -> Result<(), TorchError> {

@@ -26,10 +26,13 @@ mod stream;
 
 pub use driver::Driver;
 pub use error::CudaError;
+pub(crate) use error::cause;
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
 pub use kernel::{Argument, Grid, Kernel, Kernels};
+pub(crate) use library::libtorch_folder;
 pub use library::{is_open, open};
+pub(crate) use memory::Pinned;
 pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned, pinned_like, reset_peak};
 pub(crate) use out_of_memory::out_of_memory;
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};

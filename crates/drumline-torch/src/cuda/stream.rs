@@ -84,6 +84,15 @@ impl Stream {
         Ok(done)
     }
 
+    /// Whether what is put on it now is recorded for a graph, and not run.
+    pub fn is_recording(self) -> Result<bool, TorchError> {
+        let mut is_recording = false;
+        // SAFETY: takes a stream and fills one bool.
+        let message = unsafe { (functions()?.stream_is_recording)(self.0, &mut is_recording) };
+        check(message, "cannot look at a stream")?;
+        Ok(is_recording)
+    }
+
     /// What it does from now on comes after the mark.
     pub fn wait_for(self, event: &Event) -> Result<(), TorchError> {
         // SAFETY: the event lives.

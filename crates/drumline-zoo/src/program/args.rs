@@ -12,6 +12,7 @@ use super::bench_loader::BenchLoaderArgs;
 use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use super::bench_transformer::BenchTransformerArgs;
+use super::doctor::DoctorGpuArgs;
 use super::gpt::{BpeArgs, GenerateArgs, StoryArgs, TokensArgs};
 use super::kind::Kind;
 use super::nmt::NmtArgs;
@@ -59,6 +60,11 @@ pub(super) enum Command {
         #[arg(value_enum, default_value_t = Kind::Images)]
         kind: Kind,
     },
+    /// Look at what this machine has, and what is missing
+    Doctor {
+        #[command(subcommand)]
+        command: DoctorCommand,
+    },
     #[command(hide = true)]
     BenchGpu(BenchGpuArgs),
     #[command(hide = true)]
@@ -69,6 +75,11 @@ pub(super) enum Command {
     BenchLoader(BenchLoaderArgs),
     #[command(hide = true)]
     BenchTransformer(BenchTransformerArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum DoctorCommand {
+    Gpu(DoctorGpuArgs),
 }
 
 #[derive(Debug, Args)]

@@ -53,7 +53,7 @@ impl Memory {
             in_first += rank.map_or(rows * columns, |rank| rows * rank);
             in_second += rank.map_or(0, |rank| columns * rank);
         }
-        let heap = |len: i64| HeapTensor::zeros(group, bucket.kind(), len as usize);
+        let heap = |len: i64| HeapTensor::zeros_on(group, bucket.device(), bucket.kind(), len as usize);
         let (first, second) = (heap(in_first)?, heap(in_second)?);
         let mut memory =
             Self { shape: bucket.shape(), matrices: Vec::new(), full: Vec::new(), first, second };

@@ -1,0 +1,137 @@
+//! Collectives on tensors of a GPU: by NCCL, or in pieces through the host's memory. Which way is found out in the first one that a group
+//! makes, and kept with the group.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drumline_comm::{ProcessGroup, ReduceOp};
+use tch::Tensor;
+
+use super::facts::facts;
+use super::over_nccl::OverNccl;
+use super::places::{Place, Way, choose};
+use super::staged::Staged;
+use crate::cuda::Properties;
+use crate::error::TorchError;
+use crate::nccl::{Communicator, Nccl, UniqueId};
+
+type Result<T = ()> = std::result::Result<T, TorchError>;
+
+/// What a group has once it has made a collective on a GPU's tensor.
+#[derive(Debug, Default)]
+struct Kept(Mutex<Option<Arc<Gpu>>>);
+
+/// A group's way for tensors of this rank's GPU.
+#[derive(Debug)]
+pub(super) struct Gpu {
+    device: usize,
+    route: Route,
+}
+
+#[derive(Debug)]
+enum Route {
+    Nccl(Communicator),
+    Staged(Staged),
+}
+
+impl Gpu {
+    /// The way for a tensor, if it is on a GPU. The first time all ranks of the group are here: the call that is made is a collective.
+    #[track_caller]
+    pub(super) fn of(group: &ProcessGroup, tensor: &Tensor) -> Result<Option<Arc<Self>>> {
+        let Some(device) = facts(tensor)?.gpu() else { return Ok(None) };
+        let kept = group.attached(Kept::default);
+        let mut kept = kept.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpu = match &*kept {
+            Some(gpu) => gpu.clone(),
+            None => kept.insert(Arc::new(Self::new(group, device)?)).clone(),
+        };
+        if gpu.device != device {
+            return Err(TorchError::Unfit(format!(
+                "rank {} speaks in group `{}` for GPU {}, and this tensor is on GPU {device}; try one GPU for each rank",
+                group.rank(),
+                group.name(),
+                gpu.device
+            )));
+        }
+        Ok(Some(gpu))
+    }
+
+    #[track_caller]
+    fn new(group: &ProcessGroup, device: usize) -> Result<Self> {
+        let bus = Properties::of(device)?.pci_bus_id;
+        let nccl = Nccl::open().and_then(Nccl::version).map_err(|error| error.to_string());
+        let places = group.all_gather_object(&Place::of(bus, nccl))?;
+        let route = match choose(&places) {
+            Way::Nccl => Route::Nccl(communicator(group, device)?),
+            Way::ThroughHost(why) => {
+                if group.rank() == 0 {
+                    tracing::warn!("{why}: their collectives go through the host's memory");
+                }
+                Route::Staged(Staged::new(device, why)?)
+            }
+        };
+        Ok(Self { device, route })
+    }
+
+    /// Whether collectives here can be recorded in a graph; if not, why.
+    pub(super) fn is_recordable(&self) -> std::result::Result<(), String> {
+        match &self.route {
+            Route::Nccl(_) => Ok(()),
+            Route::Staged(staged) => {
+                Err(format!("{}, so gradients go through the host's memory", staged.why))
+            }
+        }
+    }
+
+    /// NCCL's way, if it is that.
+    pub(super) fn nccl<'a>(&'a self, group: &'a ProcessGroup) -> Option<OverNccl<'a>> {
+        match &self.route {
+            Route::Nccl(communicator) => Some(OverNccl { group, communicator }),
+            Route::Staged(_) => None,
+        }
+    }
+
+    /// All-reduces each; false if that must be done on the host.
+    #[track_caller]
+    pub(super) fn all_reduce(&self, group: &ProcessGroup, tensors: &[Tensor], op: ReduceOp) -> Result<bool> {
+        match &self.route {
+            Route::Nccl(communicator) => OverNccl { group, communicator }.all_reduce(tensors, op),
+            Route::Staged(staged) => staged.all_reduce(group, tensors, op),
+        }
+    }
+
+    /// Broadcasts each; false if that must be done on the host.
+    #[track_caller]
+    pub(super) fn broadcast(&self, group: &ProcessGroup, tensors: &[Tensor], root: usize) -> Result<bool> {
+        match &self.route {
+            Route::Nccl(communicator) => OverNccl { group, communicator }.broadcast(tensors, root),
+            Route::Staged(staged) => staged.broadcast(group, tensors, root),
+        }
+    }
+}
+
+/// The id travels by the group, as all that ranks must agree on.
+#[track_caller]
+fn communicator(group: &ProcessGroup, device: usize) -> Result<Communicator> {
+    let made = (group.rank() == 0).then(|| {
+        let id = Nccl::open().and_then(Nccl::new_unique_id);
+        id.map(|UniqueId(id)| id.to_vec()).map_err(|error| error.to_string())
+    });
+    let id: std::result::Result<Vec<u8>, String> = group.broadcast_object(made.as_ref(), 0)?;
+    let id = id.map_err(|why| TorchError::Unfit(format!("rank 0 cannot begin a communicator: {why}")))?;
+    let id: [u8; 128] = id.try_into().map_err(|_| TorchError::Unfit("an id of NCCL has 128 bytes".into()))?;
+    let companion = group.companion("gpu")?;
+    Communicator::new(group, companion, UniqueId(id), device).inspect_err(|error| {
+        // The others wait for this rank in the making of theirs.
+        group.abort(&error.to_string());
+    })
+}
+
+/// Whether the collectives of a group on tensors like this one can be recorded in a graph; if not, why. Known after the first of them.
+pub(super) fn is_recordable(group: &ProcessGroup) -> std::result::Result<(), String> {
+    let kept = group.attached(Kept::default);
+    let kept = kept.0.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*kept {
+        Some(gpu) => gpu.is_recordable(),
+        None => Err(format!("group `{}` has made no collective on a GPU's tensor yet", group.name())),
+    }
+}

@@ -1,0 +1,269 @@
+//! Every collective on tensors of GPUs by NCCL: from GPU to GPU, in the order of the streams, without waiting.
+//!
+//! What NCCL has no call for is made of sends and receives that it starts together. What it cannot reduce (16-bit integers, bitwise, scaled
+//! integers) is left to the host: such methods say `false`.
+
+use drumline_comm::{Announced, CommError, Op, ProcessGroup, ReduceOp};
+use tch::Tensor;
+
+use super::facts::facts;
+use super::resident::Resident;
+use crate::error::TorchError;
+use crate::nccl::{Communicator, Reduction, reduction};
+
+type Result<T = ()> = std::result::Result<T, TorchError>;
+
+/// A group and its communicator.
+#[derive(Clone, Copy)]
+pub(super) struct OverNccl<'a> {
+    pub(super) group: &'a ProcessGroup,
+    pub(super) communicator: &'a Communicator,
+}
+
+impl OverNccl<'_> {
+    #[track_caller]
+    pub(super) fn all_reduce(self, tensors: &[Tensor], op: ReduceOp) -> Result<bool> {
+        let Some(residents) = all(tensors)? else { return Ok(false) };
+        residents.iter().try_for_each(|resident| resident.carried.check(op))?;
+        let plans: Option<Vec<_>> =
+            residents.iter().map(|resident| reduction(resident.carried.dtype, op)).collect();
+        let Some(mut plans) = plans else { return Ok(false) };
+        let Some(call) = announced(Op::AllReduce, &residents) else { return Ok(true) };
+        for (resident, plan) in residents.iter().zip(&mut plans) {
+            *plan = self.scaled_if_alone(resident, *plan)?;
+        }
+        self.communicator.call(call.reduce(op), |calls| {
+            let mut each = residents.iter().map(Resident::span).zip(plans);
+            each.try_for_each(|(span, plan)| calls.all_reduce(span, span, plan))
+        })?;
+        residents.into_iter().try_for_each(Resident::finish)?;
+        Ok(true)
+    }
+
+    #[track_caller]
+    pub(super) fn broadcast(self, tensors: &[Tensor], root: usize) -> Result<bool> {
+        self.check_root(root)?;
+        let Some(residents) = all(tensors)? else { return Ok(false) };
+        let Some(call) = announced(Op::Broadcast, &residents) else { return Ok(true) };
+        self.communicator.call(call.root(root), |calls| {
+            residents.iter().map(Resident::span).try_for_each(|span| calls.broadcast(span, span, root))
+        })?;
+        residents.into_iter().try_for_each(Resident::finish)?;
+        Ok(true)
+    }
+
+    #[track_caller]
+    pub(super) fn reduce(self, tensor: &Tensor, root: usize, op: ReduceOp) -> Result<bool> {
+        self.check_root(root)?;
+        let data = Resident::write(tensor)?;
+        data.carried.check(op)?;
+        let (span, dtype) = (data.span(), data.carried.dtype);
+        let Some(plan) = reduction(dtype, op) else { return Ok(false) };
+        let plan = self.scaled_if_alone(&data, plan)?;
+        let call = Announced::new(Op::Reduce, dtype, span.count).reduce(op).root(root);
+        self.communicator.call(call, |calls| calls.reduce(span, span, plan, root))?;
+        if self.group.rank() == root {
+            data.finish()?;
+        }
+        Ok(true)
+    }
+
+    #[track_caller]
+    pub(super) fn all_gather(self, output: Resident, input: &Resident) -> Result<Resident> {
+        let (from, to) = (input.span(), output.span());
+        check_count("output", to.count, from.count * self.group.size())?;
+        let call = Announced::new(Op::AllGather, from.dtype, from.count);
+        self.communicator.call(call, |calls| calls.all_gather(from, to))?;
+        Ok(output)
+    }
+
+    /// `counts[i]` elements come from rank `i`.
+    #[track_caller]
+    pub(super) fn all_gather_uneven(
+        self,
+        output: Resident,
+        input: &Resident,
+        counts: &[usize],
+    ) -> Result<Resident> {
+        let (from, to) = (input.span(), output.span());
+        check_count("output", to.count, counts.iter().sum())?;
+        let call = Announced::new(Op::AllGather, from.dtype, to.count).counts(counts.iter().copied());
+        let me = self.group.rank();
+        self.communicator.call(call, |calls| {
+            let mut start = 0;
+            for (rank, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                let part = to.part(start, count);
+                calls.broadcast(if rank == me { from } else { part }, part, rank)?;
+                start += count;
+            }
+            Ok(())
+        })?;
+        Ok(output)
+    }
+
+    /// `output` is there on the root.
+    #[track_caller]
+    pub(super) fn gather(self, output: Option<&Resident>, input: &Resident, root: usize) -> Result {
+        self.check_root(root)?;
+        let from = input.span();
+        let call = Announced::new(Op::Gather, from.dtype, from.count).root(root);
+        self.communicator.call(call, |calls| {
+            calls.send(from, root)?;
+            let Some(output) = output else { return Ok(()) };
+            (0..self.group.size())
+                .try_for_each(|rank| calls.recv(output.span().part(rank * from.count, from.count), rank))
+        })
+    }
+
+    /// `inputs` are there on the root, one for each rank.
+    #[track_caller]
+    pub(super) fn scatter(self, output: &Resident, inputs: Option<&[Resident]>, root: usize) -> Result {
+        self.check_root(root)?;
+        let to = output.span();
+        if self.group.rank() == root {
+            let inputs = inputs.unwrap_or_default();
+            check_count("inputs", inputs.len(), self.group.size())?;
+            inputs.iter().try_for_each(|input| check_count("an input", input.span().count, to.count))?;
+        }
+        let call = Announced::new(Op::Scatter, to.dtype, to.count).root(root);
+        self.communicator.call(call, |calls| {
+            for (rank, input) in inputs.unwrap_or_default().iter().enumerate() {
+                calls.send(input.span(), rank)?;
+            }
+            calls.recv(to, root)
+        })
+    }
+
+    #[track_caller]
+    pub(super) fn reduce_scatter(self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<bool> {
+        let (output, mut input) = pair(output, input)?;
+        output.carried.check(op)?;
+        let Some(mut plan) = reduction(input.carried.dtype, op) else { return Ok(false) };
+        if self.group.size() == 1 {
+            // What is only read is not scaled where it lies.
+            input.stage()?;
+            plan = self.scaled_if_alone(&input, plan)?;
+        }
+        let (from, to) = (input.span(), output.span());
+        check_count("input", from.count, to.count * self.group.size())?;
+        let call = Announced::new(Op::ReduceScatter, from.dtype, from.count).reduce(op);
+        self.communicator.call(call, |calls| calls.reduce_scatter(from, to, plan))?;
+        output.finish()?;
+        Ok(true)
+    }
+
+    /// Parts of any size; every rank knows only its own.
+    #[track_caller]
+    pub(super) fn all_to_all(self, outputs: &[Resident], inputs: &[Resident]) -> Result {
+        check_count("outputs", outputs.len(), self.group.size())?;
+        check_count("inputs", inputs.len(), self.group.size())?;
+        let me = self.group.rank();
+        check_count("this rank's output", outputs[me].span().count, inputs[me].span().count)?;
+        let call = Announced::new(Op::AllToAll, inputs[0].carried.dtype, 0).counts([self.group.size()]);
+        self.communicator.call(call, |calls| {
+            inputs.iter().enumerate().try_for_each(|(rank, input)| calls.send(input.span(), rank))?;
+            outputs.iter().enumerate().try_for_each(|(rank, output)| calls.recv(output.span(), rank))
+        })
+    }
+
+    /// Equal parts of one tensor each.
+    #[track_caller]
+    pub(super) fn all_to_all_parts(self, output: &Tensor, input: &Tensor) -> Result {
+        let (output, input) = pair(output, input)?;
+        let (from, to, size) = (input.span(), output.span(), self.group.size());
+        check_count("output", to.count, from.count)?;
+        if !from.count.is_multiple_of(size) {
+            return unfit(format!(
+                "all_to_all over {size} ranks needs a length that {size} divides, got {}; try all_to_all_tensors",
+                from.count
+            ));
+        }
+        let part = from.count / size;
+        let call = Announced::new(Op::AllToAll, from.dtype, from.count);
+        self.communicator.call(call, |calls| {
+            (0..size).try_for_each(|rank| {
+                calls.send(from.part(rank * part, part), rank)?;
+                calls.recv(to.part(rank * part, part), rank)
+            })
+        })?;
+        output.finish()
+    }
+
+    /// NCCL leaves the last elements out when it scales for one rank (seen in 2.28.9). There the elements are scaled here, and summed after that.
+    fn scaled_if_alone(self, resident: &Resident, plan: Reduction) -> Result<Reduction> {
+        match plan {
+            _ if self.group.size() > 1 => Ok(plan),
+            Reduction::ScaledSum(factor) => {
+                let _ = resident.flat()?.f_mul_scalar_(factor)?;
+                Ok(Reduction::SUM)
+            }
+            // The average of one is itself, and NCCL would scale it by 1.
+            Reduction::AVG => Ok(Reduction::SUM),
+            other => Ok(other),
+        }
+    }
+
+    fn check_root(self, root: usize) -> Result {
+        if root < self.group.size() {
+            return Ok(());
+        }
+        unfit(format!("root {root} is not in group `{}` of {} ranks", self.group.name(), self.group.size()))
+    }
+}
+
+/// All of them for writing, if they lie on one GPU.
+fn all(tensors: &[Tensor]) -> Result<Option<Vec<Resident>>> {
+    let mut gpu = None;
+    for tensor in tensors {
+        let here = facts(tensor)?.gpu();
+        if here.is_none() || *gpu.get_or_insert(here) != here {
+            return Ok(None);
+        }
+    }
+    let mut residents: Vec<Resident> = Vec::new();
+    for tensor in tensors {
+        let mut resident = Resident::write(tensor)?;
+        if residents.iter().any(|other| other.overlaps(&resident)) {
+            resident.stage()?;
+        }
+        residents.push(resident);
+    }
+    Ok(Some(residents))
+}
+
+/// An output and an input of the same type, whose memory is apart.
+pub(super) fn pair(output: &Tensor, input: &Tensor) -> Result<(Resident, Resident)> {
+    let (output, mut input) = (Resident::write(output)?, Resident::read(input)?);
+    same_type(&input, &output)?;
+    if output.overlaps(&input) {
+        input.stage()?;
+    }
+    Ok((output, input))
+}
+
+pub(super) fn same_type(input: &Resident, output: &Resident) -> Result {
+    super::same_carried(input.carried, output.carried)
+}
+
+/// The call on all of them at once; nothing for nothing.
+#[track_caller]
+fn announced(op: Op, residents: &[Resident]) -> Option<Announced> {
+    let first = residents.first()?.span();
+    let count = residents.iter().map(|resident| resident.span().count).sum();
+    let call = Announced::new(op, first.dtype, count);
+    Some(match residents {
+        [_] => call,
+        all => call.counts(all.iter().map(Resident::span).flat_map(|span| [span.dtype as usize, span.count])),
+    })
+}
+
+fn check_count(what: &str, got: usize, expected: usize) -> Result {
+    if got == expected {
+        return Ok(());
+    }
+    unfit(format!("`{what}` counts {got}, expected {expected}"))
+}
+
+fn unfit<T>(what: String) -> Result<T> {
+    Err(CommError::Invalid { what }.into())
+}

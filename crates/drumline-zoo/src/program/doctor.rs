@@ -1,0 +1,122 @@
+//! `drumline-train doctor gpu`: what there is of GPUs, their driver and libraries, and how fast they are reached; what is missing, in words.
+//!
+//! ```text
+//!   every rank: its versions ─▶ gathered ─▶ rank 0: GPUs, peer access, bandwidths, NCCL ─▶ Report ─▶ lines, or JSON; exit code 1 for a problem
+//! ```
+
+mod bandwidth;
+mod report;
+
+use std::io::Write;
+
+use anyhow::anyhow;
+use clap::Args;
+use drumline::{LocalGroup, ReduceOp, TensorCollectives, TorchError};
+use drumline_torch::cuda::{self, Driver, Properties};
+use drumline_torch::nccl;
+use tch::{Device, Kind, Tensor};
+
+use super::job::Job;
+use report::{Gpu, NcclAlone, Rank, Report, Software, version};
+
+/// Look at GPUs, driver and libraries, and measure how fast they are reached
+#[derive(Debug, Args)]
+pub(super) struct DoctorGpuArgs {
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what was found. An error if something is missing.
+pub(super) fn run(args: &DoctorGpuArgs) -> anyhow::Result<()> {
+    let job = Job::join()?;
+    let software = software();
+    let gpu = software.problems().is_empty().then(|| own_gpu(job.local_rank)).and_then(Result::ok);
+    let mine = Rank { rank: job.group.rank(), host: host(), gpu, software };
+    let ranks = job.group.all_gather_object(&mine)?;
+    let outcome = if job.is_first() { tell(examine(mine.software, ranks), args) } else { Ok(()) };
+    // The others stay until the first has measured: a rank that ends makes launchers look at the rest.
+    job.group.barrier()?;
+    outcome
+}
+
+fn tell(report: Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => report.to_string(),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    match report.problems.len() {
+        0 => Ok(()),
+        1 => Err(anyhow!("GPUs cannot be used as they should: {}", report.problems[0])),
+        several => Err(anyhow!("GPUs cannot be used as they should: {several} problems, told above")),
+    }
+}
+
+/// What this process finds.
+fn software() -> Software {
+    let driver = Driver::find().map(|driver| format!("CUDA {}", version(driver.version)));
+    let runtime = cuda::open().map_err(TorchError::from).and_then(|()| Properties::of(0));
+    Software {
+        driver: driver.map_err(|error| error.to_string()).into(),
+        libraries: runtime
+            .map(|gpu| format!("CUDA {}", version(gpu.versions.1)))
+            .map_err(|error| error.to_string())
+            .into(),
+        nccl: nccl::version().map_err(|error| error.to_string()).into(),
+    }
+}
+
+fn own_gpu(local_rank: usize) -> Result<String, TorchError> {
+    Ok(Properties::of(local_rank % cuda::device_count()?.max(1))?.pci_bus_id)
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The whole report: what cannot be looked at is a problem.
+fn examine(software: Software, ranks: Vec<Rank>) -> Report {
+    let mut report = Report::new(software, ranks);
+    if report.problems.is_empty()
+        && let Err(error) = look(&mut report)
+    {
+        report.problems.push(error.to_string());
+    }
+    report
+}
+
+fn look(report: &mut Report) -> Result<(), TorchError> {
+    let count = cuda::device_count()?;
+    for gpu in 0..count {
+        let (properties, memory) = (Properties::of(gpu)?, cuda::memory(gpu)?);
+        report.gpus.push(Gpu::new(gpu, properties, memory));
+        let peers =
+            (0..count).map(|peer| if peer == gpu { Ok(true) } else { cuda::can_access_peer(gpu, peer) });
+        report.peer_access.push(peers.collect::<Result<_, _>>()?);
+        report.bandwidths.extend(bandwidth::measure(gpu)?);
+    }
+    report.nccl_alone = Some(nccl_alone()?);
+    Ok(())
+}
+
+/// An all-reduce of a group of one, on the first GPU: NCCL works there at all.
+fn nccl_alone() -> Result<NcclAlone, TorchError> {
+    const BYTES: i64 = 64 << 20;
+    let mut found = LocalGroup::run(1, |group| {
+        let reduced = || -> Result<(f64, f64), TorchError> {
+            let mut x = Tensor::f_ones([BYTES / 4], (Kind::Float, Device::Cuda(0)))?;
+            group.all_reduce_tensor(&mut x, ReduceOp::Avg)?;
+            let milliseconds =
+                bandwidth::best_time(0, || group.all_reduce_tensor(&mut x, ReduceOp::PreMulSum(0.5)))? * 1e3;
+            Ok((milliseconds, x.f_double_value(&[0])?))
+        };
+        Ok(reduced())
+    })?;
+    let (milliseconds, value) = found.remove(0)?;
+    let expected = 0.5f64.powi(bandwidth::ROUNDS as i32);
+    if value != expected {
+        return Err(TorchError::Unfit(format!("NCCL on GPU 0 computed {value}, expected {expected}")));
+    }
+    Ok(NcclAlone { gpu: 0, bytes: BYTES as u64, milliseconds })
+}
