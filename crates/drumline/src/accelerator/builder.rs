@@ -13,6 +13,7 @@ use super::error::{AcceleratorError, Result};
 use super::shared::Shared;
 use super::tracker::{JsonLines, Tracker, Trackers};
 use crate::alike::{Given, check_alike};
+use crate::device::local_device;
 use crate::scaling::scaler_for;
 use crate::shared_failure::{Trouble, agree};
 use crate::trainer::Precision;
@@ -107,7 +108,7 @@ impl AcceleratorBuilder {
         if let Some(seed) = self.seed {
             tch::manual_seed(seed.wrapping_add(group.rank() as u64) as i64);
         }
-        let device = self.device.unwrap_or_else(|| device_for(&group));
+        let device = self.device.unwrap_or_else(|| local_device(&group));
         let scaler = scaler_for(self.precision, self.loss_scale, device);
         let scaler = agree::<_, AcceleratorError>(&group, scaler.map_err(Trouble::from))?;
         let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
@@ -141,9 +142,4 @@ fn join() -> Result<ProcessGroup> {
     };
     let member = member.map_err(|error| CommError::Init { cause: error.to_string() })?;
     Ok(ProcessGroup::new(member, GroupOptions::from_env()?)?)
-}
-
-/// Several ranks share gradients in a processor's memory only, so a GPU is for one that is alone.
-fn device_for(group: &ProcessGroup) -> Device {
-    if group.size() == 1 { Device::cuda_if_available() } else { Device::Cpu }
 }
