@@ -1,4 +1,5 @@
 // A GPU's memory: how much is in use, pages that a GPU can read by itself, copies that nobody waits for.
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -22,6 +23,8 @@ struct DrumlineMemory {
 
 Message drumline_cuda_memory(int32_t device, DrumlineMemory* found) {
   return guarded([&] {
+    // Before the first tensor the allocator knows of no GPU.
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     auto index = static_cast<c10::DeviceIndex>(device);
     auto stats = allocator::getDeviceStats(index);
     auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -32,7 +35,10 @@ Message drumline_cuda_memory(int32_t device, DrumlineMemory* found) {
 }
 
 Message drumline_cuda_reset_peak(int32_t device) {
-  return guarded([&] { allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+  return guarded([&] {
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device));
+  });
 }
 
 // Gives what is kept for later back to the driver.

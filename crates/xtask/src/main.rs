@@ -5,6 +5,7 @@
 //!   check      format, lints, arrows, unsafe, headers           check.rs   ─┐ steps run by step.rs,
 //!   test       check + docs + tests + loom + fuzz               test.rs    ─┘ added up by summary.rs
 //!   bench      ours and the peers in one run                    bench/
+//!   gpu-test   what needs a GPU, packed for one                 gpu_test.rs
 //!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
 //!   python     make a Python with that PyTorch once per user    python.rs
 //! ```
@@ -14,6 +15,7 @@
 mod bench;
 mod check;
 mod demo;
+mod gpu_test;
 mod libtorch;
 mod python;
 mod step;
@@ -37,6 +39,7 @@ enum Xtask {
     Test,
     /// Compare with the peers, interleaved in one run (most of an hour; `--quick` for a try)
     Bench(bench::BenchArgs),
+    GpuTest(gpu_test::GpuTestArgs),
     /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; the others do that by themselves
     Libtorch(libtorch::LibtorchArgs),
     /// Make a Python with the pinned PyTorch (or TensorBoard) in a cache folder, for tests beside it, and print its path
@@ -55,7 +58,7 @@ fn main() -> ExitCode {
 }
 
 fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
-    if matches!(xtask, Xtask::Demo | Xtask::Check | Xtask::Test | Xtask::Bench(_)) {
+    if matches!(xtask, Xtask::Demo | Xtask::Check | Xtask::Test | Xtask::Bench(_) | Xtask::GpuTest(_)) {
         libtorch::ensure()?;
     }
     match xtask {
@@ -63,6 +66,7 @@ fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Check => return Ok(check::run(&Workspace::load()?)),
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
         Xtask::Bench(args) => bench::run(args)?,
+        Xtask::GpuTest(args) => gpu_test::run(&args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,
         Xtask::Python { module } => println!("{}", python::with(module)?.display()),
     }

@@ -170,6 +170,6 @@ mod tests {
         for package in packages(Kind::Cuda).iter().chain(&of_pythons) {
             assert_eq!(package.matches("==").count(), 1, "{package}");
         }
-        assert_eq!([Kind::Cpu, Kind::Cuda].map(|kind| packages(kind).len()), [3, 16]);
+        assert_eq!([Kind::Cpu, Kind::Cuda].map(|kind| packages(kind).len()), [4, 17]);
     }
 }

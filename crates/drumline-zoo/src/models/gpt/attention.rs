@@ -53,8 +53,9 @@ impl Attention {
     fn heads(&self, xs: &Tensor) -> Heads {
         let all = self.c_attn.forward(xs);
         let size = all.size();
-        let apart = all.view([size[0], size[1], 3, self.n_head, -1]).permute([2, 0, 3, 1, 4]);
-        [0, 1, 2].map(|part| apart.select(0, part))
+        // Cut once, so that the gradients are put together once.
+        let parts = all.split(size[2] / 3, 2);
+        [0, 1, 2].map(|part: usize| parts[part].view([size[0], size[1], self.n_head, -1]).transpose(1, 2))
     }
 
     fn join(&self, heads: &Tensor) -> Tensor {

@@ -1,0 +1,131 @@
+//! `cargo xtask gpu-test`: everything that needs an NVIDIA GPU, in one folder with one command.
+//!
+//! ```text
+//!   build (tests with the feature `gpu`, drumline, drumline-train) ─▶ target/gpu-pack.tar.gz ─▶ run here, if there is a GPU
+//!                                                                          └──▶ carried to a GPU machine: tar xzf, ./gpu-pack/run
+//! ```
+//! The GPU machine needs PyTorch 2.11 with CUDA 13, which is libtorch as well as the peer, and nothing of Rust.
+
+use crate::bench::build_package;
+use crate::workspace::{self, Workspace};
+use anyhow::{Context, bail};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Crates with tests that need a GPU.
+const TESTED: [&str; 2] = ["drumline-torch", "drumline-parallel"];
+
+/// What the tests and benchmarks read, relative to the repository.
+const ALONG: [&str; 3] = ["bench/gpu", "bench/peers", "config"];
+
+/// Build and pack what needs a GPU, and run it if one is here
+#[derive(clap::Args, Debug)]
+pub(crate) struct GpuTestArgs {
+    /// Only pack, also where there is a GPU
+    #[arg(long)]
+    pack: bool,
+}
+
+pub(crate) fn run(args: &GpuTestArgs) -> anyhow::Result<()> {
+    let target = Workspace::load()?.target_dir;
+    let pack = target.join("gpu-pack");
+    if pack.exists() {
+        fs::remove_dir_all(&pack).with_context(|| format!("cannot remove {}", pack.display()))?;
+    }
+    fs::create_dir_all(&pack).with_context(|| format!("cannot make {}", pack.display()))?;
+    for (crate_name, program) in tests()? {
+        stripped(&program, &pack.join(format!("test-{crate_name}")))?;
+    }
+    for (package, binary) in [("drumline-cli", "drumline"), ("drumline-zoo", "drumline-train")] {
+        stripped(&build_package(package, binary)?, &pack.join(binary))?;
+    }
+    for folder in ALONG {
+        copy_folder(&workspace::root().join(folder), &pack.join(folder))?;
+    }
+    fs::rename(pack.join("bench/gpu/run"), pack.join("run")).context("cannot move the script")?;
+    let archive = target.join("gpu-pack.tar.gz");
+    let mut tar = Command::new("tar");
+    tar.arg("czf").arg(&archive).arg("-C").arg(&target).arg("gpu-pack");
+    succeed(tar)?;
+    println!("packed: {}", archive.display());
+    if args.pack || !Path::new("/dev/nvidia0").exists() {
+        println!("on a machine with a GPU and PyTorch 2.11: tar xzf gpu-pack.tar.gz && gpu-pack/run");
+        return Ok(());
+    }
+    succeed(Command::new(pack.join("run")))
+}
+
+/// The test programs, by crate.
+fn tests() -> anyhow::Result<Vec<(String, PathBuf)>> {
+    eprintln!("building the tests that need a GPU (release) ...");
+    let mut cargo = workspace::cargo();
+    cargo.args(["test", "--release", "--no-run", "--message-format", "json", "--test", "gpu"]);
+    for name in TESTED {
+        cargo.args(["--package", name, "--features", &format!("{name}/gpu")]);
+    }
+    let output = cargo.output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("cargo: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    let found: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().filter_map(test_program).collect();
+    match found.len() == TESTED.len() {
+        true => Ok(found),
+        false => bail!("cargo built {} test programs, expected {}", found.len(), TESTED.len()),
+    }
+}
+
+/// The crate and the program of a line of cargo's, if it is about a test.
+fn test_program(line: &str) -> Option<(String, PathBuf)> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let program = PathBuf::from(message.get("executable")?.as_str()?);
+    let manifest = Path::new(message.get("manifest_path")?.as_str()?);
+    let crate_name = manifest.parent()?.file_name()?.to_str()?.to_owned();
+    TESTED.contains(&crate_name.as_str()).then_some((crate_name, program))
+}
+
+/// A copy without the symbols of debuggers, which are most of it.
+fn stripped(program: &Path, to: &Path) -> anyhow::Result<()> {
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(to).arg(program);
+    succeed(strip)
+}
+
+fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+fn succeed(mut command: Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().with_context(|| format!("cannot start {name}"))?;
+    if !status.success() {
+        bail!("{name}: {status}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_program_is_found_in_what_cargo_says() {
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/r/crates/drumline-torch/Cargo.toml","executable":"/r/target/gpu-1"}"#;
+        assert_eq!(test_program(line), Some(("drumline-torch".to_owned(), PathBuf::from("/r/target/gpu-1"))));
+        for other in [
+            r#"{"reason":"build-finished","success":true}"#,
+            "text",
+            r#"{"executable":null,"manifest_path":"/r/x/Cargo.toml"}"#,
+        ] {
+            assert_eq!(test_program(other), None, "{other}");
+        }
+    }
+}
