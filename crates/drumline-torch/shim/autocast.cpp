@@ -42,4 +42,11 @@ Message drumline_autocast_leave(int8_t device, State before) {
   });
 }
 
+Message drumline_autocast_state(int8_t device, State* state) {
+  return guarded([&] {
+    auto type = static_cast<at::DeviceType>(device);
+    *state = {at::autocast::is_autocast_enabled(type), static_cast<int8_t>(at::autocast::get_autocast_dtype(type))};
+  });
+}
+
 }  // extern "C"

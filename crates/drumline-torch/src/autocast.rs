@@ -21,6 +21,7 @@ struct State {
 unsafe extern "C" {
     fn drumline_autocast_enter(device: i8, state: State, before: *mut State) -> Message;
     fn drumline_autocast_leave(device: i8, before: State) -> Message;
+    fn drumline_autocast_state(device: i8, state: *mut State) -> Message;
 }
 
 /// Runs `body` with autocast to `dtype` on devices of this kind; scopes nest, and end also when `body` panics.
@@ -47,6 +48,15 @@ pub fn no_autocast<R>(device: Device, body: impl FnOnce() -> R) -> Result<R, Tor
     Ok(body())
 }
 
+/// The type that autocast makes of products on devices of this kind, where it is on.
+pub(crate) fn autocast_kind(device: Device) -> Result<Option<Kind>, TorchError> {
+    let mut state = State { enabled: false, dtype: -1 };
+    // SAFETY: fills one value.
+    check(unsafe { drumline_autocast_state(number(device)?, &mut state) }, "cannot look at autocast")?;
+    let kinds = [Kind::BFloat16, Kind::Half];
+    Ok(kinds.into_iter().find(|kind| state.enabled && state.dtype == *kind as i8))
+}
+
 /// Autocast until this is dropped, on the thread that made it.
 #[derive(Debug)]
 #[must_use = "autocast ends when this is dropped"]
@@ -69,13 +79,7 @@ impl Autocast {
     }
 
     fn enter(device: Device, state: State) -> Result<Self, TorchError> {
-        // The numbers are those of `c10::DeviceType`.
-        let device = match device {
-            Device::Cpu => 0,
-            Device::Cuda(_) => 1,
-            Device::Mps => 13,
-            other => return Err(TorchError::Unfit(format!("there is no autocast for {other:?}"))),
-        };
+        let device = number(device)?;
         let mut before = state;
         // SAFETY: takes plain values and fills one.
         let message = unsafe { drumline_autocast_enter(device, state, &mut before) };
@@ -90,6 +94,16 @@ impl Drop for Autocast {
         let message = unsafe { drumline_autocast_leave(self.device, self.before) };
         // What was taken from libtorch is taken back by it.
         let _ = check(message, "cannot turn autocast off");
+    }
+}
+
+/// As `c10::DeviceType` has it.
+fn number(device: Device) -> Result<i8, TorchError> {
+    match device {
+        Device::Cpu => Ok(0),
+        Device::Cuda(_) => Ok(1),
+        Device::Mps => Ok(13),
+        other => Err(TorchError::Unfit(format!("there is no autocast for {other:?}"))),
     }
 }
 

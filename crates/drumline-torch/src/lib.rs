@@ -26,6 +26,7 @@ mod batch_norm;
 mod bytes;
 mod clip;
 mod collectives;
+mod convolution;
 pub mod cuda;
 mod error;
 mod foreach;
@@ -54,6 +55,7 @@ pub use clip::{
     NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_norm_on_device, clip_grad_value, grad_norm,
 };
 pub use collectives::TensorCollectives;
+pub use convolution::{Beside, Conv2d};
 pub use error::TorchError;
 pub use foreach::{
     foreach_add, foreach_add_scalar, foreach_clamp, foreach_copy, foreach_lerp, foreach_mul_scalar,
@@ -64,8 +66,9 @@ pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
 pub use grad::{grad, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
-    Activation, BatchNormLayer, SmoothedLabels, batch_norm_cuda, dropout, relu_dropout,
-    smoothed_cross_entropy, sum_with_dropout,
+    Activation, BatchNormLayer, BranchEnd, LayerNormLayer, RightClasses, SmoothedLabels, batch_norm_cuda,
+    batch_norm_sum_relu_cuda, conv_stem_cuda, dropout, layer_norm_cuda, linear_cross_entropy_cuda,
+    max_pool_cuda, relu_dropout, smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout,
 };
 pub use knobs::{Determinism, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};

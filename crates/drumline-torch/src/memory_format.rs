@@ -47,6 +47,18 @@ pub fn weights_in(parameters: &[Named], kind: tch::Kind) -> Result<(), TorchErro
     })
 }
 
+/// Whether a pixel's channels lie side by side, and pixels without gaps after each other.
+pub(crate) fn is_channels_last(tensor: &Tensor) -> bool {
+    let (size, stride) = (tensor.size(), tensor.stride());
+    let [_, channels, height, width] = size[..] else { return false };
+    let expected = [height * width * channels, 1, width * channels, channels];
+    // The stride of an extent of 1 is never used.
+    size.iter()
+        .zip(&stride)
+        .zip(expected)
+        .all(|((extent, stride), expected)| *extent == 1 || *stride == expected)
+}
+
 #[cfg(test)]
 mod tests {
     use tch::nn::{self, Module};

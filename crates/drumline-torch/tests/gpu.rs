@@ -3,8 +3,10 @@
 
 mod gpu {
     mod batch_norm;
+    mod convolutions;
     mod graphs;
     mod memory;
     mod shared;
     mod streams;
+    mod transformers;
 }

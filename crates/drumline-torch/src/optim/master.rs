@@ -69,15 +69,34 @@ impl Pair {
         self.parameter.tensor.kind() != self.master.kind()
     }
 
-    /// The gradient in f32, in the copy's memory where that has some: a captured graph finds it again.
-    fn bring_gradient(&self) -> Result<(), TorchError> {
-        let Some(found) = grad(&self.parameter.tensor)? else { return set_grad(&self.master, None) };
-        match grad(&self.master)? {
-            Some(mut place) => no_grad(|| place.f_copy_(&found))?,
-            None => set_grad(&self.master, Some(&found.f_to_kind(Kind::Float)?))?,
-        }
-        Ok(())
+    /// The gradient, and its place in f32: the copy's own where that has one, so that a captured graph finds it again.
+    fn gradient(&self) -> Result<Option<(Tensor, Tensor)>, TorchError> {
+        let Some(found) = grad(&self.parameter.tensor)? else {
+            set_grad(&self.master, None)?;
+            return Ok(None);
+        };
+        let place = match grad(&self.master)? {
+            Some(place) => place,
+            None => {
+                let made = no_grad(|| self.master.f_empty_like())?;
+                set_grad(&self.master, Some(&made))?;
+                made
+            }
+        };
+        let found = with_strides_of(found, &place)?;
+        Ok(Some((place, found)))
     }
+}
+
+/// The same tensor; strides of extents of 1, which mean nothing, are made those of `like`: lists of tensors whose strides are equal are copied at once.
+fn with_strides_of(tensor: Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
+    let (size, strides) = (tensor.size(), like.stride());
+    let lies_alike =
+        tensor.stride().iter().zip(&strides).zip(&size).all(|((a, b), extent)| a == b || *extent == 1);
+    if !lies_alike || tensor.stride() == strides {
+        return Ok(tensor);
+    }
+    Ok(tensor.f_as_strided(&size[..], &strides[..], None)?)
 }
 
 impl<O: Optimizer> MasterWeights<O> {
@@ -99,6 +118,13 @@ impl<O: Optimizer> MasterWeights<O> {
         self.pairs.iter().filter(|pair| pair.is_copied())
     }
 
+    /// Gradients in f32, for the copies.
+    fn bring_gradients(&self) -> Result<(), TorchError> {
+        let found: Result<Vec<_>, _> = self.copied().map(Pair::gradient).collect();
+        let (places, found): (Vec<_>, Vec<_>) = found?.into_iter().flatten().unzip();
+        foreach_copy(&places.iter().collect::<Vec<_>>(), &found.iter().collect::<Vec<_>>())
+    }
+
     /// The parameters, and their copies.
     fn both(&self) -> (Vec<&Tensor>, Vec<&Tensor>) {
         self.copied().map(|pair| (&pair.parameter.tensor, &pair.master)).unzip()
@@ -112,7 +138,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
             foreach_copy(&masters, &parameters)?;
             self.are_stale = false;
         }
-        self.copied().try_for_each(Pair::bring_gradient)?;
+        self.bring_gradients()?;
         self.inner.step_with(tensors)?;
         let (parameters, masters) = self.both();
         foreach_copy(&parameters, &masters)

@@ -1,9 +1,9 @@
 //! Our batch normalisation against libtorch's own operations: outputs, gradients and what is remembered.
 
-use drumline_torch::{Activation, BatchNormLayer, batch_norm_cuda};
+use drumline_torch::{Activation, BatchNormLayer, batch_norm_cuda, batch_norm_sum_relu_cuda};
 use tch::{Kind, Tensor};
 
-use super::shared::{FLOAT, GPU, gpu};
+use super::shared::{FLOAT, GPU, channels_last, gpu, leaf, off};
 
 struct Case {
     size: [i64; 4],
@@ -23,22 +23,17 @@ struct Layer {
     batches: Tensor,
 }
 
-fn channels_last(tensor: &Tensor) -> Tensor {
-    tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
-}
-
 impl Layer {
     fn new(case: &Case) -> Self {
         tch::manual_seed(5);
         let channels = case.size[1];
         // Means that are large beside the spread cost digits where sums are taken carelessly.
         let xs = Tensor::randn(case.size, FLOAT) * 0.5 + Tensor::randn([1, channels, 1, 1], FLOAT) * 3.0;
-        let leaf = |tensor: Tensor| tensor.detach().set_requires_grad(true);
         Self {
-            xs: leaf(channels_last(&xs.to_kind(case.kind))),
-            other: leaf(channels_last(&Tensor::randn(case.size, FLOAT).to_kind(case.kind))),
-            weight: leaf(Tensor::rand([channels], FLOAT) + 0.5),
-            bias: leaf(Tensor::randn([channels], FLOAT)),
+            xs: leaf(&channels_last(&xs.to_kind(case.kind))),
+            other: leaf(&channels_last(&Tensor::randn(case.size, FLOAT).to_kind(case.kind))),
+            weight: leaf(&(Tensor::rand([channels], FLOAT) + 0.5)),
+            bias: leaf(&Tensor::randn([channels], FLOAT)),
             mean: Tensor::zeros([channels], FLOAT),
             var: Tensor::ones([channels], FLOAT),
             batches: Tensor::zeros([0i64; 0], (Kind::Int64, GPU)),
@@ -49,6 +44,7 @@ impl Layer {
         case.adds.then_some(&self.other)
     }
 
+    /// With a sum, two that are the same; each is used, so that both have a gradient.
     fn ours(&self, case: &Case) -> Tensor {
         let layer = BatchNormLayer {
             weight: &self.weight,
@@ -59,7 +55,14 @@ impl Layer {
             momentum: 0.1,
             eps: 1e-5,
         };
-        batch_norm_cuda(&self.xs, layer, self.other(case), case.activation).unwrap().unwrap()
+        match self.other(case) {
+            None => batch_norm_cuda(&self.xs, layer, case.activation).unwrap().unwrap(),
+            Some(other) => {
+                let [one, again] = batch_norm_sum_relu_cuda(&self.xs, layer, other).unwrap().unwrap();
+                assert_eq!(one, again);
+                one * 0.25 + again * 0.75
+            }
+        }
     }
 
     fn libtorchs(&self, case: &Case) -> Tensor {
@@ -72,9 +75,29 @@ impl Layer {
         if case.activation == Activation::Relu { y.relu() } else { y }
     }
 
+    /// Before the ReLU, in double precision.
+    fn before(&self, case: &Case) -> Tensor {
+        let [xs, weight, bias, other] = [&self.xs, &self.weight, &self.bias, &self.other]
+            .map(|tensor| tensor.detach().to_kind(Kind::Double));
+        let y = xs.batch_norm(
+            Some(&weight),
+            Some(&bias),
+            None::<&Tensor>,
+            None::<&Tensor>,
+            true,
+            0.1,
+            1e-5,
+            false,
+        );
+        if case.adds { y + other } else { y }
+    }
+
+    /// Numbers at the edge of the ReLU lie on one side or the other by rounding: no gradient comes from there.
     fn backward(&self, y: &Tensor, case: &Case) -> Vec<(&'static str, Tensor)> {
         tch::manual_seed(6);
-        let grad = channels_last(&Tensor::randn(case.size, FLOAT).to_kind(case.kind));
+        let edge = if case.kind == Kind::Float { 1e-4 } else { 0.05 };
+        let away = self.before(case).abs().gt(edge);
+        let grad = channels_last(&(Tensor::randn(case.size, FLOAT) * away).to_kind(case.kind));
         (y * grad).sum(Kind::Float).backward();
         let mut found = vec![
             ("y", y.detach()),
@@ -95,11 +118,9 @@ fn check(case: &Case) {
     let (ours, theirs) = (Layer::new(case), Layer::new(case));
     let found = ours.backward(&ours.ours(case), case);
     let expected = theirs.backward(&theirs.libtorchs(case), case);
-    // Where a tensor is added, libtorch rounds before the sum, so that some numbers near zero lie on the other side of the ReLU.
-    let close = if case.kind == Kind::Float { 2e-5 } else { 5e-2 };
+    let close = if case.kind == Kind::Float { 2e-5 } else { 2e-2 };
     for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-        let (found, expected) = (found.to_kind(Kind::Double), expected.to_kind(Kind::Double));
-        let off = (&found - &expected).norm().double_value(&[]) / expected.norm().double_value(&[]).max(1e-9);
+        let off = off(found, expected);
         assert!(
             off < close,
             "{name} of {:?} {:?} adds {} {:?}: {off}",
@@ -115,16 +136,20 @@ fn check(case: &Case) {
 #[test]
 fn it_computes_what_libtorch_computes() {
     let _turn = gpu();
-    for size in
-        [[2, 8, 3, 5], [128, 64, 8, 8], [128, 512, 1, 1], [4, 2048, 7, 7], [3, 24, 5, 5], [32, 256, 28, 28]]
-    {
+    for size in [
+        [2, 8, 3, 5],
+        [128, 64, 8, 8],
+        [128, 512, 1, 1],
+        [4, 2048, 7, 7],
+        [3, 24, 5, 5],
+        [32, 256, 28, 28],
+        [32, 64, 32, 32],
+        [16, 40, 33, 17],
+    ] {
         for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-            for (adds, activation) in [
-                (false, Activation::None),
-                (false, Activation::Relu),
-                (true, Activation::Relu),
-                (true, Activation::None),
-            ] {
+            for (adds, activation) in
+                [(false, Activation::None), (false, Activation::Relu), (true, Activation::Relu)]
+            {
                 check(&Case { size, kind, adds, activation });
             }
         }
@@ -149,7 +174,7 @@ fn what_does_not_fit_is_left_to_libtorch() {
         momentum: 0.1,
         eps: 1e-5,
     };
-    let fits = |xs: &Tensor| batch_norm_cuda(xs, fields, None, Activation::None).unwrap().is_some();
+    let fits = |xs: &Tensor| batch_norm_cuda(xs, fields, Activation::None).unwrap().is_some();
     assert!(fits(&layer.xs));
     assert!(!fits(&layer.xs.contiguous()));
     assert!(!fits(&layer.xs.to_device(tch::Device::Cpu)));

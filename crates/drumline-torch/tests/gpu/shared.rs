@@ -25,3 +25,17 @@ pub(super) fn long_work() -> Tensor {
 pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.to_device(Device::Cpu).to_kind(Kind::Float).view(-1)).unwrap()
 }
+
+pub(super) fn channels_last(tensor: &Tensor) -> Tensor {
+    tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
+}
+
+pub(super) fn leaf(tensor: &Tensor) -> Tensor {
+    tensor.detach().copy().set_requires_grad(true)
+}
+
+/// How far two tensors are apart, relative to the second.
+pub(super) fn off(found: &Tensor, expected: &Tensor) -> f64 {
+    let (found, expected) = (found.to_kind(Kind::Double), expected.to_kind(Kind::Double));
+    (&found - &expected).norm().double_value(&[]) / expected.norm().double_value(&[]).max(1e-9)
+}

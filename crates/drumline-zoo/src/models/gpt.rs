@@ -24,7 +24,7 @@ use tch::{Device, Tensor};
 pub use cache::KvCache;
 pub use head::linear_cross_entropy;
 
-use block::Block;
+use block::{Block, Normed};
 use head::Head;
 
 use crate::error::ZooError;
@@ -168,11 +168,12 @@ impl Gpt {
 
     /// What the head reads: texts × places × size.
     fn states(&self, tokens: &Tensor, p: f64) -> Tensor {
-        let mut xs = self.embedded(tokens, 0, p);
-        for block in &self.blocks {
-            xs = block.forward(&xs, p);
-        }
-        self.ln_f.forward(&xs)
+        let norms = self.blocks.iter().map(Block::first_norm).chain([&self.ln_f]);
+        let mut norms = norms.collect::<Vec<_>>().into_iter();
+        let first = norms.next().unwrap_or(&self.ln_f);
+        let begun = Normed::new(self.embedded(tokens, 0, p), first);
+        let blocks = self.blocks.iter().zip(norms);
+        blocks.fold(begun, |xs, (block, next)| block.forward(xs, next, p)).normed
     }
 
     fn embedded(&self, tokens: &Tensor, first: i64, p: f64) -> Tensor {

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 
+use drumline_torch::{Conv2d, TorchError, conv_stem_cuda};
 use tch::nn::{Init, Path};
 use tch::{Tensor, no_grad};
 
@@ -43,9 +44,18 @@ impl ConvShape {
 
 impl Conv {
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
+        // A module cannot return an error; libtorch's own method would panic as well.
+        self.convolved(xs).unwrap_or_else(|error| panic!("convolution: {error}"))
+    }
+
+    fn convolved(&self, xs: &Tensor) -> Result<Tensor, TorchError> {
         let ConvShape { kernel, stride, groups, .. } = self.shape;
-        let padding = (kernel - 1) / 2;
-        xs.conv2d(&self.weight, None::<Tensor>, [stride, stride], [padding, padding], [1, 1], groups)
+        if (kernel, stride) == (7, 2)
+            && let Some(made) = conv_stem_cuda(xs, &self.weight)?
+        {
+            return Ok(made);
+        }
+        Conv2d { stride, padding: (kernel - 1) / 2, groups }.forward(xs, &self.weight)
     }
 }
 

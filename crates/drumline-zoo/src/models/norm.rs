@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use drumline::{SyncBatchNorm, SyncGroup};
-use drumline_torch::{Activation, BatchNormLayer, batch_norm_cuda};
+use drumline_torch::{Activation, BatchNormLayer, TorchError, batch_norm_cuda, batch_norm_sum_relu_cuda};
 use tch::nn::{self, Init, ModuleT, Path};
 use tch::{Kind, Tensor};
 
@@ -84,34 +84,38 @@ impl Own {
 impl NormLayer {
     /// The layer, then a ReLU.
     pub(super) fn forward_relu(&self, xs: &Tensor, train: bool) -> Tensor {
-        self.fused(xs, None, Activation::Relu, train).unwrap_or_else(|| self.forward(xs, train).relu_())
+        self.fused(train, |layer| batch_norm_cuda(xs, layer, Activation::Relu))
+            .unwrap_or_else(|| self.plain(xs, train).relu_())
     }
 
-    /// The layer, then a sum with another tensor, then a ReLU.
-    pub(super) fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> Tensor {
-        let fused = self.fused(xs, Some(other), Activation::Relu, train);
-        fused.unwrap_or_else(|| self.forward(xs, train).g_add_(other).relu_())
+    /// The layer, then a sum with another tensor, then a ReLU; twice, for two that go on from it.
+    pub(super) fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> [Tensor; 2] {
+        self.fused(train, |layer| batch_norm_sum_relu_cuda(xs, layer, other)).unwrap_or_else(|| {
+            let made = self.plain(xs, train).g_add_(other).relu_();
+            [made.shallow_clone(), made]
+        })
     }
 
     /// The layer alone.
     pub(super) fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
-        if let Some(normed) = self.fused(xs, None, Activation::None, train) {
-            return normed;
-        }
+        self.fused(train, |layer| batch_norm_cuda(xs, layer, Activation::None))
+            .unwrap_or_else(|| self.plain(xs, train))
+    }
+
+    /// By libtorch's operations.
+    fn plain(&self, xs: &Tensor, train: bool) -> Tensor {
         if let Some(count) = self.count.as_ref().filter(|_| train) {
             let _ = count.shallow_clone().g_add_scalar_(1);
         }
         self.layer.forward_t(xs, train)
     }
 
-    /// All of it at once, on a GPU, in training.
-    fn fused(
+    /// By kernels of ours where they fit: on a GPU, in training.
+    fn fused<R>(
         &self,
-        xs: &Tensor,
-        other: Option<&Tensor>,
-        activation: Activation,
         train: bool,
-    ) -> Option<Tensor> {
+        kernel: impl FnOnce(BatchNormLayer<'_>) -> Result<Option<R>, TorchError>,
+    ) -> Option<R> {
         let own = self.own.as_ref().filter(|_| train)?;
         let nn::BatchNormConfig { momentum, eps, .. } = config();
         let layer = BatchNormLayer {
@@ -124,7 +128,6 @@ impl NormLayer {
             eps,
         };
         // A module cannot return an error; what goes wrong here goes wrong in the plain way as well.
-        batch_norm_cuda(xs, layer, other, activation)
-            .unwrap_or_else(|error| panic!("batch normalisation: {error}"))
+        kernel(layer).unwrap_or_else(|error| panic!("batch normalisation: {error}"))
     }
 }

@@ -9,6 +9,7 @@
 //! ```
 //! Blocks of two 3×3 convolutions are `Basic`; those of 1×1, 3×3, 1×1 are `Bottleneck`, and the stride sits on the 3×3.
 
+use drumline_torch::max_pool_cuda;
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
@@ -76,7 +77,7 @@ impl ConvNorm {
         self.norm.forward_relu(&self.conv.forward(xs), train)
     }
 
-    fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> Tensor {
+    fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> [Tensor; 2] {
         self.norm.forward_add_relu(&self.conv.forward(xs), other, train)
     }
 }
@@ -103,14 +104,15 @@ impl Block {
         Self { convs, last, downsample }
     }
 
-    fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
-        let mut out = xs.shallow_clone();
+    /// Both tensors are the same: one goes through the convolutions, one past them.
+    fn forward(&self, [through, past]: &[Tensor; 2], train: bool) -> [Tensor; 2] {
+        let mut out = through.shallow_clone();
         for conv in &self.convs {
             out = conv.forward_relu(&out, train);
         }
         match &self.downsample {
-            Some(downsample) => self.last.forward_add_relu(&out, &downsample.forward(xs, train), train),
-            None => self.last.forward_add_relu(&out, xs, train),
+            Some(downsample) => self.last.forward_add_relu(&out, &downsample.forward(past, train), train),
+            None => self.last.forward_add_relu(&out, past, train),
         }
     }
 }
@@ -180,11 +182,18 @@ impl Shape {
 
 impl ModuleT for ResNet {
     fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
-        let mut out = self.stem.forward_relu(xs, train);
-        out = out.max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);
+        let out = pooled(&self.stem.forward_relu(xs, train));
+        let mut out = [out.shallow_clone(), out];
         for block in &self.blocks {
             out = block.forward(&out, train);
         }
-        self.fc.forward(&out.adaptive_avg_pool2d([1, 1]).flatten(1, -1))
+        self.fc.forward(&out[0].adaptive_avg_pool2d([1, 1]).flatten(1, -1))
     }
+}
+
+/// The greatest of 3 × 3 pixels, two apart.
+fn pooled(xs: &Tensor) -> Tensor {
+    // A module cannot return an error; what goes wrong here goes wrong in the plain way as well.
+    let made = max_pool_cuda(xs).unwrap_or_else(|error| panic!("max-pool: {error}"));
+    made.unwrap_or_else(|| xs.max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false))
 }

@@ -8,7 +8,9 @@ use clap::{Args, ValueEnum};
 use drumline::trainer::Mode as Phase;
 use drumline::{AdamOptions, AdamW, Optimizer, ParameterGroups, Sgd, SgdOptions, parameters};
 use drumline_torch::cuda::{self, GraphedStep};
-use drumline_torch::{Autocast, MasterWeights, TorchError, channels_last, weights_channels_last, weights_in};
+use drumline_torch::{
+    Autocast, Beside, MasterWeights, TorchError, channels_last, weights_channels_last, weights_in,
+};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
@@ -83,6 +85,7 @@ struct Trained {
     optimizer: Box<dyn Optimizer>,
     input: Tensor,
     target: Tensor,
+    beside: Option<Beside>,
     _store: VarStore,
 }
 
@@ -109,26 +112,39 @@ impl Trained {
         fill(&store);
         weights_channels_last(&parameters(&store))?;
         let optimizer = optimizer(&store, args.precision, is_text)?;
-        Ok(Self { net, precision: args.precision, optimizer, input, target, _store: store })
+        let beside = (args.mode == Mode::Graph && !is_text).then(|| Beside::new(0)).transpose()?;
+        Ok(Self { net, precision: args.precision, optimizer, input, target, beside, _store: store })
     }
 
     /// Leaves the mean loss.
     fn step(&mut self) -> Result<Tensor, TorchError> {
         self.optimizer.zero_grad()?;
-        let loss = {
-            let is_short = self.precision != Precision::Fp32;
-            let _scope = is_short.then(|| Autocast::new(GPU, Kind::BFloat16)).transpose()?;
-            match &self.net {
-                Net::Images(net) => net.forward_t(&self.input, true).cross_entropy_for_logits(&self.target),
-                Net::Text(net) => {
-                    let sum = net.loss(&self.input, &self.target, Phase::Train);
-                    sum.map_err(|cause| TorchError::Unfit(cause.to_string()))? / self.target.numel() as f64
-                }
+        let loss = match &self.beside {
+            Some(beside) => {
+                let loss = beside.forward(|| self.loss())?;
+                beside.backward(|| Ok::<_, TorchError>(loss.f_backward()?))?;
+                loss
+            }
+            None => {
+                let loss = self.loss()?;
+                loss.f_backward()?;
+                loss
             }
         };
-        loss.f_backward()?;
         self.optimizer.step()?;
         Ok(loss.detach())
+    }
+
+    fn loss(&self) -> Result<Tensor, TorchError> {
+        let is_short = self.precision != Precision::Fp32;
+        let _scope = is_short.then(|| Autocast::new(GPU, Kind::BFloat16)).transpose()?;
+        Ok(match &self.net {
+            Net::Images(net) => net.forward_t(&self.input, true).cross_entropy_for_logits(&self.target),
+            Net::Text(net) => {
+                let sum = net.loss(&self.input, &self.target, Phase::Train);
+                sum.map_err(|cause| TorchError::Unfit(cause.to_string()))? / self.target.numel() as f64
+            }
+        })
     }
 }
 

@@ -4,21 +4,27 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::place::{Source, counters, multiprocessors};
-use crate::cuda::{Argument, Grid, Kernels};
+use super::place::{Element, Source, counters, generation, launch, multiprocessors, pointer};
+use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
 use crate::function::autograd_function;
+use crate::memory_format::is_channels_last;
 
-static SOURCE: Source = Source::new(include_str!("batch_norm.cu"));
+static LARGE: Source = Source::new(&[include_str!("batch_norm.cu"), include_str!("batch_norm_large.cu")]);
+static SMALL: Source = Source::new(&[include_str!("batch_norm.cu"), include_str!("batch_norm_small.cu")]);
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;
+/// Blocks that add up their sums before all do, as in the source.
+const GROUP: u32 = 16;
 /// Rows that a thread can count, with some to spare.
 const MOST_ROWS: i64 = 1 << 30;
-/// Up to so many rows one block goes through all of them.
-const FEW_ROWS: i32 = 2048;
 /// Numbers kept for each channel, as in the source.
 const PER_CHANNEL: i64 = 7;
+/// Rows that a thread of the kernels for small tensors keeps, as in the source.
+const KEPT: u32 = 8;
+/// More numbers than these are not read column by column.
+const SMALL_NUMEL: i64 = 1 << 23;
 
 /// What follows the normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,75 +54,114 @@ pub struct BatchNormLayer<'a> {
     pub eps: f64,
 }
 
-/// In training: `activation(norm(xs) + other)`. `None` where these kernels do not fit, so that libtorch's operations must do it: tensors of
+/// In training: `activation(norm(xs))`. `None` where these kernels do not fit, so that libtorch's operations must do it: tensors of
 /// the processor, channels that do not lie side by side or do not fill 16 bytes, parameters that are not f32.
 pub fn batch_norm_cuda(
     xs: &Tensor,
     layer: BatchNormLayer<'_>,
-    other: Option<&Tensor>,
     activation: Activation,
 ) -> Result<Option<Tensor>, TorchError> {
-    let Some(shape) = Shape::of(xs, &layer, other)? else { return Ok(None) };
-    let shape = Shape { mode: shape.mode | if activation == Activation::Relu { 2 } else { 0 }, ..shape };
-    let kernels = SOURCE.on(shape.device)?;
-    let none = Tensor::new();
-    let inputs = [xs, layer.weight, layer.bias, other.unwrap_or(&none)];
-    let inputs = if other.is_some() { &inputs[..] } else { &inputs[..3] };
-    let backward_kernels = kernels.clone();
-    let outputs = autograd_function(
-        inputs,
-        |cx, inputs| {
-            let (y, kept) = shape.forward(&kernels, inputs[0], &layer, inputs.get(3).copied())?;
-            cx.save(inputs[0]);
-            cx.save(inputs[1]);
-            cx.save(&kept);
-            if shape.mode == 3 {
-                cx.save(&y);
-            }
-            Ok(vec![y])
-        },
-        move |cx, grads| {
-            let Some(grad) = &grads[0] else { return Ok((0..inputs_of(shape.mode)).map(|_| None).collect()) };
-            Ok(shape.backward(&backward_kernels, cx.saved(), grad)?)
-        },
-    )?;
-    Ok(outputs.into_iter().next())
+    let follows = if activation == Activation::Relu { Follows::Relu } else { Follows::Nothing };
+    Ok(run(xs, layer, follows, None)?.and_then(|outputs| outputs.into_iter().next()))
 }
 
-fn inputs_of(mode: i32) -> usize {
-    if mode & 1 == 1 { 4 } else { 3 }
+/// The same with a sum before the ReLU: `relu(norm(xs) + other)`, twice. Where two parts of a network go on from it, each takes one, and
+/// their gradients are added up here, in passing.
+pub fn batch_norm_sum_relu_cuda(
+    xs: &Tensor,
+    layer: BatchNormLayer<'_>,
+    other: &Tensor,
+) -> Result<Option<[Tensor; 2]>, TorchError> {
+    Ok(run(xs, layer, Follows::SumRelu, Some(other))?.and_then(|outputs| outputs.try_into().ok()))
+}
+
+/// As in the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Follows {
+    Nothing,
+    Relu,
+    SumRelu,
+}
+
+impl Follows {
+    /// How kernels' names end.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "plain",
+            Self::Relu => "relu",
+            Self::SumRelu => "sum",
+        }
+    }
+}
+
+fn run(
+    xs: &Tensor,
+    layer: BatchNormLayer<'_>,
+    follows: Follows,
+    other: Option<&Tensor>,
+) -> Result<Option<Vec<Tensor>>, TorchError> {
+    let Some(shape) = Shape::of(xs, &layer, follows, other) else { return Ok(None) };
+    let way = shape.way()?;
+    let inputs: Vec<_> = [xs, layer.weight, layer.bias].into_iter().chain(other).collect();
+    let num_inputs = inputs.len();
+    let outputs = autograd_function(
+        &inputs,
+        |cx, inputs| {
+            let Made { y, kept, mask } = shape.forward(way, inputs[0], &layer, inputs.get(3).copied())?;
+            for saved in [inputs[0], inputs[1], &kept].into_iter().chain(&mask) {
+                cx.save(saved);
+            }
+            Ok(match follows {
+                Follows::SumRelu => vec![y.shallow_clone(), y],
+                _ => vec![y],
+            })
+        },
+        move |cx, grads| {
+            let mut grads = grads.into_iter().flatten();
+            let Some(grad) = grads.next() else { return Ok((0..num_inputs).map(|_| None).collect()) };
+            Ok(shape.backward(way, cx.saved(), &grad, grads.next().as_ref())?)
+        },
+    );
+    outputs.map(Some)
+}
+
+/// What forward leaves.
+struct Made {
+    y: Tensor,
+    /// Numbers of each channel.
+    kept: Tensor,
+    /// With a sum, a byte for each vector: which of its numbers the ReLU let through.
+    mask: Option<Tensor>,
 }
 
 /// What the kernels must know of their tensors.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     device: usize,
-    /// Name of the element type in the source.
-    kind: &'static str,
+    element: Element,
+    follows: Follows,
     rows: i32,
     channels: i32,
     /// Threads side by side in a block.
     lanes: i32,
-    /// 1: another tensor is added; 2: a ReLU follows.
-    mode: i32,
+}
+
+/// By which kernels.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// Two passes, with all of the GPU.
+    Passes,
+    /// Both at once, by clusters of so many blocks with so many threads.
+    Whole { blocks: u32, threads: u32 },
 }
 
 impl Shape {
-    fn of(
-        xs: &Tensor,
-        layer: &BatchNormLayer<'_>,
-        other: Option<&Tensor>,
-    ) -> Result<Option<Self>, TorchError> {
-        let (Device::Cuda(device), size) = (xs.device(), xs.size()) else { return Ok(None) };
-        let (kind, per_vector) = match xs.kind() {
-            Kind::BFloat16 => ("bf16", 8),
-            Kind::Half => ("f16", 8),
-            Kind::Float => ("float", 4),
-            _ => return Ok(None),
-        };
+    fn of(xs: &Tensor, layer: &BatchNormLayer<'_>, follows: Follows, other: Option<&Tensor>) -> Option<Self> {
+        let (Device::Cuda(device), size) = (xs.device(), xs.size()) else { return None };
+        let element = Element::of(xs)?;
         let tensors = [layer.weight, layer.bias, layer.running_mean, layer.running_var];
         let fits = size.len() == 4
-            && size[1] % per_vector == 0
+            && size[1] % element.per_vector() == 0
             && size[1] <= 16384
             && size.iter().all(|extent| *extent > 0)
             && size[0] * size[2] * size[3] <= MOST_ROWS
@@ -125,24 +170,34 @@ impl Shape {
             && other.is_none_or(|other| {
                 other.size() == size && other.kind() == xs.kind() && is_channels_last(other)
             });
-        let vectors = size.get(1).map_or(1, |channels| channels / per_vector);
-        Ok(fits.then(|| Self {
+        fits.then(|| Self {
             device,
-            kind,
+            element,
+            follows,
             rows: (size[0] * size[2] * size[3]) as i32,
             channels: size[1] as i32,
-            lanes: (vectors as u32).next_power_of_two().min(32) as i32,
-            mode: i32::from(other.is_some()),
-        }))
+            lanes: ((size[1] / element.per_vector()) as u32).next_power_of_two().min(32) as i32,
+        })
     }
 
-    fn per_vector(&self) -> u32 {
-        if self.kind == "float" { 4 } else { 8 }
+    fn vectors(&self) -> u32 {
+        self.channels as u32 / self.element.per_vector() as u32
+    }
+
+    /// Clusters came with the ninth generation.
+    fn way(&self) -> Result<Way, TorchError> {
+        let blocks = if generation(self.device)? >= 9 && self.rows > 2 * THREADS as i32 { 8 } else { 1 };
+        let threads = if self.rows as u32 > KEPT * blocks * THREADS { 2 * THREADS } else { THREADS };
+        let is_small = i64::from(self.rows) * i64::from(self.channels) <= SMALL_NUMEL;
+        Ok(match is_small && self.rows as u32 <= KEPT * blocks * threads {
+            true => Way::Whole { blocks, threads },
+            false => Way::Passes,
+        })
     }
 
     /// As many blocks as keep the GPU busy, with at least a few rows for each thread.
     fn grid(&self, blocks_each: u32) -> Result<Grid, TorchError> {
-        let columns = (self.channels as u32 / self.per_vector()).div_ceil(self.lanes as u32);
+        let columns = self.vectors().div_ceil(self.lanes as u32);
         let rows_of_block = u64::from(THREADS / self.lanes as u32) * 2;
         let most = (multiprocessors(self.device)? * blocks_each).div_ceil(columns).max(1);
         let high = (self.rows as u64).div_ceil(rows_of_block).clamp(1, u64::from(most));
@@ -153,129 +208,127 @@ impl Shape {
         Ok(Tensor::f_empty([count], (Kind::Float, Device::Cuda(self.device)))?)
     }
 
-    /// Launches the kernel of this name and of this element type.
+    /// Launches the kernel of this name for what follows.
     fn launch(
         &self,
-        kernels: &Kernels,
+        source: &Source,
         name: &str,
         grid: Grid,
-        mut arguments: Vec<Argument>,
+        arguments: &[Argument],
     ) -> Result<(), TorchError> {
-        let kernel = kernels.get(&format!("{name}_{}", self.kind))?;
+        let kernels = source.on(self.device, self.element)?;
         // SAFETY: each caller lists the arguments as the source does, of tensors whose shapes `of` has checked; memory that is freed
         // afterwards is used again by the same stream only, after the kernel.
-        unsafe { kernel.launch(self.device, grid, &mut arguments) }
+        unsafe { launch(&kernels, name, (self.device, grid), arguments) }
     }
 
-    /// For small tensors: narrow blocks, so that there are many of them, each with all rows.
-    fn whole(&self) -> Option<(Grid, i32)> {
-        (self.rows <= FEW_ROWS).then(|| {
-            let vectors = self.channels as u32 / self.per_vector();
-            let lanes = self.lanes.min(2);
-            (Grid { blocks: (vectors.div_ceil(lanes as u32), 1), threads: THREADS, shared: 0 }, lanes)
-        })
+    /// Launches a kernel that does all at once.
+    fn launch_whole(
+        &self,
+        (name, blocks, threads): (&str, u32, u32),
+        arguments: &[Argument],
+    ) -> Result<(), TorchError> {
+        let grid = Grid { blocks: (self.vectors(), blocks), threads, shared: 0 };
+        self.launch(&SMALL, &format!("{name}_{}_{blocks}", self.follows.name()), grid, arguments)
     }
 
     fn forward(
         &self,
-        kernels: &Kernels,
+        way: Way,
         xs: &Tensor,
         layer: &BatchNormLayer<'_>,
         other: Option<&Tensor>,
-    ) -> Result<(Tensor, Tensor), TorchError> {
-        let Self { rows, channels, lanes, mode, .. } = *self;
-        let kept = self.floats(PER_CHANNEL * i64::from(channels))?;
-        let y = xs.f_empty_like()?;
-        let (momentum, eps) = (layer.momentum as f32, layer.eps as f32);
-        let other = pointer(other);
+    ) -> Result<Made, TorchError> {
+        let Self { rows, channels, lanes, .. } = *self;
+        let (y, kept) = (xs.f_empty_like()?, self.floats(PER_CHANNEL * i64::from(channels))?);
+        let mask = other.map(|_| {
+            let bytes = i64::from(rows) * i64::from(self.vectors());
+            Tensor::f_empty([bytes], (Kind::Uint8, Device::Cuda(self.device)))
+        });
+        let mask = mask.transpose()?;
+        let applied = [xs.into(), pointer(other), (&y).into(), pointer(mask.as_ref())];
         let running = [layer.running_mean.into(), layer.running_var.into(), pointer(layer.batches)];
         let parameters =
-            [layer.weight.into(), layer.bias.into(), running[0], running[1], running[2], (&kept).into()];
-        if let Some((grid, lanes)) = self.whole() {
-            let rest = [rows.into(), channels.into(), lanes.into(), mode.into(), momentum.into(), eps.into()];
-            let arguments = [&[xs.into(), other, (&y).into()], &parameters[..], &rest].concat();
-            self.launch(kernels, "whole_forward", grid, arguments)?;
-            return Ok((y, kept));
+            [&[layer.weight.into(), layer.bias.into()], &running[..], &[(&kept).into()]].concat();
+        let sizes = [rows.into(), channels.into()];
+        let factors = [(layer.momentum as f32).into(), (layer.eps as f32).into()];
+        match way {
+            Way::Whole { blocks, threads } => {
+                let arguments = [&applied[..], &parameters, &sizes, &factors].concat();
+                self.launch_whole(("whole_forward", blocks, threads), &arguments)?;
+            }
+            Way::Passes => {
+                let grid = self.grid(4)?;
+                let (partial, counters) = (self.partial(grid)?, counters(self.device)?);
+                let shared = [(&partial).into(), (&counters).into()];
+                let arguments =
+                    [&[xs.into()], &parameters[..], &shared, &sizes, &[lanes.into()], &factors].concat();
+                self.launch(&LARGE, "stats", grid, &arguments)?;
+                let arguments = [&applied[..], &[(&kept).into()], &sizes, &[lanes.into()]].concat();
+                self.launch(&LARGE, &format!("apply_{}", self.follows.name()), self.grid(6)?, &arguments)?;
+            }
         }
-        let grid = self.grid(2)?;
-        let partial = self.partial(grid)?;
-        let counters = counters(self.device)?;
-        let rest = [rows.into(), channels.into(), lanes.into(), momentum.into(), eps.into()];
-        let arguments =
-            [&[xs.into()], &parameters[..], &[(&partial).into(), (&counters).into()], &rest].concat();
-        self.launch(kernels, "stats", grid, arguments)?;
-        let rest = [rows.into(), channels.into(), lanes.into(), mode.into()];
-        let arguments = [&[xs.into(), other, (&y).into(), (&kept).into()], &rest[..]].concat();
-        self.launch(kernels, "apply", self.grid(6)?, arguments)?;
-        Ok((y, kept))
+        Ok(Made { y, kept, mask })
     }
 
+    /// `again` is the gradient of the second output.
     fn backward(
         &self,
-        kernels: &Kernels,
+        way: Way,
         saved: &[Tensor],
         grad: &Tensor,
+        again: Option<&Tensor>,
     ) -> Result<Vec<Option<Tensor>>, TorchError> {
-        let Self { rows, channels, lanes, mode, .. } = *self;
+        let Self { rows, channels, lanes, .. } = *self;
         let (xs, weight, kept) = (&saved[0], &saved[1], &saved[2]);
         let grad = laid_out_as(grad, xs)?;
+        let again = again.map(|grad| laid_out_as(grad, xs)).transpose()?;
         let (dx, dweight, dbias) = (xs.f_empty_like()?, weight.f_empty_like()?, weight.f_empty_like()?);
-        let behind = if mode == 3 { Some(xs.f_empty_like()?) } else { None };
-        let given = [(&grad).into(), xs.into(), pointer(saved.get(3)), pointer(behind.as_ref())];
+        let has_sum = self.follows == Follows::SumRelu;
+        let behind = has_sum.then(|| xs.f_empty_like()).transpose()?;
+        let given = [
+            (&grad).into(),
+            pointer(again.as_ref()),
+            xs.into(),
+            pointer(saved.get(3)),
+            pointer(behind.as_ref()),
+        ];
         let parameters = [weight.into(), (&dweight).into(), (&dbias).into(), kept.into()];
-        if let Some((grid, lanes)) = self.whole() {
-            let rest = [rows.into(), channels.into(), lanes.into(), mode.into()];
-            let arguments = [&given[..], &[(&dx).into()], &parameters, &rest].concat();
-            self.launch(kernels, "whole_backward", grid, arguments)?;
-        } else {
-            let grid = self.grid(2)?;
-            let partial = self.partial(grid)?;
-            let counters = counters(self.device)?;
-            let rest = [rows.into(), channels.into(), lanes.into(), mode.into()];
-            let arguments =
-                [&given[..], &parameters, &[(&partial).into(), (&counters).into()], &rest].concat();
-            self.launch(kernels, "sums", grid, arguments)?;
-            let masked = behind.as_ref().unwrap_or(&grad);
-            let arguments = [&[masked.into(), xs.into(), (&dx).into(), kept.into()], &rest[..]].concat();
-            self.launch(kernels, "input", self.grid(6)?, arguments)?;
+        let sizes = [rows.into(), channels.into()];
+        match way {
+            Way::Whole { blocks, threads } => {
+                let arguments = [&given[..], &[(&dx).into()], &parameters, &sizes].concat();
+                self.launch_whole(("whole_backward", blocks, threads), &arguments)?;
+            }
+            Way::Passes => {
+                let grid = self.grid(2)?;
+                let (partial, counters) = (self.partial(grid)?, counters(self.device)?);
+                let shared = [(&partial).into(), (&counters).into()];
+                let arguments = [&given[..], &parameters, &shared, &sizes, &[lanes.into()]].concat();
+                self.launch(&LARGE, &format!("sums_{}", self.follows.name()), grid, &arguments)?;
+                let masked = behind.as_ref().unwrap_or(&grad);
+                let arguments = [masked.into(), xs.into(), (&dx).into(), kept.into()];
+                let arguments = [&arguments[..], &sizes, &[lanes.into()]].concat();
+                self.launch(&LARGE, &format!("input_{}", self.follows.name()), self.grid(6)?, &arguments)?;
+            }
         }
-        let mut grads = vec![Some(dx), Some(dweight), Some(dbias)];
-        if mode & 1 == 1 {
-            grads.push(Some(behind.unwrap_or(grad)));
-        }
-        Ok(grads)
+        Ok([dx, dweight, dbias].into_iter().chain(behind).map(Some).collect())
     }
 
-    /// Room for the sums of each block.
+    /// Room for the sums of each block and of each group of them.
     fn partial(&self, grid: Grid) -> Result<Tensor, TorchError> {
-        let width = i64::from(self.lanes) * i64::from(self.per_vector());
-        self.floats(i64::from(grid.blocks.0) * i64::from(grid.blocks.1) * 2 * width)
+        let width = i64::from(self.lanes) * self.element.per_vector();
+        let (columns, high) = grid.blocks;
+        self.floats(i64::from(columns) * i64::from(high + high.div_ceil(GROUP)) * 2 * width)
     }
-}
-
-/// A tensor's memory, or null.
-fn pointer(tensor: Option<&Tensor>) -> Argument {
-    tensor.map_or_else(|| std::ptr::null_mut::<u8>().into(), Argument::from)
 }
 
 /// The gradient in the memory layout and type of its tensor.
-fn laid_out_as(grad: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
+pub(super) fn laid_out_as(grad: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
     if grad.kind() == like.kind() && is_channels_last(grad) {
         return Ok(grad.shallow_clone());
     }
     let mut copy = like.f_empty_like()?;
     copy.f_copy_(grad)?;
     Ok(copy)
-}
-
-/// Whether a pixel's channels lie side by side, and pixels without gaps after each other.
-fn is_channels_last(tensor: &Tensor) -> bool {
-    let (size, stride) = (tensor.size(), tensor.stride());
-    let [_, channels, height, width] = size[..] else { return false };
-    let expected = [height * width * channels, 1, width * channels, channels];
-    // The stride of an extent of 1 is never used.
-    size.iter()
-        .zip(&stride)
-        .zip(expected)
-        .all(|((extent, stride), expected)| *extent == 1 || *stride == expected)
 }

@@ -1,49 +1,117 @@
-//! Where kernels run: compiled once for each GPU, and counters that blocks of a stream's kernels share.
+//! Where kernels run: compiled once for each GPU and type of elements, and counters that blocks of a stream's kernels share.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
-use crate::cuda::{Kernels, Properties, Stream};
+use crate::cuda::{Argument, Grid, Kernels, Properties, Stream};
 use crate::error::TorchError;
 
 /// Counters of a stream: kernels leave them at zero.
-const COUNTERS: i64 = 256;
+const COUNTERS: i64 = 4096;
 
-/// A source, compiled where it is first used.
+/// The type of a tensor's elements, of those that kernels are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Element(&'static str);
+
+impl Element {
+    pub(super) fn of(tensor: &Tensor) -> Option<Self> {
+        Self::named(tensor.kind())
+    }
+
+    pub(super) fn named(kind: Kind) -> Option<Self> {
+        match kind {
+            Kind::BFloat16 => Some(Self("bf16")),
+            Kind::Half => Some(Self("f16")),
+            Kind::Float => Some(Self("float")),
+            _ => None,
+        }
+    }
+
+    /// How many of them a thread reads at once.
+    pub(super) fn per_vector(self) -> i64 {
+        if self.0 == "float" { 4 } else { 8 }
+    }
+}
+
+/// A source, compiled for a GPU and a type of elements when it is first used.
 pub(super) struct Source {
-    text: &'static str,
-    compiled: LazyLock<Mutex<HashMap<usize, Arc<Kernels>>>>,
+    parts: &'static [&'static str],
+    compiled: LazyLock<Mutex<HashMap<(usize, String), Arc<Kernels>>>>,
 }
 
 impl Source {
-    pub(super) const fn new(text: &'static str) -> Self {
-        Self { text, compiled: LazyLock::new(Mutex::default) }
+    /// Of parts that follow each other.
+    pub(super) const fn new(parts: &'static [&'static str]) -> Self {
+        Self { parts, compiled: LazyLock::new(Mutex::default) }
     }
 
-    /// The kernels for a GPU.
-    pub(super) fn on(&self, device: usize) -> Result<Arc<Kernels>, TorchError> {
+    pub(super) fn on(&self, device: usize, element: Element) -> Result<Arc<Kernels>, TorchError> {
+        self.with(device, element, &[])
+    }
+
+    /// With constants that the source knows by their names.
+    pub(super) fn with(
+        &self,
+        device: usize,
+        element: Element,
+        constants: &[(&str, i64)],
+    ) -> Result<Arc<Kernels>, TorchError> {
+        let constants = constants.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+        let begin = format!("#define ELEMENT {}\n{}", element.0, constants.collect::<String>());
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = compiled.get(&device) {
+        if let Some(kernels) = compiled.get(&(device, begin.clone())) {
             return Ok(Arc::clone(kernels));
         }
-        let kernels = Arc::new(Kernels::compile(device, self.text)?);
-        compiled.insert(device, Arc::clone(&kernels));
+        let text = [&begin, include_str!("numbers.cu"), &self.parts.concat()].concat();
+        let kernels = Arc::new(Kernels::compile(device, &text)?);
+        compiled.insert((device, begin), Arc::clone(&kernels));
         Ok(kernels)
     }
 }
 
+/// Launches a kernel by its name.
+///
+/// # Safety
+/// As [`Kernel::launch`](crate::cuda::Kernel::launch).
+pub(super) unsafe fn launch(
+    kernels: &Kernels,
+    name: &str,
+    (device, grid): (usize, Grid),
+    arguments: &[Argument],
+) -> Result<(), TorchError> {
+    // SAFETY: passed on to the caller.
+    unsafe { kernels.get(name)?.launch(device, grid, &mut arguments.to_vec()) }
+}
+
+/// A tensor's memory, or null.
+pub(super) fn pointer(tensor: Option<&Tensor>) -> Argument {
+    tensor.map_or_else(|| std::ptr::null_mut::<u8>().into(), Argument::from)
+}
+
+/// A GPU's number of its generation: 9 for Hopper.
+pub(super) fn generation(device: usize) -> Result<i32, TorchError> {
+    Ok(properties(device)?.0)
+}
+
 /// How many multiprocessors a GPU has.
 pub(super) fn multiprocessors(device: usize) -> Result<u32, TorchError> {
-    static KNOWN: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
+    Ok(properties(device)?.1)
+}
+
+/// Generation and multiprocessors, asked for once.
+fn properties(device: usize) -> Result<(i32, u32), TorchError> {
+    static KNOWN: LazyLock<Mutex<HashMap<usize, (i32, u32)>>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(count) = known.get(&device) {
-        return Ok(*count);
+    if let Some(found) = known.get(&device) {
+        return Ok(*found);
     }
-    let count = u32::try_from(Properties::of(device)?.multiprocessors).unwrap_or(1);
-    known.insert(device, count);
-    Ok(count)
+    let properties = Properties::of(device)?;
+    let found = (properties.capability.0, u32::try_from(properties.multiprocessors).unwrap_or(1));
+    known.insert(device, found);
+    Ok(found)
 }
 
 /// Zeros that the kernels of the current stream use one after the other.

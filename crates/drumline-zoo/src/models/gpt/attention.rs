@@ -26,13 +26,18 @@ impl Attention {
         Self { c_attn, c_proj, n_head }
     }
 
-    /// `p` is the dropout of the weights.
-    pub(super) fn forward(&self, xs: &Tensor, p: f64) -> Tensor {
+    /// What each place sees, which `c_proj` ends; `p` is the dropout of the weights.
+    pub(super) fn seen(&self, xs: &Tensor, p: f64) -> Tensor {
         let [queries, keys, values] = self.heads(xs);
         let seen = Tensor::scaled_dot_product_attention::<Tensor>(
             &queries, &keys, &values, None, p, true, None, false,
         );
-        self.join(&seen)
+        joined(&seen)
+    }
+
+    /// The last layer.
+    pub(super) fn c_proj(&self) -> &Conv1d {
+        &self.c_proj
     }
 
     /// Of places that follow those that were kept.
@@ -47,7 +52,7 @@ impl Attention {
         });
         let seen =
             Tensor::scaled_dot_product_attention(&queries, &keys, &values, mask, 0.0, false, None, false);
-        self.join(&seen)
+        self.c_proj.forward(&joined(&seen))
     }
 
     fn heads(&self, xs: &Tensor) -> Heads {
@@ -57,8 +62,9 @@ impl Attention {
         let parts = all.split(size[2] / 3, 2);
         [0, 1, 2].map(|part: usize| parts[part].view([size[0], size[1], self.n_head, -1]).transpose(1, 2))
     }
+}
 
-    fn join(&self, heads: &Tensor) -> Tensor {
-        self.c_proj.forward(&heads.transpose(1, 2).flatten(2, 3))
-    }
+/// Heads side by side: texts × places × size.
+fn joined(heads: &Tensor) -> Tensor {
+    heads.transpose(1, 2).flatten(2, 3)
 }

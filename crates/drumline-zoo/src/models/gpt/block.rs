@@ -1,5 +1,6 @@
 //! A block: attention, then two dense layers, each added to what goes in, behind a norm of its own.
 
+use drumline_torch::{BranchEnd, layer_norm_cuda, sum_layer_norm_cuda};
 use tch::Tensor;
 use tch::nn::Path;
 
@@ -35,10 +36,17 @@ impl Block {
         }
     }
 
-    /// `p` is the probability of dropout.
-    pub(super) fn forward(&self, xs: &Tensor, p: f64) -> Tensor {
-        let xs = sum_with_dropout(xs, &self.attn.forward(&self.ln_1.forward(xs), p), p);
-        sum_with_dropout(&xs, &self.mlp(&xs), p)
+    /// From what goes past the block and its norm to the same of the `next` one; `p` is the probability of dropout.
+    pub(super) fn forward(&self, xs: Normed, next: &LayerNorm, p: f64) -> Normed {
+        let seen = self.attn.seen(&xs.normed, p);
+        let xs = xs.plus(self.attn.c_proj(), &seen, &self.ln_2, p);
+        let hidden = self.c_fc.forward(&xs.normed).gelu("tanh");
+        xs.plus(&self.c_proj, &hidden, next, p)
+    }
+
+    /// The norm before it.
+    pub(super) fn first_norm(&self) -> &LayerNorm {
+        &self.ln_1
     }
 
     /// Of places that follow those that were kept.
@@ -51,3 +59,34 @@ impl Block {
         self.c_proj.forward(&self.c_fc.forward(&self.ln_2.forward(xs)).gelu("tanh"))
     }
 }
+
+/// What goes past a block, and its norm, which goes into it.
+#[derive(Debug)]
+pub(super) struct Normed {
+    past: Tensor,
+    pub(super) normed: Tensor,
+}
+
+impl Normed {
+    pub(super) fn new(past: Tensor, norm: &LayerNorm) -> Self {
+        let normed = layer_norm_cuda(&past, norm.layer()).expect(FITS).unwrap_or_else(|| norm.forward(&past));
+        Self { past, normed }
+    }
+
+    /// With the end of a branch added: what its last layer makes of `inputs`.
+    fn plus(self, last: &Conv1d, inputs: &Tensor, norm: &LayerNorm, p: f64) -> Self {
+        let Self { past, .. } = self;
+        if p == 0.0 && past.device().is_cuda() {
+            let branch = last.product(inputs);
+            let end = BranchEnd { branch: &branch, bias: last.bias() };
+            return match sum_layer_norm_cuda(&past, end, norm.layer()).expect(FITS) {
+                Some([past, normed]) => Self { past, normed },
+                None => Self::new(past + branch + last.bias(), norm),
+            };
+        }
+        Self::new(sum_with_dropout(&past, &last.forward(inputs), p), norm)
+    }
+}
+
+/// Why kernels cannot fail.
+const FITS: &str = "shapes are the model's, and a GPU that is lost is lost for all";

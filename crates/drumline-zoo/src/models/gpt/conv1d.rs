@@ -23,4 +23,14 @@ impl Conv1d {
         // One product with the bias in it, as GPUs have it.
         self.bias.addmm(&xs.flatten(0, 1), &self.weight).view([size[0], size[1], -1])
     }
+
+    /// The same without the bias, for those who add it in passing.
+    pub(super) fn product(&self, xs: &Tensor) -> Tensor {
+        let size = xs.size();
+        xs.flatten(0, 1).mm(&self.weight).view([size[0], size[1], -1])
+    }
+
+    pub(super) fn bias(&self) -> &Tensor {
+        &self.bias
+    }
 }

@@ -9,7 +9,10 @@
 //! other, and backward only multiplies what is kept by the gradient of the sum: as many products as without chunks. [`linear_cross_entropy`] is
 //! the seam at which kernels for a GPU can take its place.
 
-use drumline_torch::{SmoothedLabels, TorchError, autograd_function, smoothed_cross_entropy};
+use drumline_torch::{
+    RightClasses, SmoothedLabels, TorchError, autograd_function, linear_cross_entropy_cuda,
+    smoothed_cross_entropy,
+};
 use tch::{Kind, Tensor, no_grad};
 
 /// The logit of a row that nobody has trained: far below all others, and a number in 16 bits, too.
@@ -19,6 +22,7 @@ const NEVER: f64 = -3e4;
 #[derive(Debug)]
 pub(super) struct Head {
     weight: Tensor,
+    vocab_size: i64,
     /// Keeps added rows from being predicted.
     bias: Option<Tensor>,
 }
@@ -32,7 +36,7 @@ impl Head {
             let _ = bias.narrow(0, vocab_size, rows - vocab_size).fill_(NEVER);
             bias
         });
-        Self { weight: weight.shallow_clone(), bias }
+        Self { weight: weight.shallow_clone(), vocab_size, bias }
     }
 
     pub(super) fn logits(&self, states: &Tensor) -> Tensor {
@@ -43,6 +47,10 @@ impl Head {
     pub(super) fn loss(&self, states: &Tensor, targets: &Tensor, chunks: i64) -> Result<Tensor, TorchError> {
         if chunks > 1 {
             return linear_cross_entropy(states, (&self.weight, self.bias.as_ref()), targets, chunks);
+        }
+        let right = RightClasses { classes: targets, valid: self.vocab_size };
+        if let Some(sum) = linear_cross_entropy_cuda(states, &self.weight, right)? {
+            return Ok(sum);
         }
         let labels = SmoothedLabels { classes: targets, ignored: None, smoothing: 0.0 };
         smoothed_cross_entropy(&states.f_linear(&self.weight, self.bias.as_ref())?, labels)

@@ -1,5 +1,6 @@
 //! Linear layers and layer norms, with the first weights of PyTorch's `nn.Transformer`: Xavier's, biases at zero.
 
+use drumline_torch::LayerNormLayer;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
@@ -26,6 +27,9 @@ impl Linear {
     }
 }
 
+/// Added to the variance.
+const EPS: f64 = 1e-5;
+
 /// A layer norm over the last dimension.
 #[derive(Debug)]
 pub(crate) struct LayerNorm {
@@ -39,6 +43,11 @@ impl LayerNorm {
     }
 
     pub(crate) fn forward(&self, xs: &Tensor) -> Tensor {
-        xs.layer_norm(self.weight.size(), Some(&self.weight), Some(&self.bias), 1e-5, false)
+        xs.layer_norm(self.weight.size(), Some(&self.weight), Some(&self.bias), EPS, false)
+    }
+
+    /// As the kernels of ours take it.
+    pub(crate) fn layer(&self) -> LayerNormLayer<'_> {
+        LayerNormLayer { weight: &self.weight, bias: &self.bias, eps: EPS }
     }
 }

@@ -1,0 +1,269 @@
+//! Convolutions whose gradients can be computed apart: that of the input on the way of backward, that of the weight beside it.
+//!
+//! ```text
+//!   backward   ◀── input's gradient ◀── norm ◀── input's gradient ◀── …        what the next layer waits for
+//!   beside            weight's gradient ───┐        weight's gradient ───┐      what nobody waits for before the end
+//! ```
+//! A GPU does both at the same time where one alone leaves it idle, as small convolutions do.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tch::{Device, Tensor};
+use torch_sys::C_tensor;
+
+use crate::autocast::autocast_kind;
+use crate::cuda::{Priority, Stream};
+use crate::error::TorchError;
+use crate::function::autograd_function;
+use crate::grad::{grad, set_grad};
+use crate::status::{Message, check};
+
+/// Convolutions with more outputs fill a GPU by themselves.
+const FILLS_A_GPU: usize = 1 << 23;
+
+#[repr(C)]
+struct Arguments {
+    stride: i64,
+    padding: i64,
+    groups: i64,
+    of_input: bool,
+    of_weight: bool,
+}
+
+unsafe extern "C" {
+    fn drumline_convolution_backward(
+        grad: *const C_tensor,
+        input: *const C_tensor,
+        weight: *const C_tensor,
+        with: Arguments,
+        of_input: *mut *mut C_tensor,
+        of_weight: *mut *mut C_tensor,
+    ) -> Message;
+}
+
+/// A convolution over images, without bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Pixels from one place to the next.
+    pub stride: i64,
+    /// Zeros around an image.
+    pub padding: i64,
+    /// Parts into which channels are split.
+    pub groups: i64,
+}
+
+impl Default for Conv2d {
+    fn default() -> Self {
+        Self { stride: 1, padding: 0, groups: 1 }
+    }
+}
+
+impl Conv2d {
+    /// The convolution, as `conv2d` of libtorch. Within [`Beside::forward`] the gradient of a small one's weight is computed beside backward.
+    pub fn forward(self, xs: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
+        match Beside::current().filter(|beside| beside.takes(xs, weight)) {
+            Some(beside) => self.beside(xs, weight, beside),
+            None => self.plain(xs, weight),
+        }
+    }
+
+    fn plain(self, xs: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
+        let Self { stride, padding, groups } = self;
+        Ok(xs.f_conv2d(weight, None::<Tensor>, [stride, stride], [padding, padding], [1i64, 1], groups)?)
+    }
+
+    fn beside(self, xs: &Tensor, weight: &Tensor, beside: Beside) -> Result<Tensor, TorchError> {
+        let kind = autocast_kind(xs.device())?.unwrap_or(xs.kind());
+        let leaf = weight.shallow_clone();
+        let outputs = autograd_function(
+            &[xs, weight],
+            |cx, inputs| {
+                let (xs, weight) = (inputs[0].f_to_kind(kind)?, inputs[1].f_to_kind(kind)?);
+                let made = self.plain(&xs, &weight)?;
+                cx.save(&xs);
+                cx.save(&weight);
+                Ok(vec![made])
+            },
+            move |cx, grads| {
+                let (Some(grad), [xs, weight]) = (&grads[0], cx.saved()) else { return Ok(vec![None, None]) };
+                if grad.numel() > FILLS_A_GPU {
+                    let [of_xs, of_weight] =
+                        gradients(grad, xs, weight, self, [cx.needs_input_grad(0), cx.needs_input_grad(1)])?;
+                    return Ok(vec![of_xs, of_weight]);
+                }
+                if cx.needs_input_grad(1) {
+                    beside.weight(&leaf, [grad, xs], || {
+                        let [_, of_weight] = gradients(grad, xs, weight, self, [false, true])?;
+                        of_weight
+                            .ok_or_else(|| TorchError::Unfit("a convolution without a gradient".to_owned()))
+                    })?;
+                }
+                let [of_xs, _] = gradients(grad, xs, weight, self, [cx.needs_input_grad(0), false])?;
+                Ok(vec![of_xs, None])
+            },
+        );
+        Ok(outputs?.swap_remove(0))
+    }
+}
+
+/// The gradients of input and weight, those of them that are wanted.
+pub(crate) fn gradients(
+    grad: &Tensor,
+    xs: &Tensor,
+    weight: &Tensor,
+    conv: Conv2d,
+    [of_input, of_weight]: [bool; 2],
+) -> Result<[Option<Tensor>; 2], TorchError> {
+    if !of_input && !of_weight {
+        return Ok([None, None]);
+    }
+    let Conv2d { stride, padding, groups } = conv;
+    let with = Arguments { stride, padding, groups, of_input, of_weight };
+    let mut made = [std::ptr::null_mut(), std::ptr::null_mut()];
+    let [first, second] = &mut made;
+    // SAFETY: the handles are good for the call; what comes back are new handles, ours, or null.
+    unsafe {
+        let message =
+            drumline_convolution_backward(grad.as_ptr(), xs.as_ptr(), weight.as_ptr(), with, first, second);
+        check(message, "cannot compute the gradients of a convolution")?;
+        Ok(made.map(|handle| (!handle.is_null()).then(|| Tensor::from_ptr(handle))))
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Beside>> = const { RefCell::new(None) };
+}
+
+/// Where gradients of weights are computed beside backward, on a stream of their own. Copies are the same.
+///
+/// ```no_run
+/// use drumline_torch::{Beside, Conv2d, TorchError, cuda};
+/// use tch::{Device, Kind, Tensor};
+///
+/// cuda::open()?;
+/// let beside = Beside::new(0)?;
+/// let weight = Tensor::ones([8, 8, 3, 3], (Kind::Float, Device::Cuda(0))).set_requires_grad(true);
+/// let images = Tensor::ones([2, 8, 16, 16], (Kind::Float, Device::Cuda(0)));
+/// let loss = beside.forward(|| Conv2d::default().forward(&images, &weight))?.sum(Kind::Float);
+/// beside.backward(|| Ok::<_, TorchError>(loss.f_backward()?))?;
+/// assert!(weight.grad().defined());
+/// # Ok::<(), TorchError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Beside(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    stream: Stream,
+    computed: Mutex<Vec<Computed>>,
+}
+
+/// A gradient, and what it is computed from, which must stay until it is there.
+#[derive(Debug)]
+struct Computed {
+    weight: Tensor,
+    grad: Tensor,
+    _from: [Tensor; 2],
+}
+
+impl Beside {
+    /// On a GPU.
+    pub fn new(device: usize) -> Result<Self, TorchError> {
+        let stream = Stream::new(device, Priority::Normal)?;
+        Ok(Self(Arc::new(Shared { stream, computed: Mutex::default() })))
+    }
+
+    /// The backward of convolutions in `forward` leaves the gradients of their weights to this.
+    pub fn forward<R>(&self, forward: impl FnOnce() -> R) -> R {
+        /// What was there before is there again, also after a panic.
+        struct Restored(Option<Beside>);
+        impl Drop for Restored {
+            fn drop(&mut self) {
+                CURRENT.set(self.0.take());
+            }
+        }
+        let _restored = Restored(CURRENT.replace(Some(self.clone())));
+        forward()
+    }
+
+    /// Runs a backward; afterwards all weights have their gradients.
+    pub fn backward<E: From<TorchError>>(&self, backward: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let ended = backward();
+        let computed = std::mem::take(&mut *self.0.computed.lock().unwrap_or_else(PoisonError::into_inner));
+        let stream = self.0.stream;
+        // Also after an error: what the others have is used again, and a recording must find all its streams together.
+        Stream::current(stream.device())?.wait_for_stream(stream)?;
+        ended?;
+        for Computed { weight, grad: new, .. } in &computed {
+            match grad(weight)? {
+                Some(mut before) => drop(before.f_add_(new).map_err(TorchError::from)?),
+                None => set_grad(weight, Some(new))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn current() -> Option<Self> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+
+    fn takes(&self, xs: &Tensor, weight: &Tensor) -> bool {
+        let device = Device::Cuda(self.0.stream.device());
+        xs.device() == device && weight.device() == device && weight.is_leaf() && weight.requires_grad()
+    }
+
+    /// Computes a weight's gradient beside what follows on the current stream, from tensors that are made there.
+    fn weight(
+        &self,
+        weight: &Tensor,
+        from: [&Tensor; 2],
+        compute: impl FnOnce() -> Result<Tensor, TorchError>,
+    ) -> Result<(), TorchError> {
+        let stream = self.0.stream;
+        stream.wait_for_stream(Stream::current(stream.device())?)?;
+        let grad = {
+            let _scope = stream.enter()?;
+            compute()?.f_to_kind(weight.kind())?
+        };
+        let computed =
+            Computed { weight: weight.shallow_clone(), grad, _from: from.map(Tensor::shallow_clone) };
+        self.0.computed.lock().unwrap_or_else(PoisonError::into_inner).push(computed);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+
+    fn waves(size: &[i64], speed: f64) -> Tensor {
+        let count = size.iter().product::<i64>();
+        (Tensor::arange(count, (Kind::Float, Device::Cpu)) * speed).sin().view(size)
+    }
+
+    #[test]
+    fn gradients_apart_are_those_of_libtorch() {
+        let conv = Conv2d { stride: 2, padding: 1, groups: 2 };
+        let xs = waves(&[2, 4, 7, 9], 0.37).set_requires_grad(true);
+        let weight = waves(&[6, 2, 3, 3], 0.11).set_requires_grad(true);
+        let y = conv.forward(&xs, &weight).unwrap();
+        let by_y = waves(&y.size(), 0.05);
+        (&y * &by_y).sum(Kind::Float).backward();
+        let [of_xs, nothing] = gradients(&by_y, &xs, &weight, conv, [true, false]).unwrap();
+        assert!(nothing.is_none() && of_xs.unwrap().allclose(&xs.grad(), 1e-5, 1e-6, false));
+        let [nothing, of_weight] = gradients(&by_y, &xs, &weight, conv, [false, true]).unwrap();
+        assert!(nothing.is_none() && of_weight.unwrap().allclose(&weight.grad(), 1e-5, 1e-6, false));
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_an_error() {
+        let (xs, weight) = (waves(&[1, 3, 4, 4], 0.1), waves(&[2, 3, 3, 3], 0.1));
+        assert!(
+            gradients(&waves(&[1, 5, 2, 2], 0.1), &xs, &weight, Conv2d::default(), [true, true]).is_err()
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! Layer normalisation on a GPU, alone or of a sum, in one pass each way: what goes past a block of a transformer, and what goes into the next.
+#![allow(unsafe_code)]
+
+use tch::{Device, Kind, Tensor};
+
+use super::place::{Element, Source, launch, multiprocessors, pointer};
+use crate::autocast::autocast_kind;
+use crate::cuda::{Argument, Grid};
+use crate::error::TorchError;
+use crate::function::autograd_function;
+
+static SOURCE: Source = Source::new(&[include_str!("layer_norm.cu")]);
+
+/// Of a block, as in the source.
+const WARPS: u32 = 8;
+/// Vectors of a row that a lane can hold.
+const MOST_PER_LANE: i64 = 6;
+
+/// A layer's parameters.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerNormLayer<'a> {
+    /// What each column is multiplied with.
+    pub weight: &'a Tensor,
+    /// What is added to it.
+    pub bias: &'a Tensor,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+/// What is added before the norm: a branch of the network, without the bias of its last layer, and that.
+#[derive(Debug, Clone, Copy)]
+pub struct BranchEnd<'a> {
+    /// As large as what it is added to.
+    pub branch: &'a Tensor,
+    /// One number for each column.
+    pub bias: &'a Tensor,
+}
+
+/// The norm of rows. Under autocast it comes out in the short type, which is what products make of it anyway. `None` where the kernels do not fit, so that
+/// libtorch's operations must do it: tensors of the processor or with gaps, rows of more than some thousands of numbers, parameters that are not f32.
+pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<Tensor>, TorchError> {
+    let Some(norm) = Norm::of(xs, &layer, None)? else { return Ok(None) };
+    let outputs = autograd_function(
+        &[xs, layer.weight, layer.bias],
+        |cx, inputs| {
+            let (y, stats) = norm.forward(inputs[0], &layer, None)?;
+            for saved in [inputs[0], &stats, inputs[1]] {
+                cx.save(saved);
+            }
+            Ok(vec![y])
+        },
+        move |cx, grads| {
+            let Some(grad) = &grads[0] else { return Ok(vec![None, None, None]) };
+            let Graded { of_x, of_columns, .. } = norm.backward(cx.saved(), Some(grad), None)?;
+            let [weight, bias, _] = of_columns;
+            Ok(vec![Some(of_x), Some(weight), Some(bias)])
+        },
+    )?;
+    Ok(outputs.into_iter().next())
+}
+
+/// The sum of `xs` and the end of a branch, and the norm of that. `None` as [`layer_norm_cuda`].
+pub fn sum_layer_norm_cuda(
+    xs: &Tensor,
+    end: BranchEnd<'_>,
+    layer: LayerNormLayer<'_>,
+) -> Result<Option<[Tensor; 2]>, TorchError> {
+    let Some(norm) = Norm::of(xs, &layer, Some(&end))? else { return Ok(None) };
+    let outputs = autograd_function(
+        &[xs, end.branch, end.bias, layer.weight, layer.bias],
+        |cx, inputs| {
+            let sum = inputs[0].f_empty_like()?;
+            let (y, stats) = norm.forward(inputs[0], &layer, Some((&end, &sum)))?;
+            for saved in [&sum, &stats, inputs[3]] {
+                cx.save(saved);
+            }
+            Ok(vec![sum, y])
+        },
+        move |cx, grads| {
+            let Graded { of_x, of_branch, of_columns } =
+                norm.backward(cx.saved(), grads[1].as_ref(), grads[0].as_ref())?;
+            let [weight, bias, branch_bias] = of_columns;
+            Ok([of_x, of_branch, branch_bias, weight, bias].into_iter().map(Some).collect())
+        },
+    )?;
+    Ok(outputs.try_into().ok())
+}
+
+/// Gradients: those of columns are of weight, bias and the branch's bias.
+struct Graded {
+    of_x: Tensor,
+    of_branch: Tensor,
+    of_columns: [Tensor; 3],
+}
+
+/// What the kernels must know of their tensors.
+#[derive(Debug, Clone, Copy)]
+struct Norm {
+    device: usize,
+    /// Of what is read by products.
+    element: Element,
+    kind: Kind,
+    /// Whether the sum is in f32 while the rest is not.
+    is_long: bool,
+    rows: i64,
+    size: i64,
+}
+
+impl Norm {
+    fn of(
+        xs: &Tensor,
+        layer: &LayerNormLayer<'_>,
+        end: Option<&BranchEnd<'_>>,
+    ) -> Result<Option<Self>, TorchError> {
+        let Device::Cuda(device) = xs.device() else { return Ok(None) };
+        let kind = autocast_kind(xs.device())?.unwrap_or(xs.kind());
+        let (Some(element), Some(size)) = (Element::named(kind), xs.size().last().copied()) else {
+            return Ok(None);
+        };
+        let is_column = |tensor: &Tensor| {
+            tensor.kind() == Kind::Float && tensor.size() == [size] && tensor.device() == xs.device()
+        };
+        let per_lane = (size / element.per_vector() + 31) / 32;
+        let fits = size > 0
+            && size % element.per_vector() == 0
+            && per_lane <= MOST_PER_LANE
+            && xs.numel() > 0
+            && xs.is_contiguous()
+            && (xs.kind() == kind || xs.kind() == Kind::Float)
+            && is_column(layer.weight)
+            && is_column(layer.bias)
+            && end.is_none_or(|end| {
+                let BranchEnd { branch, bias } = end;
+                branch.kind() == kind
+                    && branch.size() == xs.size()
+                    && branch.is_contiguous()
+                    && is_column(bias)
+            });
+        let rows = xs.numel() as i64 / size.max(1);
+        let is_long = xs.kind() != kind;
+        Ok((fits && rows < i64::from(i32::MAX)).then_some(Self {
+            device,
+            element,
+            kind,
+            is_long,
+            rows,
+            size,
+        }))
+    }
+
+    /// As many blocks as run at the same time.
+    fn grid(&self, blocks_each: u32) -> Result<Grid, TorchError> {
+        let most = multiprocessors(self.device)? * blocks_each;
+        let blocks = u32::try_from(self.rows as u64).unwrap_or(u32::MAX).div_ceil(WARPS).min(most);
+        Ok(Grid { blocks: (blocks, 1), threads: WARPS * 32, shared: 0 })
+    }
+
+    fn launch(&self, name: &str, grid: Grid, arguments: &[Argument]) -> Result<(), TorchError> {
+        let per_lane = (self.size / self.element.per_vector() + 31) / 32;
+        let kernels = SOURCE.with(self.device, self.element, &[("PER_LANE", per_lane)])?;
+        // SAFETY: each caller lists the arguments as the source does, of tensors whose shapes `of` has checked.
+        unsafe { launch(&kernels, name, (self.device, grid), arguments) }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{name}_{}", if self.is_long { "float" } else { "same" })
+    }
+
+    fn floats(&self, count: i64) -> Result<Tensor, TorchError> {
+        Ok(Tensor::f_empty([count], (Kind::Float, Device::Cuda(self.device)))?)
+    }
+
+    fn sizes(&self) -> [Argument; 2] {
+        [(self.rows as i32).into(), (self.size as i32).into()]
+    }
+
+    /// The norm, and each row's mean and inverse deviation.
+    fn forward(
+        &self,
+        xs: &Tensor,
+        layer: &LayerNormLayer<'_>,
+        sum: Option<(&BranchEnd<'_>, &Tensor)>,
+    ) -> Result<(Tensor, Tensor), TorchError> {
+        let y = Tensor::f_empty(xs.size(), (self.kind, xs.device()))?;
+        let stats = self.floats(2 * self.rows)?;
+        let (end, sum) = sum.unzip();
+        let branch = [pointer(end.map(|end| end.branch)), pointer(end.map(|end| end.bias)), pointer(sum)];
+        let arguments = [
+            &[xs.into()],
+            &branch[..],
+            &[(&y).into(), (&stats).into(), layer.weight.into(), layer.bias.into()],
+            &self.sizes(),
+            &[(layer.eps as f32).into()],
+        ];
+        self.launch(&self.name("norm"), self.grid(2)?, &arguments.concat())?;
+        Ok((y, stats))
+    }
+
+    /// `by_y` is the gradient of the norm, `by_sum` that of the sum by those who go on from it.
+    fn backward(
+        &self,
+        saved: &[Tensor],
+        by_y: Option<&Tensor>,
+        by_sum: Option<&Tensor>,
+    ) -> Result<Graded, TorchError> {
+        let (sum, stats, weight) = (&saved[0], &saved[1], &saved[2]);
+        let fitting = |grad: &Tensor, kind: Kind| grad.f_to_kind(kind)?.f_contiguous();
+        let by_y = match by_y {
+            Some(grad) => fitting(grad, self.kind)?,
+            None => Tensor::f_zeros(sum.size(), (self.kind, sum.device()))?,
+        };
+        let by_sum = by_sum.map(|grad| fitting(grad, sum.kind())).transpose()?;
+        let of_x = sum.f_empty_like()?;
+        let short = if self.is_long { Some(by_y.f_empty_like()?) } else { None };
+        let grid = self.grid(1)?;
+        let (blocks, columns) = (grid.blocks.0, 3 * self.size);
+        let (partial, totals) = (self.floats(i64::from(blocks) * columns)?, self.floats(columns)?);
+        let read = [(&by_y).into(), pointer(by_sum.as_ref()), sum.into(), stats.into(), weight.into()];
+        let written = [(&of_x).into(), pointer(short.as_ref()), (&partial).into()];
+        let arguments = [&read[..], &written, &self.sizes()].concat();
+        self.launch(&self.name("norm_backward"), grid, &arguments)?;
+        let grid = Grid { blocks: ((columns as u32).div_ceil(32), 1), threads: 1024, shared: 0 };
+        let arguments =
+            [(&partial).into(), (&totals).into(), (blocks as i32).into(), (columns as i32).into()];
+        self.launch("columns_total", grid, &arguments)?;
+        let column = |place: i64| totals.f_narrow(0, place * self.size, self.size);
+        Ok(Graded {
+            of_branch: short.unwrap_or_else(|| of_x.shallow_clone()),
+            of_x,
+            of_columns: [column(0)?, column(1)?, column(2)?],
+        })
+    }
+}
