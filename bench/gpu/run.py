@@ -39,8 +39,9 @@ FLOPS = {
 }
 # What products of matrices reach on an H200, as measured: bf16, 8192 x 8192 x 8192.
 PEAK = 790e12
-# The first loss, ours against PyTorch's in the same precision; later ones are told by rounding as much as by what was computed.
-CLOSE = {"bf16": 3e-3, "fp32": 1e-5}
+# The first loss, ours against PyTorch's in the same precision; later ones are told by rounding as much as by what was computed. Where PyTorch's own
+# ways differ by more, as they do in bf16 for a net whose last norms see few pixels, ours may differ as much.
+CLOSE = {"bf16": 1e-3, "fp32": 1e-5}
 
 
 def arguments(case, mode, precision, steps):
@@ -68,13 +69,14 @@ def measure(side, case, options):
 
 
 def check_losses(case, results, precision):
-    """Every side against PyTorch's eager: the same start, and a batch that is learnt."""
-    reference = next((found for (who, mode), found in results.items() if who == "pytorch" and mode in ("fused", "eager")), None)
+    """Ours against the middle of PyTorch's first losses: the same start; and a batch that is learnt, by all."""
+    theirs = [found["losses"][0] for (who, _), found in results.items() if who == "pytorch"]
+    middle, spread = statistics.median(theirs or [0]), max(theirs or [0]) - min(theirs or [0])
     wrong = []
     for (who, mode), found in results.items():
-        loss, expected = found["losses"][0], reference["losses"][0] if reference else found["losses"][0]
-        if abs(loss - expected) > CLOSE[precision] * max(1.0, abs(expected)):
-            wrong.append(f"{case} {who} {mode}: the first loss is {loss}, PyTorch's {expected}")
+        off = abs(found["losses"][0] - middle)
+        if who == "ours" and theirs and off > max(CLOSE[precision] * max(1.0, abs(middle)), spread):
+            wrong.append(f"{case} {who} {mode}: the first loss is {found['losses'][0]}, PyTorch's {middle}, which differ by {spread:.1e}")
         if found["losses"][-1] > found["losses"][0] / 2:
             wrong.append(f"{case} {who} {mode}: a batch that is seen again and again is not learnt: {found['losses'][-1]}")
     return wrong
@@ -100,7 +102,7 @@ def main():
     options = parser.parse_args()
     sides = [tuple(side.split(":")) for side in options.sides.split(",")]
 
-    times, firsts, memory, wrong, raw = {}, {}, {}, [], []
+    times, firsts, memory, losses, wrong, raw = {}, {}, {}, {}, [], []
     for block in range(options.blocks):
         for case in options.cases.split(","):
             turned = sides[block % len(sides):] + sides[: block % len(sides)]
@@ -113,17 +115,19 @@ def main():
                 times.setdefault((case, side), []).append(found["step_ms"])
                 firsts.setdefault((case, side), []).append(found["first_step_s"])
                 memory[(case, side)] = found["peak_bytes"]
+                losses.setdefault((case, side), []).append(found["losses"][0])
                 raw.append([block, case, *side, found["step_ms"], found["first_step_s"], found["peak_bytes"], found["losses"][0], found["losses"][9]])
             wrong += check_losses(case, results, options.precision)
 
     median = {key: statistics.median(values) for key, values in times.items()}
-    rows = [["case", "side", "step ms (least to most)", "steps/s", "MFU", "first step s", "peak GiB"]]
+    rows = [["case", "side", "step ms (least to most)", "steps/s", "MFU", "first step s", "peak GiB", "first loss"]]
     for case, side in median:
         values, flops = times[(case, side)], FLOPS.get(case)
         took = median[(case, side)]
         share = f"{flops / (took / 1e3) / PEAK:.1%}" if flops else "-"
         rows.append([case, " ".join(side), f"{took:.3f} ({min(values):.3f} to {max(values):.3f})", f"{1e3 / took:.1f}", share,
-                     f"{statistics.median(firsts[(case, side)]):.2f}", f"{memory[(case, side)] / 2**30:.2f}"])
+                     f"{statistics.median(firsts[(case, side)]):.2f}", f"{memory[(case, side)] / 2**30:.2f}",
+                     f"{statistics.median(losses[(case, side)]):.5f}"])
     goals = [["", "case", "against", "goal", "measured"]]
     for case, against, least in GOALS:
         ours = min((median[key] for key in median if key[0] == case and key[1][0] == "ours"), default=None)

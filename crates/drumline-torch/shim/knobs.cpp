@@ -16,4 +16,11 @@ Message drumline_deterministic(bool on, bool warn_only) {
   return guarded([&] { at::globalContext().setDeterministicAlgorithms(on, warn_only); });
 }
 
+Message drumline_allow_tf32(bool on) {
+  return guarded([&] {
+    at::globalContext().setAllowTF32CuDNN(on);
+    at::globalContext().setAllowTF32CuBLAS(on);
+  });
+}
+
 }  // extern "C"

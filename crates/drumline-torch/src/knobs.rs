@@ -7,6 +7,7 @@ use crate::status::{Message, check};
 unsafe extern "C" {
     fn drumline_flush_denormal(on: bool, supported: *mut bool) -> Message;
     fn drumline_deterministic(on: bool, warn_only: bool) -> Message;
+    fn drumline_allow_tf32(on: bool) -> Message;
 }
 
 /// Whether numbers too small to be normal count as zero on this thread, and on threads it starts from now on.
@@ -36,6 +37,13 @@ pub fn use_deterministic_algorithms(determinism: Determinism) -> Result<(), Torc
     let (on, warn_only) = (determinism != Determinism::Off, determinism == Determinism::Warn);
     // SAFETY: takes plain values.
     check(unsafe { drumline_deterministic(on, warn_only) }, "cannot set determinism")
+}
+
+/// Whether GPUs may compute convolutions and products of f32 with the 10 bits of TF32, many times as fast. As it comes, libtorch allows it for
+/// convolutions and not for products.
+pub fn allow_tf32(on: bool) -> Result<(), TorchError> {
+    // SAFETY: takes a plain value.
+    check(unsafe { drumline_allow_tf32(on) }, "cannot set whether TF32 is allowed")
 }
 
 /// Keeps freed memory in the process instead of giving it back to the system, in blocks of up to 1 GiB, and in huge pages where the

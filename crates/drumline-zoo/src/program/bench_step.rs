@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use drumline::{Ddp, DdpOptions, Optimizer, ProcessGroup, ReduceOp, Sgd, SgdOptions, parameters};
+use drumline::{Ddp, DdpOptions, Optimizer, ProcessGroup, ReduceOp, Sgd, SgdOptions, SyncGroup, parameters};
 use drumline_observe::status::Memory;
-use drumline_torch::{flush_denormals, keep_freed_memory};
+use drumline_torch::{allow_tf32, cuda, flush_denormals, keep_freed_memory};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Tensor};
 
 use crate::formula::{Samples, fill, samples};
-use crate::models::{self, Model, ModelOptions};
+use crate::models::{self, Model, ModelOptions, Norm};
 
 const WARM_UP: usize = 5;
 const EDGE: i64 = 32;
@@ -42,6 +42,12 @@ pub(super) struct BenchStepArgs {
     /// Timed steps
     #[arg(long)]
     steps: usize,
+    /// On the rank's GPU, in f32 without TF32
+    #[arg(long)]
+    gpu: bool,
+    /// Batch norms over the batches of all ranks, so that losses are those of one rank with all of them
+    #[arg(long)]
+    sync_norm: bool,
 }
 
 /// Trains, and rank 0 prints one JSON line.
@@ -50,13 +56,17 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
     flush_denormals(true)?;
     tch::set_num_threads(1);
     let group = (args.mode != Mode::Alone).then(ProcessGroup::from_env).transpose()?;
-    let store = VarStore::new(Device::Cpu);
-    let options = ModelOptions { num_classes: NUM_CLASSES, ..ModelOptions::default() };
+    let device = device(args, group.as_ref())?;
+    let store = VarStore::new(device);
+    let sync_group = group.as_ref().filter(|_| args.sync_norm).map(SyncGroup::new).transpose()?;
+    let norm = sync_group.clone().map_or(Norm::Batch, Norm::Sync);
+    let options = ModelOptions { num_classes: NUM_CLASSES, norm, ..ModelOptions::default() };
     let net = models::build("resnet18", &store.root(), &options)?;
     fill(&store);
     let backward = match &group {
         Some(group) if args.mode == Mode::Ddp => {
-            Backward::Ddp(Box::new(Ddp::new(net, &store, group, DdpOptions::default())?))
+            let options = DdpOptions { sync_group, ..DdpOptions::default() };
+            Backward::Ddp(Box::new(Ddp::new(net, &store, group, options)?))
         }
         _ => Backward::Plain(net),
     };
@@ -73,6 +83,15 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
         println!("{line}");
     }
     Ok(())
+}
+
+fn device(args: &BenchStepArgs, group: Option<&ProcessGroup>) -> anyhow::Result<Device> {
+    if !args.gpu {
+        return Ok(Device::Cpu);
+    }
+    let device = drumline::gpu(group.map_or(0, ProcessGroup::local_rank))?;
+    allow_tf32(false)?;
+    Ok(device)
 }
 
 /// The model, and how its loss becomes gradients.
@@ -106,15 +125,20 @@ fn train(
     backward: &Backward,
     mut optimizer: Sgd,
 ) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+    let device = optimizer.parameters().first().map_or(Device::Cpu, |first| first.tensor.device());
     let ((rank, world), mut times, mut losses) = (place(group), Vec::new(), Vec::new());
     for step in 0..WARM_UP + args.steps {
         let first = (step as i64 * world + rank) * args.batch;
         let (images, labels) = samples(Samples { first, count: args.batch, edge: EDGE });
+        let (images, labels) = (images.to_device(device), labels.to_device(device));
         group.map_or(Ok(()), ProcessGroup::barrier)?;
         let began = Instant::now();
         optimizer.zero_grad()?;
         losses.push(backward.run(&images, &labels)?);
         optimizer.step()?;
+        if let Device::Cuda(index) = device {
+            cuda::synchronize(index)?;
+        }
         times.push(began.elapsed().as_secs_f64() * 1e3);
     }
     times.drain(..WARM_UP);

@@ -1,12 +1,32 @@
-// Layer normalisation, alone or of a sum: s = x + branch + bias, y = (s - mean) / deviation * weight + shift. A warp takes rows, one after the other; a
-// lane has the same numbers of each, PER_LANE vectors, and what belongs to columns stays in its registers. x and s may be f32 while the rest is short.
+// Layer normalisation, alone or of a sum: s = x + branch + bias, y = (s - mean) / deviation * weight + shift. WIDTH threads take a row, a vector of it
+// each, and then the next; what belongs to columns stays in their registers. GROUPS of them, up to four, make a block. x and s may be f32 while the rest is short.
 
-const int WARPS = 8;
+__device__ inline float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-__device__ inline float total(float x) {
+// Waits for the threads of the same row. A block has few barriers, and each must be known by its number when this is compiled.
+__device__ inline void wait_for_row(int group) {
+#define WAIT(number) asm volatile("bar.sync " #number ", %0;" ::"n"(WIDTH) : "memory")
+  if (GROUPS == 1) return __syncthreads();
+  if (group == 0) WAIT(1);
+  if (GROUPS > 1 && group == 1) WAIT(2);
+  if (GROUPS > 2 && group == 2) WAIT(3);
+  if (GROUPS > 3 && group == 3) WAIT(4);
+}
+
+// Adds up two numbers over a row's threads. `turn` changes from call to call: who is late still reads the last one's places.
+__device__ float2 total(float2 own, int& turn) {
 #pragma unroll
-  for (int mask = 16; mask; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-  return x;
+  for (int mask = 16; mask; mask /= 2) own = own + make_float2(__shfl_xor_sync(~0u, own.x, mask), __shfl_xor_sync(~0u, own.y, mask));
+  if (WIDTH == 32) return own;
+  __shared__ float2 places[GROUPS][2][WIDTH / 32];
+  int group = threadIdx.x / WIDTH;
+  float2* of_warps = places[group][turn ^= 1];
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x % WIDTH / 32] = own;
+  wait_for_row(group);
+  own = of_warps[0];
+#pragma unroll
+  for (int warp = 1; warp < WIDTH / 32; ++warp) own = own + of_warps[warp];
+  return own;
 }
 
 struct Floats { float at[N]; };
@@ -60,71 +80,48 @@ __device__ inline Floats columns(const float* of, int vector) { return read((con
 template <class S>
 __device__ void forward(const S* __restrict__ x, const T* __restrict__ branch, const float* branch_bias, S* __restrict__ sum, T* __restrict__ y,
                         float2* __restrict__ stats, const float* weight, const float* shift, int rows, int size, float eps) {
-  int lane = threadIdx.x % 32, vectors = size / N;
-  Floats w[PER_LANE], b[PER_LANE], extra[PER_LANE];
-#pragma unroll
-  for (int k = 0; k < PER_LANE; ++k) {
-    int vector = lane + 32 * k;
-    if (vector >= vectors) break;
-    w[k] = columns(weight, vector), b[k] = columns(shift, vector);
-    if (branch_bias) extra[k] = columns(branch_bias, vector);
-  }
-  for (int row = blockIdx.x * WARPS + threadIdx.x / 32; row < rows; row += gridDim.x * WARPS) {
+  int vector = threadIdx.x % WIDTH, turn = 0;
+  bool is_in = vector < size / N;
+  Floats w = {}, b = {}, extra = {};
+  if (is_in) w = columns(weight, vector), b = columns(shift, vector);
+  if (is_in && branch_bias) extra = columns(branch_bias, vector);
+  for (int row = blockIdx.x * GROUPS + threadIdx.x / WIDTH; row < rows; row += gridDim.x * GROUPS) {
     size_t start = (size_t)row * size;
-    Floats v[PER_LANE];
-    float of_row = 0;
-#pragma unroll
-    for (int k = 0; k < PER_LANE; ++k) {
-      int vector = lane + 32 * k;
-      if (vector >= vectors) break;
-      v[k] = read(x + start, vector);
+    Floats v = {};
+    float2 sums = make_float2(0, 0);
+    if (is_in) {
+      v = read(x + start, vector);
       if (branch) {
         Floats other = read(branch + start, vector);
-        for (int i = 0; i < N; ++i) v[k].at[i] += other.at[i] + (branch_bias ? extra[k].at[i] : 0.f);
-        round_as(sum, v[k]);
-        write(sum + start, vector, v[k]);
+        for (int i = 0; i < N; ++i) v.at[i] += other.at[i] + extra.at[i];
+        round_as(sum, v);
+        write(sum + start, vector, v);
       }
-      for (int i = 0; i < N; ++i) of_row += v[k].at[i];
+      for (int i = 0; i < N; ++i) sums.x += v.at[i];
     }
-    float mean = total(of_row) / size, squares = 0;
-#pragma unroll
-    for (int k = 0; k < PER_LANE; ++k) {
-      if (lane + 32 * k >= vectors) break;
-      for (int i = 0; i < N; ++i) squares += (v[k].at[i] - mean) * (v[k].at[i] - mean);
-    }
-    float inverse = rsqrtf(total(squares) / size + eps);
-    if (lane == 0) stats[row] = make_float2(mean, inverse);
-#pragma unroll
-    for (int k = 0; k < PER_LANE; ++k) {
-      int vector = lane + 32 * k;
-      if (vector >= vectors) break;
-      for (int i = 0; i < N; ++i) v[k].at[i] = fmaf((v[k].at[i] - mean) * inverse, w[k].at[i], b[k].at[i]);
-      write(y + start, vector, v[k]);
-    }
+    float mean = total(sums, turn).x / size;
+    sums = make_float2(0, 0);
+    for (int i = 0; i < N; ++i) sums.x += is_in ? (v.at[i] - mean) * (v.at[i] - mean) : 0.f;
+    float inverse = rsqrtf(total(sums, turn).x / size + eps);
+    if (vector == 0) stats[row] = make_float2(mean, inverse);
+    for (int i = 0; i < N; ++i) v.at[i] = fmaf((v.at[i] - mean) * inverse, w.at[i], b.at[i]);
+    if (is_in) write(y + start, vector, v);
   }
 }
 
-// Adds up what the warps of a block have for each column, and leaves it for `columns_total`.
-__device__ void leave(const Floats (&own)[PER_LANE], int vectors, float* partial) {
-  __shared__ float sums[PER_LANE * 32 * N];
-  int lane = threadIdx.x % 32;
-  for (int warp = 0; warp < WARPS; ++warp) {
-    if (threadIdx.x / 32 == warp) {
-#pragma unroll
-      for (int k = 0; k < PER_LANE; ++k) {
-        for (int i = 0; i < N; ++i) {
-          // Lanes side by side, so that banks are not shared.
-          float& place = sums[(k * N + i) * 32 + lane];
-          place = warp == 0 ? own[k].at[i] : place + own[k].at[i];
-        }
-      }
+// Adds up what the groups of a block have for each column, and leaves it for `columns_total`.
+__device__ void leave(const Floats& own, int size, float* partial) {
+  __shared__ float sums[WIDTH * N];
+  int vector = threadIdx.x % WIDTH;
+  for (int group = 0; group < GROUPS; ++group) {
+    for (int i = 0; i < N && threadIdx.x / WIDTH == group; ++i) {
+      // Threads side by side, so that banks are not shared.
+      float& place = sums[i * WIDTH + vector];
+      place = group == 0 ? own.at[i] : place + own.at[i];
     }
     __syncthreads();
   }
-  for (int column = threadIdx.x; column < vectors * N; column += WARPS * 32) {
-    int vector = column / N;
-    partial[column] = sums[(vector / 32 * N + column % N) * 32 + vector % 32];
-  }
+  for (int column = threadIdx.x; column < size; column += WIDTH * GROUPS) partial[column] = sums[column % N * WIDTH + column / N];
   __syncthreads();
 }
 
@@ -132,53 +129,38 @@ __device__ void leave(const Floats (&own)[PER_LANE], int vectors, float* partial
 template <class S>
 __device__ void backward(const T* __restrict__ dy, const S* __restrict__ dsum, const S* __restrict__ sum, const float2* __restrict__ stats,
                          const float* weight, S* __restrict__ dx, T* __restrict__ branch_grad, float* partial, int rows, int size) {
-  int lane = threadIdx.x % 32, vectors = size / N;
-  Floats w[PER_LANE], of_weight[PER_LANE] = {}, of_shift[PER_LANE] = {}, of_bias[PER_LANE] = {};
-#pragma unroll
-  for (int k = 0; k < PER_LANE; ++k) {
-    if (lane + 32 * k < vectors) w[k] = columns(weight, lane + 32 * k);
-  }
-  for (int row = blockIdx.x * WARPS + threadIdx.x / 32; row < rows; row += gridDim.x * WARPS) {
+  int vector = threadIdx.x % WIDTH, turn = 0;
+  bool is_in = vector < size / N;
+  Floats w = {}, of_weight = {}, of_shift = {}, of_bias = {};
+  if (is_in) w = columns(weight, vector);
+  for (int row = blockIdx.x * GROUPS + threadIdx.x / WIDTH; row < rows; row += gridDim.x * GROUPS) {
     size_t start = (size_t)row * size;
-    float2 stat = stats[row];
-    Floats g[PER_LANE], v[PER_LANE];
-    float of_g = 0, of_product = 0;
-#pragma unroll
-    for (int k = 0; k < PER_LANE; ++k) {
-      int vector = lane + 32 * k;
-      if (vector >= vectors) break;
-      g[k] = read(dy + start, vector);
-      v[k] = read(sum + start, vector);
+    float2 stat = stats[row], sums = make_float2(0, 0);
+    Floats g = {}, v = {}, more = {};
+    if (is_in) {
+      g = read(dy + start, vector);
+      v = read(sum + start, vector);
+      if (dsum) more = read(dsum + start, vector);
       for (int i = 0; i < N; ++i) {
-        float normed = (v[k].at[i] - stat.x) * stat.y;
-        of_weight[k].at[i] += g[k].at[i] * normed;
-        of_shift[k].at[i] += g[k].at[i];
-        g[k].at[i] *= w[k].at[i];
-        v[k].at[i] = normed;
-        of_g += g[k].at[i];
-        of_product += g[k].at[i] * normed;
+        v.at[i] = (v.at[i] - stat.x) * stat.y;
+        of_weight.at[i] += g.at[i] * v.at[i];
+        of_shift.at[i] += g.at[i];
+        g.at[i] *= w.at[i];
+        sums = sums + make_float2(g.at[i], g.at[i] * v.at[i]);
       }
     }
-    of_g = total(of_g) / size;
-    of_product = total(of_product) / size;
-#pragma unroll
-    for (int k = 0; k < PER_LANE; ++k) {
-      int vector = lane + 32 * k;
-      if (vector >= vectors) break;
-      for (int i = 0; i < N; ++i) g[k].at[i] = stat.y * (g[k].at[i] - of_g - v[k].at[i] * of_product);
-      if (dsum) {
-        Floats more = read(dsum + start, vector);
-        for (int i = 0; i < N; ++i) g[k].at[i] += more.at[i];
-      }
-      write(dx + start, vector, g[k]);
-      if (branch_grad) write(branch_grad + start, vector, g[k]);
-      for (int i = 0; i < N; ++i) of_bias[k].at[i] += g[k].at[i];
+    sums = total(sums, turn);
+    for (int i = 0; i < N; ++i) {
+      g.at[i] = stat.y * (g.at[i] - sums.x / size - v.at[i] * (sums.y / size)) + more.at[i];
+      of_bias.at[i] += g.at[i];
     }
+    if (is_in) write(dx + start, vector, g);
+    if (is_in && branch_grad) write(branch_grad + start, vector, g);
   }
   float* own = partial + (size_t)blockIdx.x * 3 * size;
-  leave(of_weight, vectors, own);
-  leave(of_shift, vectors, own + size);
-  leave(of_bias, vectors, own + 2 * size);
+  leave(of_weight, size, own);
+  leave(of_shift, size, own + size);
+  leave(of_bias, size, own + 2 * size);
 }
 
 // Adds up `count` rows of columns: a block has 32 columns, and its warps share the rows.
@@ -200,12 +182,12 @@ extern "C" __global__ void __launch_bounds__(1024) columns_total(const float* pa
 }
 
 #define NORM(name, S)                                                                                                                      \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(WIDTH * GROUPS)                                                                                 \
       norm_##name(const S* x, const T* branch, const float* branch_bias, S* sum, T* y, float2* stats, const float* weight,                  \
                   const float* shift, int rows, int size, float eps) {                                                                     \
     forward(x, branch, branch_bias, sum, y, stats, weight, shift, rows, size, eps);                                                        \
   }                                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(WIDTH * GROUPS)                                                                                 \
       norm_backward_##name(const T* dy, const S* dsum, const S* sum, const float2* stats, const float* weight, S* dx, T* branch_grad,       \
                            float* partial, int rows, int size) {                                                                           \
     backward(dy, dsum, sum, stats, weight, dx, branch_grad, partial, rows, size);                                                          \

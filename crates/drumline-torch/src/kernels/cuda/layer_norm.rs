@@ -11,10 +11,10 @@ use crate::function::autograd_function;
 
 static SOURCE: Source = Source::new(&[include_str!("layer_norm.cu")]);
 
-/// Of a block, as in the source.
-const WARPS: u32 = 8;
-/// Vectors of a row that a lane can hold.
-const MOST_PER_LANE: i64 = 6;
+/// Threads that a block should have, unless a row needs more.
+const THREADS: i64 = 256;
+/// Threads that it can have.
+const MOST_THREADS: i64 = 1024;
 
 /// A layer's parameters.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +37,7 @@ pub struct BranchEnd<'a> {
 }
 
 /// The norm of rows. Under autocast it comes out in the short type, which is what products make of it anyway. `None` where the kernels do not fit, so that
-/// libtorch's operations must do it: tensors of the processor or with gaps, rows of more than some thousands of numbers, parameters that are not f32.
+/// libtorch's operations must do it: tensors of the processor or with gaps, rows of more than 8192 numbers (4096 of f32), parameters that are not f32.
 pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<Tensor>, TorchError> {
     let Some(norm) = Norm::of(xs, &layer, None)? else { return Ok(None) };
     let outputs = autograd_function(
@@ -120,10 +120,9 @@ impl Norm {
         let is_column = |tensor: &Tensor| {
             tensor.kind() == Kind::Float && tensor.size() == [size] && tensor.device() == xs.device()
         };
-        let per_lane = (size / element.per_vector() + 31) / 32;
         let fits = size > 0
             && size % element.per_vector() == 0
-            && per_lane <= MOST_PER_LANE
+            && size / element.per_vector() <= MOST_THREADS
             && xs.numel() > 0
             && xs.is_contiguous()
             && (xs.kind() == kind || xs.kind() == Kind::Float)
@@ -148,16 +147,24 @@ impl Norm {
         }))
     }
 
-    /// As many blocks as run at the same time.
-    fn grid(&self, blocks_each: u32) -> Result<Grid, TorchError> {
-        let most = multiprocessors(self.device)? * blocks_each;
-        let blocks = u32::try_from(self.rows as u64).unwrap_or(u32::MAX).div_ceil(WARPS).min(most);
-        Ok(Grid { blocks: (blocks, 1), threads: WARPS * 32, shared: 0 })
+    /// Threads of a row, and rows of a block.
+    fn block(&self) -> (i64, i64) {
+        let width = (self.size / self.element.per_vector() + 31) / 32 * 32;
+        (width, (THREADS / width).clamp(1, 4))
+    }
+
+    /// As many blocks as run at the same time, with so many threads on each multiprocessor.
+    fn grid(&self, threads_each: u32) -> Result<Grid, TorchError> {
+        let (width, groups) = self.block();
+        let threads = (width * groups) as u32;
+        let most = multiprocessors(self.device)? * (threads_each / threads).max(1);
+        let blocks = (self.rows as u64).div_ceil(groups as u64).min(u64::from(most)) as u32;
+        Ok(Grid { blocks: (blocks, 1), threads, shared: 0 })
     }
 
     fn launch(&self, name: &str, grid: Grid, arguments: &[Argument]) -> Result<(), TorchError> {
-        let per_lane = (self.size / self.element.per_vector() + 31) / 32;
-        let kernels = SOURCE.with(self.device, self.element, &[("PER_LANE", per_lane)])?;
+        let (width, groups) = self.block();
+        let kernels = SOURCE.with(self.device, self.element, &[("WIDTH", width), ("GROUPS", groups)])?;
         // SAFETY: each caller lists the arguments as the source does, of tensors whose shapes `of` has checked.
         unsafe { launch(&kernels, name, (self.device, grid), arguments) }
     }
@@ -192,7 +199,7 @@ impl Norm {
             &self.sizes(),
             &[(layer.eps as f32).into()],
         ];
-        self.launch(&self.name("norm"), self.grid(2)?, &arguments.concat())?;
+        self.launch(&self.name("norm"), self.grid(2048)?, &arguments.concat())?;
         Ok((y, stats))
     }
 
@@ -212,7 +219,7 @@ impl Norm {
         let by_sum = by_sum.map(|grad| fitting(grad, sum.kind())).transpose()?;
         let of_x = sum.f_empty_like()?;
         let short = if self.is_long { Some(by_y.f_empty_like()?) } else { None };
-        let grid = self.grid(1)?;
+        let grid = self.grid(768)?;
         let (blocks, columns) = (grid.blocks.0, 3 * self.size);
         let (partial, totals) = (self.floats(i64::from(blocks) * columns)?, self.floats(columns)?);
         let read = [(&by_y).into(), pointer(by_sum.as_ref()), sum.into(), stats.into(), weight.into()];
