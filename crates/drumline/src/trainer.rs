@@ -294,7 +294,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// Threads that make batches; 1, if it is not said. 0: batches are made when they are needed.
+    /// Threads that make batches; 1, if it is not said. 0: batches are made when they are needed, and are not copied to a GPU beside the step before.
     #[must_use]
     pub fn num_workers(mut self, threads: usize) -> Self {
         self.settings.num_workers = threads;
