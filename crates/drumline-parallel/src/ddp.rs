@@ -361,6 +361,11 @@ impl<M> Ddp<M> {
         self.others.as_ref().map_or_else(Vec::new, |others| others.reducer().bucket_bytes())
     }
 
+    /// Whether backward reduces over ranks: there are others, or this one does as if there were.
+    pub fn is_reducing(&self) -> bool {
+        self.others.is_some()
+    }
+
     /// Whether a step with this model can be recorded as a CUDA graph; if not, why. Asked after the first two steps, which show in which
     /// order gradients come.
     pub fn is_recordable(&self) -> std::result::Result<(), String> {

@@ -40,6 +40,7 @@ mod logging;
 mod main_first;
 mod metrics;
 mod predictions;
+mod quiet;
 mod run_error;
 mod sampler;
 mod scaling;

@@ -84,6 +84,11 @@ impl Trouble {
     pub(crate) fn within(self, place: &str) -> Self {
         if self.is_plain { self } else { Self { text: format!("{place}: {}", self.text), ..self } }
     }
+
+    /// The same where a panic was kept from telling itself.
+    pub(crate) fn untold(self) -> Self {
+        Self { is_told: false, ..self }
+    }
 }
 
 impl<E: Into<Cause>> From<E> for Trouble {

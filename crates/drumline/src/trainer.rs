@@ -7,10 +7,11 @@
 //!      │                                                               ▼
 //!      └─▶ callbacks ◀─ optimizer ◀─ one reduction ◀─ sums of losses ÷ count of the whole step over all ranks
 //! ```
-//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `step`, `evaluate`, `weights`, `save`, `tracer`.
+//! Read in this order: `settings`, `callback`, `state`, `meeting`, `run`, `supply`, `step`, `evaluate`, `weights`, `save`, `tracer`.
 //!
 //! - `batch`, `model`, `loss`, `metric`: what can be trained, on what, towards what
 //! - `callbacks`: those that are supplied
+//! - `way`, `graphs`, `upload`: steps on a GPU
 
 mod batch;
 mod callback;
@@ -32,8 +33,11 @@ mod settings;
 mod share;
 mod state;
 mod step;
+mod supply;
 mod tracer;
+mod upload;
 mod waits;
+mod way;
 mod weights;
 
 use std::ops::Range;
@@ -290,7 +294,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// Threads that make batches; 1, if it is not said. 0: batches are made when they are needed.
+    /// Threads that make batches; 1, if it is not said. 0: batches are made when they are needed, and are not copied to a GPU beside the step before.
     #[must_use]
     pub fn num_workers(mut self, threads: usize) -> Self {
         self.settings.num_workers = threads;

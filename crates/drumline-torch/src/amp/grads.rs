@@ -88,6 +88,9 @@ impl Unscaled {
     /// What one rank has found, all have: they step together or not at all. Every rank calls it.
     #[track_caller]
     pub fn agree(&mut self, group: &ProcessGroup) -> Result<(), TorchError> {
+        if group.size() == 1 {
+            return Ok(()); // On a GPU the call would need NCCL, for nothing.
+        }
         group.all_reduce_tensor(&mut self.found_inf, ReduceOp::Max)
     }
 
@@ -141,5 +144,12 @@ impl Unscaled {
     ) -> Result<(), TorchError> {
         optimizer.step_with(StepTensors { found_inf: Some(&self.found_inf), ..StepTensors::default() })?;
         scaler.update(&self.found_inf)
+    }
+
+    /// Moves the scale on for the next step, without a wait for the device, and leaves it to the caller to make this one or to leave it out. Returns what
+    /// was found and the new scale, on the device: each is in memory that stays the same, so that a captured graph fills them anew.
+    pub fn update(self, scaler: &mut LossScaler) -> Result<(Tensor, Tensor), TorchError> {
+        scaler.update(&self.found_inf)?;
+        Ok((self.found_inf, scaler.at.scale.shallow_clone()))
     }
 }

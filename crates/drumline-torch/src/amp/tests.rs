@@ -39,6 +39,22 @@ fn deepspeeds_scale_lets_overflows_pass_and_has_a_minimum() {
 }
 
 #[test]
+fn an_update_alone_moves_the_scale_and_no_weight() {
+    let policy = ScalePolicy::Dynamic(DynamicScale { init_scale: 8.0, ..DynamicScale::default() });
+    let mut scaler = LossScaler::new(policy, Device::Cpu).unwrap();
+    let tensor = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let weight = Named { name: "weight".into(), tensor };
+    for (grad, found, scale) in [(16.0, 0.0, 8.0), (f32::INFINITY, 1.0, 4.0)] {
+        set_grad(&weight.tensor, Some(&Tensor::from_slice(&[grad, 8.0]))).unwrap();
+        let unscaled = scaler.received().unscale(&scaler, vec![weight.clone()]).unwrap();
+        let (found_inf, moved) = unscaled.update(&mut scaler).unwrap();
+        assert_eq!((found_inf.double_value(&[]), moved.double_value(&[])), (found, scale));
+        assert_eq!(scaler.scale().unwrap(), scale);
+        assert_eq!(weight.tensor.double_value(&[0]), 1.0);
+    }
+}
+
+#[test]
 fn a_static_scale_stays() {
     assert_eq!(scales(ScalePolicy::Static(128.0), "!.!!"), [128.0; 4]);
 }

@@ -4,12 +4,18 @@
 //! ```text
 //!   as it is    the first steps of a shape, and steps of other shapes
 //!   graphs      batch copied in ─▶ ┃forward ─ loss ─ backward┃ ─▶ loss read ─▶ on_backward_end ─▶ ┃optimizer┃ ─▶ on_step_end
+//!   … in fp16                      ┃ … ─ backward ─ gradients unscaled ─ scale moved on┃ ─▶ loss, overflow and scale read ─▶ … unless overflown
 //! ```
 //! The whole training runs on one stream, on which what is recorded is launched as well. Where something cannot be recorded, the reason is
 //! told once, and steps go on as they are.
+//!
+//! Ranks that reduce rehearse first, each for itself and without a call to the others: one that failed among the recordings of the others would leave them
+//! waiting. Only if all can do it, they record together. Not here: which way a step goes (`way`), batches copied beside a step (`upload`).
 
-use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope, copy_async};
-use drumline_torch::{Named, TorchError, grad, set_grad};
+mod recorded;
+
+use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope};
+use drumline_torch::{TensorCollectives, TorchError, grad};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -18,34 +24,18 @@ use super::hooks::Hook;
 use super::meeting::Agreed;
 use super::model::{Mode, Model};
 use super::run::Run;
+use super::step::Computed;
+use super::supply::{Supply, Window};
+use super::way::{Seen, Wish, shapes};
 use crate::loader::Cause;
-use crate::shared_failure::guarded;
-
-/// Steps of one shape in a row that are made as they are before one is recorded: libraries choose their kernels in them, and optimizers make what they keep.
-const WARM_UPS: u32 = 3;
-
-/// Steps without two of one shape in a row after which the waiting ends.
-const PATIENCE: u32 = 64;
-
-/// How a step is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Operation by operation.
-    AsItIs,
-    /// By graphs, which may have to be recorded first.
-    Graphs,
-}
-
-/// The shapes and kinds of the tensors of a step's batches.
-type Shapes = Vec<(Vec<i64>, Kind)>;
+use crate::quiet::guarded_quietly;
+use crate::shared_failure::{SharedFailure, Trouble, guarded, in_words};
+use recorded::{Made, Recorded};
 
 /// What has been recorded, or is to be.
 pub(super) struct Graphs<B, O> {
     pool: Pool,
-    /// The shapes of the last step, and how many in a row had them.
-    seen: (Shapes, u32),
-    /// Steps since shapes were first looked at.
-    looked: u32,
+    seen: Seen,
     gradients: Option<Recorded<B, O>>,
     optimizer: Optimizing,
 }
@@ -58,30 +48,10 @@ enum Optimizing {
     AsItIs,
 }
 
-/// Forward, loss and backward.
-struct Recorded<B, O> {
-    shapes: Shapes,
-    graph: Graph,
-    /// What it reads.
-    batches: Vec<B>,
-    factor: Tensor,
-    /// What it leaves.
-    sum: Tensor,
-    outputs: Vec<O>,
-    grads: Vec<Option<Tensor>>,
-    /// Whether the parameters' gradients are those: another step takes them away.
-    is_attached: bool,
-}
-
 impl<B, O> Graphs<B, O> {
     pub(super) fn new() -> Result<Self, TorchError> {
-        Ok(Self {
-            pool: Pool::new()?,
-            seen: (Vec::new(), 0),
-            looked: 0,
-            gradients: None,
-            optimizer: Optimizing::Unrecorded,
-        })
+        let (seen, optimizer) = (Seen::default(), Optimizing::Unrecorded);
+        Ok(Self { pool: Pool::new()?, seen, gradients: None, optimizer })
     }
 }
 
@@ -93,73 +63,67 @@ pub(super) fn own_stream(device: Device) -> Result<Option<StreamScope>, TorchErr
     }
 }
 
-/// The shapes of batches that list their tensors.
-fn shapes<B: Batch>(batches: &[B]) -> Option<Shapes> {
-    let tensors: Option<Vec<_>> = batches.iter().map(Batch::tensors).collect();
-    Some(tensors?.concat().iter().map(|tensor| (tensor.size(), tensor.kind())).collect())
-}
-
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
-    /// How the step of these batches is made.
-    pub(super) fn way(&mut self, batches: &[B], agreed: &Agreed) -> Way {
-        let Some(graphs) = &mut self.graphs else { return Way::AsItIs };
-        if self.tracer.is_on() || batches.len() != agreed.most_batches || agreed.is_uneven {
-            return Way::AsItIs;
-        }
-        let Some(shapes) = shapes(batches) else {
-            self.give_up("its batches do not list their tensors; try implementing `Batch::tensors`");
-            return Way::AsItIs;
+    /// Whether this rank can make a step of these batches by graphs. Asked once a step.
+    pub(super) fn can_use_graphs(&mut self, batches: &[B]) -> bool {
+        let Some(graphs) = self.graphs.as_mut().filter(|_| !self.tracer.is_on()) else { return false };
+        let recorded = graphs.gradients.as_ref().map(|recorded| &recorded.shapes);
+        let is_recorded = recorded.is_some();
+        let why = match graphs.seen.wish(shapes(batches), recorded) {
+            Wish::AsItIs => return false,
+            Wish::Graphs if is_recorded => return true,
+            Wish::Graphs => self.is_recordable(),
+            Wish::Never(why) => Err(why.to_owned()),
         };
-        if let Some(recorded) = &graphs.gradients {
-            return if recorded.shapes == shapes { Way::Graphs } else { Way::AsItIs };
+        if let Err(why) = &why {
+            self.give_up(why);
         }
-        graphs.looked += 1;
-        match &mut graphs.seen {
-            (seen, times) if *seen == shapes => *times += 1,
-            seen => *seen = (shapes, 1),
+        why.is_ok()
+    }
+
+    /// Whether what ranks do together in a step can be recorded; if not, why.
+    fn is_recordable(&self) -> Result<(), String> {
+        if !self.ddp.is_reducing() {
+            return Ok(());
         }
-        if graphs.seen.1 > WARM_UPS {
-            return Way::Graphs;
+        self.ddp.is_recordable()?;
+        match self.scaler.is_some() && self.state.group.size() > 1 {
+            true => self.state.group.is_recordable(),
+            false => Ok(()),
         }
-        if graphs.looked > PATIENCE {
-            self.give_up("the shapes of its batches change from step to step");
-        }
-        Way::AsItIs
     }
 
     /// The reason is told once, by rank 0.
-    pub(super) fn give_up(&mut self, why: &str) {
+    fn give_up(&mut self, why: &str) {
         self.graphs = None;
-        if self.state.rank() == 0 {
-            tracing::info!("steps are not made as CUDA graphs: {why}");
+        let why = first_line(why);
+        match self.state.rank() {
+            0 => tracing::info!("steps are not made as CUDA graphs: {why}"),
+            rank => tracing::debug!(rank, "steps are not made as CUDA graphs: {why}"),
         }
     }
 
-    /// What [`gradients`](Self::gradients) computes, by a graph.
+    /// What [`gradients`](Self::gradients) computes, by a graph. The next step's batches are taken while it runs.
     pub(super) fn graphed_gradients(
         &mut self,
-        batches: Vec<B>,
+        window: Window<B>,
         agreed: &Agreed,
-    ) -> Result<f64, TrainerError> {
+        supply: &mut Supply<B>,
+    ) -> Result<Computed, TrainerError> {
         let factor = self.state.group.size() as f64 / agreed.count;
-        let Some(mut graphs) = self.graphs.take() else { return self.gradients(batches, agreed) };
+        let Some(mut graphs) = self.graphs.take() else { return self.gradients(window.batches, agreed) };
         let mut recorded = match graphs.gradients.take() {
-            Some(mut recorded) => {
-                recorded.take_in(&batches, factor)?;
+            Some(recorded) => {
+                recorded.take_in(&window, factor)?;
                 recorded
             }
             None => {
-                let device = self.state.device;
-                let batches: Result<Vec<B>, _> =
-                    batches.into_iter().map(|batch| batch.to_device(device)).collect();
-                let batches = batches?;
-                match self.record(&graphs, &batches, factor) {
-                    Ok(made) => made.of(batches, std::mem::take(&mut graphs.seen.0)),
-                    Err(why) => {
-                        self.give_up(&why);
-                        self.state.optimizer.zero_grad()?;
-                        return self.gradients(batches, agreed);
-                    }
+                let (device, shapes) = (self.state.device, shapes(&window.batches).unwrap_or_default());
+                let batches = window.batches.into_iter().map(|batch| batch.to_device(device));
+                let batches = batches.collect::<Result<Vec<B>, _>>()?;
+                match self.record(graphs.pool, &batches, agreed)? {
+                    Some(made) => Recorded::new(made, batches, shapes),
+                    None => return self.gradients(batches, agreed),
                 }
             }
         };
@@ -169,50 +133,117 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             }
         }
         recorded.attach(&self.state.parameters)?;
-        recorded.graph.launch()?;
+        recorded.made.graph.launch()?;
+        // Before anything waits for the GPU.
+        self.take_ahead(supply, |window| recorded.begin_upload(window));
+        self.score(&recorded);
+        let computed = recorded.made.read()?;
+        graphs.gradients = Some(recorded);
+        self.graphs = Some(graphs);
+        Ok(computed)
+    }
+
+    fn score(&mut self, recorded: &Recorded<B, M::Output>) {
         let scored = guarded(|| {
-            let mut outputs = recorded.outputs.iter().zip(&recorded.batches);
+            let mut outputs = recorded.made.outputs.iter().zip(&recorded.batches);
             no_grad(|| outputs.try_for_each(|(output, batch)| self.train_scores.update(output, batch)))
         });
         if let Err(trouble) = scored {
             self.hooks.note(trouble);
         }
-        let sum = recorded.sum.f_double_value(&[]).map_err(TorchError::from)?;
-        graphs.gradients = Some(recorded);
-        self.graphs = Some(graphs);
-        Ok(sum)
     }
 
-    /// Records forward, loss and backward of these batches. Nothing of it runs.
+    /// Records forward, loss and backward of these batches. Nothing of it runs. `None` if one of the ranks cannot: then graphs are given up on all of them, and
+    /// the step can be made as it is.
     fn record(
         &mut self,
-        graphs: &Graphs<B, M::Output>,
+        pool: Pool,
         batches: &[B],
-        factor: f64,
-    ) -> Result<Made<M::Output>, String> {
-        let (device, keeps_outputs) = (self.state.device, !self.train_scores.0.is_empty());
-        let made = guarded(|| {
-            let factor =
-                Tensor::f_full([0i64; 0], factor, (Kind::Float, device)).map_err(TorchError::from)?;
+        agreed: &Agreed,
+    ) -> Result<Option<Made<M::Output>>, TrainerError> {
+        let factor = self.state.group.size() as f64 / agreed.count;
+        let factor = Tensor::f_full([0i64; 0], factor, (Kind::Float, self.state.device))?;
+        if !self.ddp.is_reducing() {
+            return match guarded_quietly(|| Ok(self.record_whole(pool, batches, factor)?)) {
+                Ok(made) => Ok(Some(made)),
+                Err(trouble) => self.leave(&trouble.text, agreed),
+            };
+        }
+        let rehearsed = self.rehearse(pool, batches, &factor);
+        let told = self.state.group.all_gather_object(&rehearsed.as_ref().err().cloned())?;
+        if let Some(failure) = SharedFailure::of(&told) {
+            return self.leave(&failure.to_string(), agreed);
+        }
+        self.begin_again(agreed)?;
+        let made = self.record_whole(pool, batches, factor);
+        // It has lived until now so that its memory is used again.
+        drop(rehearsed);
+        made.map(Some).map_err(|error| self.unrecorded(error))
+    }
+
+    /// Records what this rank does by itself, to see whether that can be.
+    fn rehearse(&mut self, pool: Pool, batches: &[B], factor: &Tensor) -> Result<Graph, Trouble> {
+        guarded_quietly(|| {
             self.state.optimizer.zero_grad()?;
-            let (graph, (sum, mut outputs)) = Graph::record(graphs.pool, || self.compute(batches, &factor))?;
-            if !keeps_outputs {
-                outputs.clear();
-            }
-            let grads: Result<_, _> = self.state.parameters.iter().map(|named| grad(&named.tensor)).collect();
-            Ok(Made { graph, factor, sum, outputs, grads: grads? })
-        });
-        made.map_err(|trouble| trouble.text)
+            let alone = || self.ddp.no_sync(|| self.compute(batches, factor));
+            let (graph, _) = Graph::record(pool, alone)?;
+            Ok(graph)
+        })
+    }
+
+    /// The step will be made as it is, as all that follow.
+    fn leave(&mut self, why: &str, agreed: &Agreed) -> Result<Option<Made<M::Output>>, TrainerError> {
+        self.give_up(why);
+        self.begin_again(agreed)?;
+        Ok(None)
+    }
+
+    /// What was recorded was no step.
+    fn begin_again(&mut self, agreed: &Agreed) -> Result<(), TrainerError> {
+        self.state.optimizer.zero_grad()?;
+        Ok(self.ddp.begin_step(agreed.buffers_of.unwrap_or(0))?)
+    }
+
+    /// The others are in the midst of their recordings, and cannot go back.
+    fn unrecorded(&self, error: TrainerError) -> TrainerError {
+        match error {
+            TrainerError::Comm(_) => error,
+            other => TrainerError::Unfit(format!(
+                "rank {} cannot record step {} as a CUDA graph with the others: {}; try .cuda_graphs(false)",
+                self.state.rank(),
+                self.state.step + 1,
+                first_line(&in_words(&other))
+            )),
+        }
+    }
+
+    fn record_whole(
+        &mut self,
+        pool: Pool,
+        batches: &[B],
+        factor: Tensor,
+    ) -> Result<Made<M::Output>, TrainerError> {
+        self.state.optimizer.zero_grad()?;
+        let (graph, (figures, mut outputs)) = Graph::record(pool, || {
+            let (sum, outputs) = self.compute(batches, &factor)?;
+            Ok::<_, TrainerError>((self.figures(sum)?, outputs))
+        })?;
+        if self.train_scores.0.is_empty() {
+            outputs.clear();
+        }
+        let grads: Result<_, _> = self.state.parameters.iter().map(|named| grad(&named.tensor)).collect();
+        Ok(Made { graph, factor, figures, outputs, grads: grads? })
     }
 
     /// The sum of the losses, and the outputs.
-    fn compute(&self, batches: &[B], factor: &Tensor) -> Result<(Tensor, Vec<M::Output>), Cause> {
+    fn compute(&self, batches: &[B], factor: &Tensor) -> Result<(Tensor, Vec<M::Output>), TrainerError> {
         let (mut sums, mut outputs) = (Vec::new(), Vec::new());
         for (done, batch) in batches.iter().enumerate() {
             let (output, loss) = {
-                let _autocast = self.autocast()?;
-                let output = self.ddp.forward_with(|model| model.forward_batch(batch, Mode::Train))??;
-                let loss = self.loss.sum(&output, batch)?;
+                let _autocast = self.autocast().map_err(unfit)?;
+                let output = self.ddp.forward_with(|model| model.forward_batch(batch, Mode::Train))?;
+                let output = output.map_err(unfit)?;
+                let loss = self.loss.sum(&output, batch).map_err(unfit)?;
                 (output, loss)
             };
             let part = &loss * factor;
@@ -225,23 +256,35 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             sums.push(loss.detach());
             outputs.push(output);
         }
-        Ok((
-            Tensor::f_stack(&sums, 0).and_then(|sums| sums.f_sum(Kind::Float)).map_err(TorchError::from)?,
-            outputs,
-        ))
+        Ok((Tensor::f_stack(&sums, 0)?.f_sum(Kind::Float)?, outputs))
+    }
+
+    /// What is read of the step. In fp16 gradients become those of the loss itself, and the scale moves on: all of it on the GPU.
+    fn figures(&mut self, sum: Tensor) -> Result<Tensor, TrainerError> {
+        let Some(scaler) = &mut self.scaler else { return Ok(sum.f_reshape([1])?) };
+        let mut unscaled = scaler.received().unscale(scaler, self.state.parameters.clone())?;
+        unscaled.agree(&self.state.group)?;
+        let (found_inf, scale) = unscaled.update(scaler)?;
+        Ok(Tensor::f_stack(&[sum, found_inf, scale], 0)?)
     }
 
     /// The optimizer's step, by a graph where that is possible.
     pub(super) fn graphed_optimizer(&mut self) -> Result<(), TrainerError> {
-        let Some(graphs) = &mut self.graphs else { return Ok(self.state.optimizer.step()?) };
+        // Its first step is another: it makes what is kept. In fp16 all before may have been left out.
+        let is_first = self.state.optimizer_steps() == 0;
+        let Some(graphs) = self.graphs.as_mut().filter(|_| !is_first) else {
+            return Ok(self.state.optimizer.step()?);
+        };
         if let Optimizing::Unrecorded = graphs.optimizer {
             let optimizer = &mut self.state.optimizer;
-            let recorded =
-                optimizer.keep_lr_on_device().and_then(|()| Graph::record(graphs.pool, || optimizer.step()));
+            let recorded = guarded_quietly(|| {
+                optimizer.keep_lr_on_device()?;
+                Ok(Graph::record(graphs.pool, || optimizer.step())?)
+            });
             graphs.optimizer = match recorded {
                 Ok((graph, ())) => Optimizing::Recorded(graph),
                 Err(why) => {
-                    tracing::debug!("the optimizer is not made as a CUDA graph: {why}");
+                    tracing::debug!("the optimizer is not made as a CUDA graph: {}", first_line(&why.text));
                     Optimizing::AsItIs
                 }
             };
@@ -260,43 +303,27 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 }
 
-/// What a recording gives.
-struct Made<O> {
-    graph: Graph,
-    factor: Tensor,
-    sum: Tensor,
-    outputs: Vec<O>,
-    grads: Vec<Option<Tensor>>,
+/// What a model or a loss has said.
+fn unfit(cause: Cause) -> TrainerError {
+    TrainerError::Unfit(in_words(cause.as_ref()))
 }
 
-impl<O> Made<O> {
-    fn of<B>(self, batches: Vec<B>, shapes: Shapes) -> Recorded<B, O> {
-        let Self { graph, factor, sum, outputs, grads } = self;
-        Recorded { shapes, graph, batches, factor, sum, outputs, grads, is_attached: true }
-    }
+/// Without what libtorch adds: where it was thrown, and by whom it was called. In the words of a panic lines end with two characters.
+fn first_line(text: &str) -> &str {
+    let end = [text.find('\n'), text.find("\\n")].into_iter().flatten().min();
+    text[..end.unwrap_or(text.len())].trim_end()
 }
 
-impl<B: Batch, O> Recorded<B, O> {
-    /// Copies batches to where the graph reads them.
-    fn take_in(&mut self, batches: &[B], factor: f64) -> Result<(), TorchError> {
-        for (to, from) in self.batches.iter().zip(batches) {
-            let (to, from) = (to.tensors().unwrap_or_default(), from.tensors().unwrap_or_default());
-            for (to, from) in to.into_iter().zip(from) {
-                copy_async(&mut to.shallow_clone(), from)?;
-            }
-        }
-        let _ = self.factor.f_fill_(factor)?;
-        Ok(())
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Gives the parameters the gradients that the graph fills.
-    fn attach(&mut self, parameters: &[Named]) -> Result<(), TorchError> {
-        if !self.is_attached {
-            for (named, grad) in parameters.iter().zip(&self.grads) {
-                set_grad(&named.tensor, grad.as_ref())?;
-            }
-            self.is_attached = true;
-        }
-        Ok(())
+    #[test]
+    fn a_reason_is_one_line() {
+        assert_eq!(first_line("plain"), "plain");
+        assert_eq!(first_line("first \nsecond"), "first");
+        let panic =
+            format!("panicked: {:?}", "not permitted when stream is capturing\nException raised from …\n");
+        assert_eq!(first_line(&panic), "panicked: \"not permitted when stream is capturing");
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Brought {
     pub(super) validation: bool,
     /// A callback wants a checkpoint.
     pub(super) checkpoint: bool,
+    /// These batches can be computed by graphs.
+    pub(super) graphs: bool,
 }
 
 /// What all know afterwards.
@@ -34,6 +36,8 @@ pub(super) struct Agreed {
     pub(super) stop: bool,
     pub(super) validation: bool,
     pub(super) checkpoint: bool,
+    /// Whether every rank can use graphs.
+    pub(super) graphs: bool,
     /// Of all ranks.
     pub(super) samples: u64,
     /// Of all ranks.
@@ -52,7 +56,7 @@ const WORDS: usize = 4;
 
 impl Brought {
     fn words(&self) -> [f64; WORDS] {
-        let flags = [self.failed, self.stop, self.validation, self.checkpoint];
+        let flags = [self.failed, self.stop, self.validation, self.checkpoint, self.graphs];
         let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(*flag));
         [self.batches as f64, self.samples as f64, self.count, f64::from(flags)]
     }
@@ -61,6 +65,7 @@ impl Brought {
 impl Agreed {
     fn of(all: &[[f64; WORDS]]) -> Self {
         let flags = all.iter().fold(0, |flags, words| flags | words[3] as u32);
+        let flags_of_each = all.iter().fold(u32::MAX, |flags, words| flags & words[3] as u32);
         let sum = |word: usize| all.iter().map(|words| words[word]).sum::<f64>();
         let batches: Vec<usize> = all.iter().map(|words| words[0] as usize).collect();
         let most_batches = batches.iter().copied().max().unwrap_or(0);
@@ -75,6 +80,7 @@ impl Agreed {
             stop: flags & 2 != 0,
             validation: flags & 4 != 0,
             checkpoint: flags & 8 != 0,
+            graphs: flags_of_each & 16 != 0,
             samples: sum(1) as u64,
             count: sum(2),
             most_batches,
@@ -93,13 +99,16 @@ pub(super) fn meet(group: &ProcessGroup, brought: &Brought) -> Result<Agreed, Co
     Ok(Agreed::of(all.as_chunks::<WORDS>().0))
 }
 
+/// What ranks know that have met with these.
+#[cfg(test)]
+pub(super) fn agreed_by(brought: &[Brought]) -> Agreed {
+    Agreed::of(&brought.iter().map(Brought::words).collect::<Vec<_>>())
+}
+
 #[cfg(test)]
 mod tests {
+    use super::agreed_by as agreed;
     use super::*;
-
-    fn agreed(brought: &[Brought]) -> Agreed {
-        Agreed::of(&brought.iter().map(Brought::words).collect::<Vec<_>>())
-    }
 
     #[test]
     fn counts_add_up_and_any_wish_counts() {

@@ -188,7 +188,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let mut has_callbacks = [u8::from(!asked.hooks.is_empty())];
         group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
         let has_callbacks = has_callbacks[0] > 0;
-        let graphs = graphs_of(&asked.settings, asked.store.device(), &group)?;
+        let graphs = graphs_of(&asked.settings, asked.store.device())?;
         let state = TrainState::new(Start {
             device: asked.store.device(),
             optimizer: parts.optimizer,
@@ -264,12 +264,7 @@ pub(super) fn steps_of_epoch<B: Batch>(
     .into())
 }
 
-/// What steps on a GPU are recorded in. Ranks that are several meet on the processor in the midst of a step.
-fn graphs_of<B, O>(
-    settings: &Settings,
-    device: tch::Device,
-    group: &ProcessGroup,
-) -> Result<Option<Graphs<B, O>>, TorchError> {
-    let wanted = settings.cuda_graphs && device.is_cuda() && group.size() == 1;
-    wanted.then(Graphs::new).transpose()
+/// What steps on a GPU are recorded in.
+fn graphs_of<B, O>(settings: &Settings, device: tch::Device) -> Result<Option<Graphs<B, O>>, TorchError> {
+    (settings.cuda_graphs && device.is_cuda()).then(Graphs::new).transpose()
 }

@@ -26,12 +26,13 @@ use super::norms::Norms;
 use super::prepare::steps_of_epoch;
 use super::settings::{Every, LoadBestModel, Settings};
 use super::state::TrainState;
+use super::supply::Supply;
 use super::tracer::Tracer;
 use super::waits::Waits;
 use crate::checkpoint::{Checkpoints, Loaded};
-use crate::loader::{Epoch, Loader, Sample};
+use crate::loader::{Loader, Sample};
 use crate::sampler::SamplerPosition;
-use crate::shared_failure::{Trouble, agree, guarded, in_words, panic_words};
+use crate::shared_failure::{Trouble, agree, in_words, panic_words};
 use crate::stop_request::StopRequest;
 
 /// What a training came to.
@@ -151,12 +152,6 @@ enum EpochEnd {
     },
 }
 
-/// The batches of a step, and what is brought to the meeting about them.
-pub(super) struct Window<B> {
-    pub(super) batches: Vec<B>,
-    brought: Brought,
-}
-
 /// What comes next.
 enum Next {
     Step(Agreed),
@@ -250,16 +245,17 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Steps to the end of the epoch, or as far as training goes.
     fn steps(&mut self) -> Result<EpochEnd, TrainerError> {
         let batches = self.train.resume(self.place.from);
-        let mut batches = agree::<_, TrainerError>(&self.state.group, batches.map_err(Trouble::from))?;
+        let batches = agree::<_, TrainerError>(&self.state.group, batches.map_err(Trouble::from))?;
+        let mut supply = Supply::new(batches);
         loop {
             // The last step of an epoch is followed by what belongs to its end.
             if self.state.is_enough() && self.state.step_in_epoch < self.state.steps_per_epoch {
                 return Ok(EpochEnd::Enough);
             }
             self.tracer.begin_step(self.state.step);
-            let window = self.window(&mut batches);
+            let window = self.window(&mut supply);
             match self.next(window.brought)? {
-                Next::Step(agreed) => self.step(window.batches, &agreed)?,
+                Next::Step(agreed) => self.step(window, &agreed, &mut supply)?,
                 Next::NoData => return Ok(EpochEnd::NoData),
                 Next::Stop { reason } => return Ok(EpochEnd::Stop { reason }),
             }
@@ -294,36 +290,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 steps_of_epoch(epoch, &self.state.group, &self.train, &self.settings)?;
         }
         Ok(())
-    }
-
-    /// Takes the batches of a step; fewer at the end of an epoch.
-    fn window(&mut self, batches: &mut Epoch<AnyDataset<B>>) -> Window<B> {
-        let begin = Instant::now();
-        let mut window = Window { batches: Vec::new(), brought: Brought::default() };
-        while window.batches.len() < self.settings.update_every {
-            match batches.next() {
-                None => break,
-                Some(Err(error)) => {
-                    self.hooks.note(error.into());
-                    break;
-                }
-                Some(Ok(batch)) => match guarded(|| Ok((self.loss.count(&batch)?, batch.num_samples()))) {
-                    Err(trouble) => self.hooks.note(trouble.within("the loss's count")),
-                    Ok((count, samples)) => {
-                        window.brought.batches += 1;
-                        window.brought.samples += samples;
-                        window.brought.count += count;
-                        window.batches.push(batch);
-                    }
-                },
-            }
-            if self.hooks.trouble().is_some() {
-                break;
-            }
-        }
-        self.state.times.load += begin.elapsed();
-        self.tracer.span("batches", Track::Loading, begin);
-        window
     }
 
     /// Meets the others, and does what any of them asks for, until nobody asks for anything.

@@ -13,22 +13,47 @@ use tch::{Tensor, no_grad};
 
 use super::batch::Batch;
 use super::error::TrainerError;
-use super::graphs::Way;
 use super::hooks::Hook;
 use super::meeting::Agreed;
 use super::model::{Mode, Model};
 use super::run::Run;
+use super::supply::{Supply, Window};
+use super::way::Way;
 use crate::loader::Cause;
 use crate::shared_failure::{SharedFailure, guarded};
 
+/// What forward and backward of a step have left beside gradients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Computed {
+    /// Of this rank's losses.
+    pub(super) sum: f64,
+    /// How they were made: a recording that failed leads back to steps as they are.
+    pub(super) way: Way,
+    /// In fp16, by a graph.
+    pub(super) rescaled: Option<Rescaled>,
+}
+
+/// What a graph has found, which has unscaled the gradients and moved the scale on; the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rescaled {
+    pub(super) has_overflowed: bool,
+    /// Of the next step.
+    pub(super) scale: f64,
+}
+
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Makes a step of this rank's batches, which may be none.
-    pub(super) fn step(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<(), TrainerError> {
-        let begin = Instant::now();
+    pub(super) fn step(
+        &mut self,
+        window: Window<B>,
+        agreed: &Agreed,
+        supply: &mut Supply<B>,
+    ) -> Result<(), TrainerError> {
+        let (begin, loaded) = (Instant::now(), self.state.times.load);
         if agreed.count <= 0.0 {
             return Err(self.nothing_counts().into());
         }
-        let way = self.way(&batches, agreed);
+        let way = Way::of(agreed);
         if way == Way::AsItIs {
             self.leave_graphs();
             self.state.optimizer.zero_grad()?;
@@ -37,26 +62,26 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         waits.over(|| self.ddp.begin_step(agreed.buffers_of.unwrap_or(0)))?;
         waits.over(|| self.norms.share(&self.state.group, agreed))?;
         self.train_scores.reset();
-        let sum = match way {
-            Way::AsItIs => self.gradients(batches, agreed)?,
-            Way::Graphs => self.graphed_gradients(batches, agreed)?,
+        let computed = match way {
+            Way::AsItIs => self.gradients(window.batches, agreed)?,
+            Way::Graphs => self.graphed_gradients(window, agreed, supply)?,
         };
-        let own = [&[sum], &self.train_scores.sums()[..]].concat();
+        let own = [&[computed.sum], &self.train_scores.sums()[..]].concat();
         let sums = waits.over(|| self.add_up(own))?;
         self.state.loss = sums[0] / agreed.count;
         self.state.train_metrics = self.train_scores.values_of(&sums[1..]);
         (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
-        let unscaled = waits.over(|| self.unscale())?;
+        let unscaled = waits.over(|| self.unscale(&computed))?;
         self.hooks.call(Hook::BackwardEnd, &mut self.state);
         if self.has_callbacks {
             waits.over(|| self.add_up(Vec::new()))?;
         }
         let optimizer = Instant::now();
-        self.optimize(unscaled, way)?;
+        self.optimize(unscaled, &computed)?;
         self.tracer.span("optimizer", Track::Compute, optimizer);
-        let waited = waits.take();
+        let (waited, loaded) = (waits.take(), self.state.times.load - loaded);
         self.state.times.comm += waited;
-        self.state.times.compute += begin.elapsed().saturating_sub(waited);
+        self.state.times.compute += begin.elapsed().saturating_sub(waited + loaded);
         self.count_step();
         self.hooks.call(Hook::StepEnd, &mut self.state);
         self.hooks.call(Hook::BatchEnd, &mut self.state);
@@ -66,8 +91,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(())
     }
 
-    /// The gradients of the mean loss over all samples of all ranks; returns the sum of this rank's losses.
-    pub(super) fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<f64, TrainerError> {
+    /// The gradients of the mean loss over all samples of all ranks.
+    pub(super) fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<Computed, TrainerError> {
         // Sums over this rank's samples are averaged over ranks by the reduction.
         let factor = self.state.group.size() as f64 / agreed.count;
         let (mut sum, mut done) = (0.0, 0);
@@ -90,7 +115,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.norms.shadow(agreed.most_batches - done - 1)?;
             self.ddp.backward_nothing_beside(self.norms.calls())?;
         }
-        Ok(sum)
+        Ok(Computed { sum, way: Way::AsItIs, rescaled: None })
     }
 
     /// Backward from a part of the mean loss, in fp16 from a scaled one.
@@ -102,8 +127,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     /// In fp16, gradients as those of the loss itself; whether they have overflowed is the same on all ranks.
-    fn unscale(&mut self) -> Result<Option<Unscaled>, TrainerError> {
+    fn unscale(&mut self, computed: &Computed) -> Result<Option<Unscaled>, TrainerError> {
         let Some(scaler) = &self.scaler else { return Ok(None) };
+        if let Some(rescaled) = computed.rescaled {
+            self.state.has_overflowed = rescaled.has_overflowed;
+            return Ok(None);
+        }
         let mut unscaled = scaler.received().unscale(scaler, self.state.parameters.clone())?;
         unscaled.agree(&self.state.group)?;
         self.state.has_overflowed = unscaled.has_overflowed()?;
@@ -111,18 +140,30 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 
     /// Changes the weights, unless gradients have overflowed.
-    fn optimize(&mut self, unscaled: Option<Unscaled>, way: Way) -> Result<(), TrainerError> {
-        let (Some(unscaled), Some(scaler)) = (unscaled, &mut self.scaler) else {
-            return match way {
-                Way::AsItIs => Ok(self.state.optimizer.step()?),
-                Way::Graphs => self.graphed_optimizer(),
-            };
-        };
-        let made = unscaled.step(scaler, &mut *self.state.optimizer)?;
-        self.state.skipped += u64::from(made == StepMade::Skipped);
-        let figures = [("loss_scale", scaler.scale()?), ("skipped_steps", self.state.skipped as f64)];
-        self.state.train_metrics.extend(figures.map(|(name, value)| (name.to_owned(), value)));
+    fn optimize(&mut self, unscaled: Option<Unscaled>, computed: &Computed) -> Result<(), TrainerError> {
+        if let (Some(unscaled), Some(scaler)) = (unscaled, &mut self.scaler) {
+            let made = unscaled.step(scaler, &mut *self.state.optimizer)?;
+            let scale = scaler.scale()?;
+            self.tell_scale(made, scale);
+            return Ok(());
+        }
+        let made = if self.state.has_overflowed { StepMade::Skipped } else { StepMade::Yes };
+        match (made, computed.way) {
+            (StepMade::Skipped, _) => {}
+            (StepMade::Yes, Way::AsItIs) => self.state.optimizer.step()?,
+            (StepMade::Yes, Way::Graphs) => self.graphed_optimizer()?,
+        }
+        if let Some(Rescaled { scale, .. }) = computed.rescaled {
+            self.tell_scale(made, scale);
+        }
         Ok(())
+    }
+
+    /// Counts a step that was left out, and tells the scale of the next.
+    fn tell_scale(&mut self, made: StepMade, scale: f64) {
+        self.state.skipped += u64::from(made == StepMade::Skipped);
+        let figures = [("loss_scale", scale), ("skipped_steps", self.state.skipped as f64)];
+        self.state.train_metrics.extend(figures.map(|(name, value)| (name.to_owned(), value)));
     }
 
     /// The summed loss of a batch, with the way back to the weights; `None` where there is trouble, which is noted.

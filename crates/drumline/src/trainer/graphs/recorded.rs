@@ -1,0 +1,99 @@
+//! A recorded step: forward, loss and backward in one graph, what it reads and what it leaves.
+
+use drumline_torch::cuda::{Graph, copy_async};
+use drumline_torch::{Named, TorchError, set_grad};
+use tch::{Device, Tensor};
+
+use super::super::batch::Batch;
+use super::super::step::{Computed, Rescaled};
+use super::super::supply::Window;
+use super::super::upload::Uploads;
+use super::super::way::{Shapes, Way, shapes, tensors};
+
+/// Forward, loss and backward.
+pub(super) struct Recorded<B, O> {
+    pub(super) shapes: Shapes,
+    pub(super) made: Made<O>,
+    /// What it reads.
+    pub(super) batches: Vec<B>,
+    /// Where the next ones are copied to meanwhile, if there is memory for that.
+    uploads: Option<Uploads>,
+    /// Whether the parameters' gradients are the graph's: another step takes them away.
+    pub(super) is_attached: bool,
+}
+
+/// What a recording gives.
+pub(super) struct Made<O> {
+    pub(super) graph: Graph,
+    /// It reads this.
+    pub(super) factor: Tensor,
+    /// The sum of the losses; in fp16 with it whether gradients have overflowed, as 1 or 0, and the scale of the next step.
+    pub(super) figures: Tensor,
+    pub(super) outputs: Vec<O>,
+    pub(super) grads: Vec<Option<Tensor>>,
+}
+
+impl<O> Made<O> {
+    /// Waits for the graph, once.
+    pub(super) fn read(&self) -> Result<Computed, TorchError> {
+        let figures = self.figures.f_to_device(Device::Cpu)?;
+        let figure = |place: i64| figures.f_double_value(&[place]);
+        let rescaled = match figures.numel() {
+            1 => None,
+            _ => Some(Rescaled { has_overflowed: figure(1)? > 0.0, scale: figure(2)? }),
+        };
+        Ok(Computed { sum: figure(0)?, way: Way::Graphs, rescaled })
+    }
+}
+
+impl<B: Batch, O> Recorded<B, O> {
+    /// What was recorded of batches that have lain on the host in these shapes.
+    pub(super) fn new(made: Made<O>, batches: Vec<B>, shapes: Shapes) -> Self {
+        let uploads = match tensors(&batches).unwrap_or_default().first().map(|tensor| tensor.device()) {
+            Some(Device::Cuda(gpu)) => Uploads::new(&shapes, gpu)
+                .inspect_err(|why| tracing::debug!("batches are not copied beside the steps: {why}"))
+                .ok(),
+            _ => None,
+        };
+        Self { shapes, made, batches, uploads, is_attached: true }
+    }
+
+    /// Copies batches to where the graph reads them.
+    pub(super) fn take_in(&self, window: &Window<B>, factor: f64) -> Result<(), TorchError> {
+        let inputs = tensors(&self.batches).unwrap_or_default();
+        match self.uploads.as_ref().filter(|_| window.is_uploaded) {
+            Some(uploads) => uploads.take(&inputs)?,
+            None => {
+                for (to, from) in inputs.into_iter().zip(tensors(&window.batches).unwrap_or_default()) {
+                    copy_async(&mut to.shallow_clone(), from)?;
+                }
+            }
+        }
+        let _ = self.made.factor.shallow_clone().f_fill_(factor)?;
+        Ok(())
+    }
+
+    /// Begins to copy batches that the graph can take.
+    pub(super) fn begin_upload(&mut self, window: &mut Window<B>) {
+        let fits = shapes(&window.batches).is_some_and(|shapes| shapes == self.shapes);
+        let Some(uploads) = self.uploads.as_mut().filter(|_| fits) else { return };
+        match uploads.begin(&tensors(&window.batches).unwrap_or_default()) {
+            Ok(begun) => window.is_uploaded = begun,
+            Err(why) => {
+                tracing::debug!("batches are not copied beside the steps: {why}");
+                self.uploads = None;
+            }
+        }
+    }
+
+    /// Gives the parameters the gradients that the graph fills.
+    pub(super) fn attach(&mut self, parameters: &[Named]) -> Result<(), TorchError> {
+        if !self.is_attached {
+            for (named, grad) in parameters.iter().zip(&self.made.grads) {
+                set_grad(&named.tensor, grad.as_ref())?;
+            }
+            self.is_attached = true;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! Batches copied to a GPU beside its work: into memory of their own, and from there, when their turn comes, to where a graph reads them.
+//!
+//! ```text
+//!   copies' stream   ─▶ host to `places` ─┐ uploaded      ┌─▶ host to `places` ─▶ …
+//!   training's       ── graph of k ───────┴─▶ places to k+1's inputs ─┴ taken ── graph of k+1 ──▶
+//! ```
+//! The host waits for neither. Batches that are not in pinned memory are copied as well, and then the host waits for the copies.
+
+use drumline_torch::TorchError;
+use drumline_torch::cuda::{Event, Priority, Stream, Timing, copy_async, keep_until};
+use tch::{Device, Kind, Tensor};
+
+use super::way::Shapes;
+
+/// Room for the batches of one step.
+#[derive(Debug)]
+pub(super) struct Uploads {
+    stream: Stream,
+    places: Vec<Tensor>,
+    /// The places hold what was copied last.
+    uploaded: Event,
+    /// The places may be overwritten.
+    taken: Event,
+}
+
+impl Uploads {
+    /// Room on a GPU for tensors of these shapes.
+    pub(super) fn new(shapes: &Shapes, gpu: usize) -> Result<Self, TorchError> {
+        let stream = Stream::new(gpu, Priority::Normal)?;
+        let place = |(size, kind): &(Vec<i64>, Kind)| Tensor::f_empty(size, (*kind, Device::Cuda(gpu)));
+        let places = shapes.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        for place in &places {
+            keep_until(place, stream)?;
+        }
+        let (uploaded, taken) = (Event::new(Timing::Off)?, Event::new(Timing::Off)?);
+        // The memory may have been another tensor's, for which there is still work to do.
+        taken.record(Stream::current(gpu)?)?;
+        Ok(Self { stream, places, uploaded, taken })
+    }
+
+    /// Begins to copy these tensors, of the places' shapes; false if they are not the host's, so that there is nothing to gain.
+    pub(super) fn begin(&mut self, tensors: &[&Tensor]) -> Result<bool, TorchError> {
+        if tensors.iter().any(|tensor| tensor.device() != Device::Cpu) {
+            return Ok(false);
+        }
+        let _scope = self.stream.enter()?;
+        self.stream.wait_for(&self.taken)?;
+        for (place, tensor) in self.places.iter_mut().zip(tensors) {
+            copy_async(place, tensor)?;
+        }
+        self.uploaded.record(self.stream)?;
+        Ok(true)
+    }
+
+    /// Copies what was uploaded to where a graph reads it, on the current stream.
+    pub(super) fn take(&self, inputs: &[&Tensor]) -> Result<(), TorchError> {
+        let current = Stream::current(self.stream.device())?;
+        current.wait_for(&self.uploaded)?;
+        for (input, place) in inputs.iter().zip(&self.places) {
+            copy_async(&mut input.shallow_clone(), place)?;
+        }
+        self.taken.record(current)
+    }
+}

@@ -1,0 +1,73 @@
+//! Steps by graphs have the losses of steps as they are; where they cannot be recorded, training goes on, and one line says why.
+
+use drumline::LogOptions;
+use rank_test::ranks_test;
+
+use super::trained::{BRIEF, Case, WARM_UPS, assert_same_losses, join, train};
+
+ranks_test!(a_training_by_graphs_has_the_losses_of_one_without, 1, timeout = BRIEF, {
+    let group = join()?;
+    for (adam, update_every) in [(false, 1), (true, 1), (false, 2)] {
+        let case = Case { adam, update_every, epochs: 6 * update_every as u64, ..Case::default() };
+        let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+        assert_eq!((eager.steps.len(), eager.forwards), (24, 24 * update_every));
+        assert_eq!(graphed.forwards, (WARM_UPS + 1) * update_every, "{case:?}");
+        assert_same_losses(&eager, &graphed, 1e-5);
+    }
+});
+
+ranks_test!(a_rank_that_reduces_over_nccl_rehearses_and_records, 1, timeout = BRIEF, {
+    let group = join()?;
+    for update_every in [1, 2] {
+        let case =
+            Case { reduces_alone: true, update_every, epochs: 6 * update_every as u64, ..Case::default() };
+        let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+        assert_eq!(graphed.forwards, (WARM_UPS + 2) * update_every, "{case:?}");
+        assert_same_losses(&eager, &graphed, 1e-5);
+    }
+});
+
+ranks_test!(
+    ranks_that_share_a_gpu_go_on_without_graphs_and_say_why,
+    2,
+    timeout = BRIEF,
+    {
+        drumline::init_logging(LogOptions { filter: Some("info".into()), ..LogOptions::default() })?;
+        let group = join()?;
+        let case = Case { batch_size: 8, ..Case::default() };
+        let (asked, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+        assert_eq!((asked.steps.len(), asked.forwards), (24, 24));
+        assert_same_losses(&eager, &asked, 1e-6);
+    },
+    |ranks| {
+        let report = ranks.env([("DRUMLINE_LOG", "info")]).pass()?;
+        let told = |words: &str| -> usize {
+            report.ranks.iter().map(|rank| rank.stderr_text().matches(words).count()).sum()
+        };
+        assert_eq!(told("steps are not made as CUDA graphs: ranks 0, 1 share the GPU"), 1, "{report}");
+    }
+);
+
+ranks_test!(
+    a_model_that_cannot_be_recorded_is_trained_without_a_word_of_a_panic,
+    1,
+    timeout = BRIEF,
+    {
+        drumline::init_logging(LogOptions { filter: Some("info".into()), ..LogOptions::default() })?;
+        let group = join()?;
+        for reduces_alone in [false, true] {
+            let case = Case { reads: true, reduces_alone, ..Case::default() };
+            let (asked, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+            assert_eq!((asked.steps.len(), asked.forwards), (24, 25), "one was tried");
+            assert_same_losses(&eager, &asked, 1e-6);
+        }
+    },
+    |ranks| {
+        let report = ranks.env([("DRUMLINE_LOG", "info")]).pass()?;
+        let said = report.ranks[0].stderr_text();
+        assert!(!said.contains("panicked at"), "{said}");
+        let told: Vec<_> = said.lines().filter(|line| line.contains("not made as CUDA graphs")).collect();
+        assert_eq!(told.len(), 2, "once for each training: {said}");
+        assert!(told.iter().all(|line| line.contains("captur")), "{told:?}");
+    }
+);

@@ -1,0 +1,214 @@
+//! A small training on a GPU, and what is seen of its steps.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drumline::tch::nn::{Linear, Module, VarStore, linear};
+use drumline::tch::{Device, Kind, Tensor};
+use drumline::trainer::{
+    Callback, CallbackResult, CrossEntropy, DistTrainer, Every, GradientClip, LoadBestModel, Precision,
+    TrainState,
+};
+use drumline::{
+    AdamOptions, AdamW, Dataset, DdpOptions, DynamicScale, Named, ProcessGroup, Sample, SampleError,
+    ScalePolicy, Sgd, SgdOptions, TorchError, parameters,
+};
+use drumline_torch::cuda;
+
+pub(super) const GPU: Device = Device::Cuda(0);
+/// Enough for all that a rank alone does.
+pub(super) const BRIEF: Duration = Duration::from_secs(60);
+/// Steps that are made as they are before one is recorded.
+pub(super) const WARM_UPS: usize = 3;
+
+const CLASSES: i64 = 3;
+const HIDDEN: i64 = 32;
+
+/// Joins the job, with the GPU opened before anything asks for it.
+pub(super) fn join() -> anyhow::Result<ProcessGroup> {
+    cuda::open()?;
+    Ok(ProcessGroup::from_env()?)
+}
+
+/// Which training.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Case {
+    pub(super) graphs: bool,
+    pub(super) workers: usize,
+    pub(super) pin_memory: bool,
+    /// Samples of an epoch, and numbers of a sample.
+    pub(super) data: (usize, i64),
+    pub(super) batch_size: usize,
+    pub(super) update_every: usize,
+    pub(super) epochs: u64,
+    pub(super) precision: Precision,
+    pub(super) adam: bool,
+    pub(super) reduces_alone: bool,
+    /// Whether forward reads a value, which cannot be recorded.
+    pub(super) reads: bool,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            graphs: true,
+            workers: 1,
+            pin_memory: true,
+            data: (64, 16),
+            batch_size: 16,
+            update_every: 1,
+            epochs: 6,
+            precision: Precision::F32,
+            adam: false,
+            reduces_alone: false,
+            reads: false,
+        }
+    }
+}
+
+/// What a step has come to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Step {
+    pub(super) loss: f64,
+    pub(super) has_overflowed: bool,
+    pub(super) scale: Option<f64>,
+}
+
+/// What a training has come to.
+#[derive(Debug)]
+pub(super) struct Trained {
+    pub(super) steps: Vec<Step>,
+    /// How often forward was called.
+    pub(super) forwards: usize,
+    /// The sum of all weights.
+    pub(super) weights: f64,
+}
+
+/// Samples that all differ, in batches of pairs.
+struct Waves {
+    len: usize,
+    width: i64,
+}
+
+impl Dataset for Waves {
+    type Batch = (Tensor, Tensor);
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn batch(&self, samples: &[Sample]) -> Result<Self::Batch, SampleError> {
+        let places: Vec<f32> = samples.iter().map(|sample| sample.index as f32 * 1.3).collect();
+        let classes: Vec<i64> =
+            samples.iter().map(|sample| (sample.index * 7 % 5) as i64 % CLASSES).collect();
+        let waves = Tensor::arange(self.width, (Kind::Float, Device::Cpu)) * 0.9;
+        let input = (Tensor::from_slice(&places).unsqueeze(1) + waves.unsqueeze(0)).sin();
+        Ok((input, Tensor::from_slice(&classes)))
+    }
+
+    fn pin_memory(&self, (input, target): Self::Batch) -> Result<Self::Batch, TorchError> {
+        Ok((cuda::pinned(&input)?, cuda::pinned(&target)?))
+    }
+}
+
+/// Two layers whose weights are always the same at first.
+#[derive(Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    forwards: AtomicUsize,
+    reads: bool,
+}
+
+impl Net {
+    fn new(store: &VarStore, case: Case) -> Self {
+        let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
+        let (first, second) = (layer("first", case.data.1, HIDDEN), layer("second", HIDDEN, CLASSES));
+        for (place, Named { tensor, .. }) in parameters(store).iter().enumerate() {
+            let values = Tensor::arange(tensor.numel() as i64, (Kind::Float, Device::Cpu)) * 0.7;
+            let bound = 1.0 / (tensor.size()[tensor.dim() - 1] as f64).sqrt();
+            let values = ((values + place as f64).sin() * bound).view_as(tensor);
+            drumline::tch::no_grad(|| tensor.shallow_clone().copy_(&values));
+        }
+        Self { first, second, forwards: AtomicUsize::new(0), reads: case.reads }
+    }
+}
+
+impl Module for Net {
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.forwards.fetch_add(1, Ordering::Relaxed);
+        let hidden = self.first.forward(input).tanh();
+        if self.reads {
+            assert!(hidden.double_value(&[0, 0]).is_finite());
+        }
+        self.second.forward(&hidden)
+    }
+}
+
+struct Noting(Arc<Mutex<Vec<Step>>>);
+
+impl Callback for Noting {
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        let scale = state.train_metrics().iter().find(|(name, _)| name == "loss_scale");
+        self.0.lock().unwrap().push(Step {
+            loss: state.loss(),
+            has_overflowed: state.has_overflowed(),
+            scale: scale.map(|(_, scale)| *scale),
+        });
+        Ok(())
+    }
+}
+
+/// A scale at which the first steps overflow, more of them than are made before one is recorded; later each fourth or so does.
+const HIGH: ScalePolicy = ScalePolicy::Dynamic(DynamicScale {
+    init_scale: 16_777_216.0,
+    growth_factor: 2.0,
+    backoff_factor: 0.5,
+    growth_interval: 3,
+});
+
+/// Trains from the start. All ranks call it.
+pub(super) fn train(group: &ProcessGroup, case: Case) -> anyhow::Result<Trained> {
+    let store = VarStore::new(GPU);
+    let (net, noted) = (Net::new(&store, case), Arc::default());
+    let data = Waves { len: case.data.0, width: case.data.1 };
+    let trainer = DistTrainer::new(group, &net, &store, data).loss(CrossEntropy::default());
+    let trainer = trainer.print_every(0).validate_every(Every::Never).seed(5);
+    let trainer =
+        trainer.batch_size_per_gpu(case.batch_size).update_every(case.update_every).n_epochs(case.epochs);
+    let trainer = trainer.cuda_graphs(case.graphs).num_workers(case.workers).pin_memory(case.pin_memory);
+    let trainer = trainer.precision(case.precision).loss_scale(HIGH);
+    let options = DdpOptions { reduces_alone: case.reduces_alone, ..DdpOptions::default() };
+    // Gradients are looked at, and changed, between the graphs.
+    let trainer = trainer.ddp_options(options).callback(GradientClip::norm(0.5));
+    let trainer = trainer.callback(Noting(Arc::clone(&noted)));
+    let trainer = match case.adam {
+        true => {
+            trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr: 0.01, ..Default::default() })?)
+        }
+        false => {
+            let options = SgdOptions { lr: 0.1, momentum: 0.9, ..Default::default() };
+            trainer.optimizer(Sgd::new(parameters(&store), options)?)
+        }
+    };
+    trainer.train(LoadBestModel::No)?;
+    let weights =
+        parameters(&store).iter().map(|named| named.tensor.sum(Kind::Double).double_value(&[])).sum();
+    let steps = noted.lock().unwrap().clone();
+    Ok(Trained { steps, forwards: net.forwards.load(Ordering::Relaxed), weights })
+}
+
+/// The steps of both trainings have the same losses, and have learnt.
+#[track_caller]
+pub(super) fn assert_same_losses(one: &Trained, other: &Trained, tolerance: f64) {
+    assert_eq!(one.steps.len(), other.steps.len());
+    for (step, (one, other)) in one.steps.iter().zip(&other.steps).enumerate() {
+        assert!((one.loss - other.loss).abs() < tolerance, "step {}: {one:?}, {other:?}", step + 1);
+    }
+    assert!((one.weights - other.weights).abs() < 100.0 * tolerance, "{} {}", one.weights, other.weights);
+    let mean = |steps: &[Step]| steps.iter().map(|step| step.loss).sum::<f64>() / steps.len() as f64;
+    let part = one.steps.len() / 3;
+    let (begin, end) = (mean(&one.steps[..part]), mean(&one.steps[one.steps.len() - part..]));
+    assert!(end < begin, "it learns: {begin} {end}");
+}
