@@ -12,10 +12,10 @@ use drumline_torch::flush_denormals;
 use serde::Deserialize;
 use tch::nn::VarStore;
 
-use crate::config::setting::Setting;
-use crate::config::{DeviceKind, Value};
+use crate::config::DeviceKind;
 use crate::gpt::{Caching, Generator, GptConfig, weights};
 use crate::models::gpt::{Gpt, GptOptions};
+use crate::program::args::device_kind;
 use crate::program::checked::device;
 use crate::program::kind::{Kind, kind_of};
 use crate::program::nmt::weights_file;
@@ -63,11 +63,6 @@ pub(in crate::program) struct GenerateArgs {
     /// What computes: auto, cpu or cuda
     #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = device_kind)]
     device: DeviceKind,
-}
-
-fn device_kind(text: &str) -> Result<DeviceKind, String> {
-    DeviceKind::read(&Value::Text(text.to_owned()))
-        .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
 }
 
 impl GenerateArgs {
