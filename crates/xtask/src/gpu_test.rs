@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crates with tests that need a GPU.
-const TESTED: [&str; 2] = ["drumline-torch", "drumline-parallel"];
+const TESTED: [&str; 3] = ["drumline-torch", "drumline-parallel", "drumline-zoo"];
 
 /// What the tests and benchmarks read, relative to the repository.
 const ALONG: [&str; 3] = ["bench/gpu", "bench/peers", "config"];

@@ -13,7 +13,7 @@ use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use super::bench_transformer::BenchTransformerArgs;
 use super::doctor::DoctorGpuArgs;
-use super::gpt::{BpeArgs, GenerateArgs, StoryArgs, TokensArgs};
+use super::gpt::{BpeArgs, ExportArgs, GenerateArgs, StoryArgs, TokensArgs};
 use super::kind::Kind;
 use super::nmt::NmtArgs;
 use super::translate::TranslateArgs;
@@ -51,6 +51,7 @@ pub(super) enum Command {
     Nmt(Box<NmtArgs>),
     Translate(Box<TranslateArgs>),
     Generate(Box<GenerateArgs>),
+    Export(ExportArgs),
     /// Make data sets
     Data {
         #[command(subcommand)]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use drumline_launch::Signal;
-use drumline_zoo::config::Config;
+use drumline_zoo::config::{Config, DeviceKind};
 
 use super::running::{Place, column, ended};
 
@@ -227,7 +227,7 @@ fn a_flag_for_the_device_wins_over_the_key() {
     let ranks = place.run(1, "train --device cpu TRAIN.MAX_STEPS 1 DEVICE cuda");
     assert!(ranks[0].exit.is_success(), "{}", ranks[0].stderr);
     let saved = Config::load::<&str>(Some(&place.path("exp/config.yaml")), &[]).unwrap();
-    assert_eq!(saved.run.device, drumline_zoo::config::DeviceKind::Cpu);
+    assert_eq!(saved.run.device, DeviceKind::Cpu);
     let refused = &place.run(1, "train --device tpu")[0];
     assert!(refused.stderr.contains("expected auto, cpu or cuda"), "{}", refused.stderr);
 }
