@@ -210,7 +210,9 @@ fn images_kept_on_the_device_are_trained_on_as_others_are() {
     assert!(device.passes(2, &words).contains("[resume] == after step 3"));
     let (host_events, device_events) = (host.events(), device.events());
     for (kind, key) in [("step", "loss"), ("step", "acc1"), ("eval", "acc1")] {
-        let [a, b] = [&host_events, &device_events].map(|events| column(events, kind, key));
+        let [a, mut b] = [&host_events, &device_events].map(|events| column(events, kind, key));
+        // The stop in between was evaluated.
+        b.drain(..usize::from(kind == "eval"));
         assert!(!a.is_empty());
         assert_eq!(a, b, "{kind} {key}, bit for bit");
     }

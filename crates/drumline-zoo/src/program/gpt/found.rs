@@ -32,8 +32,9 @@ struct HfConfig {
     n_layer: i64,
     n_head: i64,
     n_embd: i64,
-    #[serde(alias = "n_ctx")]
-    n_positions: i64,
+    /// GPT-2's own files have it under both names.
+    n_positions: Option<i64>,
+    n_ctx: Option<i64>,
     vocab_size: i64,
     /// Ours: there are no files for it.
     #[serde(default, rename = "drumline_tokenizer")]
@@ -72,8 +73,9 @@ impl Found {
     fn of_hf(folder: &Path, config: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot read {} as the configuration of a GPT-2", config.display());
         let read = std::fs::read(config).with_context(cannot)?;
-        let HfConfig { n_layer, n_head, n_embd, n_positions, vocab_size, tokenizer } =
+        let HfConfig { n_layer, n_head, n_embd, n_positions, n_ctx, vocab_size, tokenizer } =
             serde_json::from_slice(&read).with_context(cannot)?;
+        let n_positions = n_positions.or(n_ctx).context("it has no n_positions").with_context(cannot)?;
         let options =
             GptOptions { n_layer, n_head, n_embd, n_positions, vocab_size, ..GptOptions::default() };
         let tokenizer = match tokenizer.as_deref() {
