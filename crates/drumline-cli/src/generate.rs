@@ -1,4 +1,4 @@
-//! `drumline generate`: the ready program `drumline-train generate`, which this process becomes.
+//! `drumline generate` and `drumline export`: the ready programs `drumline-train generate` and `export`, which this process becomes.
 
 use std::ffi::OsString;
 
@@ -16,4 +16,18 @@ pub(crate) struct GenerateArgs {
 /// Becomes `drumline-train generate …`.
 pub(crate) fn generate(args: GenerateArgs) -> anyhow::Result<()> {
     become_trainer("generate", args.args)
+}
+
+/// Write a trained GPT as a folder of Hugging Face's; drumline export --help
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct ExportArgs {
+    /// Passed on to drumline-train untouched
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    args: Vec<OsString>,
+}
+
+/// Becomes `drumline-train export …`.
+pub(crate) fn export(args: ExportArgs) -> anyhow::Result<()> {
+    become_trainer("export", args.args)
 }

@@ -34,6 +34,7 @@ Examples:
   drumline train --nproc-per-node gpu --cfg config/resnet50.yaml OPTIM.BASE_LR 0.8 OUT_DIR exp/a
   srun -n 8 drumline train --cfg config/resnet50.yaml                   under Slurm, a rank for each task
   drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
+  drumline train --device cpu --cfg F                                   on the processor, GPU or not
   drumline train --dry-run --nproc-per-node 2 --cfg F                   show the plan only
   drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text, after drumline data synth-text --out data/text
   drumline train --nproc-per-node 2 --cfg config/nmt.yaml               translation, after drumline data synth-translation --out data/translation
@@ -86,6 +87,9 @@ struct JobArgs {
     /// The configuration, a YAML file
     #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     cfg: PathBuf,
+    /// What computes: auto, cpu or cuda; wins over the key DEVICE (translation: run_configs.device)
+    #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"], hide_possible_values = true)]
+    device: Option<String>,
     #[command(flatten)]
     run: RunLine,
 }
@@ -135,10 +139,11 @@ pub(crate) fn become_trainer(name: &str, args: Vec<OsString>) -> anyhow::Result<
 }
 
 fn configured(name: &'static str, extra: Option<OsString>, job: JobArgs) -> anyhow::Result<()> {
-    let JobArgs { cfg, mut run } = job;
+    let JobArgs { cfg, device, mut run } = job;
     let pairs = std::mem::take(&mut run.program);
     check_pairs(&pairs)?;
-    let flags = [OsString::from("--cfg"), cfg.into()].into_iter().chain(extra).collect();
+    let device = device.map(|device| format!("--device={device}").into());
+    let flags = [OsString::from("--cfg"), cfg.into()].into_iter().chain(device).chain(extra).collect();
     start(ReadyProgram { name, flags, pairs }, run)
 }
 

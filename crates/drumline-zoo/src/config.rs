@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 pub use error::{ConfigError, Place};
 pub use keys::{Config, Cudnn, Data, Model, Optim, Run, Test, Train};
 pub use section::Entry;
-pub use setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind};
+pub use setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind, Switch};
 pub use value::Value;
 
 /// A value for a key, and where it was given.

@@ -134,6 +134,9 @@ pub enum ZooError {
         /// What would.
         fix: String,
     },
+    /// libtorch refuses.
+    #[error(transparent)]
+    Torch(#[from] drumline_torch::TorchError),
 }
 
 /// How a file of weights differs from the model.

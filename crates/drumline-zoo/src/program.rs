@@ -4,6 +4,7 @@
 //!   main ─▶ args ─┬▶ train ─▶ kind: images, text, … ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
 //!                 ├▶ generate ─▶ text, token after token
+//!                 ├▶ export ─▶ a folder as Hugging Face's
 //!                 ├▶ data  ─▶ a data set on disk
 //!                 ├▶ keys  ─▶ the configuration's keys, for people
 //!                 └▶ doctor ─▶ what this machine has of GPUs
@@ -64,6 +65,7 @@ pub fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Translate(args) => translate::run(&args),
         Command::Generate(args) => gpt::generate(&args),
+        Command::Export(args) => gpt::export(&args),
         Command::Data { command } => command.write(),
         Command::Keys { kind } => show_keys(kind),
         Command::Doctor { command: DoctorCommand::Gpu(args) } => doctor::run(&args),

@@ -70,6 +70,7 @@ pub use uneven::JoinUnevenInputs;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let accelerator = Accelerator::new()?;
+/// drumline::tch::manual_seed(1); // the first weights
 /// let store = VarStore::new(accelerator.device());
 /// let model = nn::linear(store.root(), 1, 1, Default::default());
 /// let optimizer = Sgd::new(parameters(&store), SgdOptions { lr: 0.1, ..Default::default() })?;

@@ -102,8 +102,10 @@ impl<D: Dataset + 'static> Loader<D> {
         if sampler.num_samples() != dataset.len() {
             return Err(LoaderError::OtherLength { sampler: sampler.num_samples(), dataset: dataset.len() });
         }
-        let pin_memory = options.pin_memory && cuda::is_open();
-        Ok(Self { dataset, sampler, options: LoaderOptions { pin_memory, ..options } })
+        let is_on_device = dataset.is_on_device();
+        let workers = if is_on_device { 0 } else { options.workers };
+        let pin_memory = options.pin_memory && cuda::is_open() && !is_on_device;
+        Ok(Self { dataset, sampler, options: LoaderOptions { workers, pin_memory, ..options } })
     }
 
     /// The batches of an epoch. The threads that make them end with the iterator, wherever that is dropped.
@@ -146,7 +148,7 @@ impl<D: Dataset + 'static> Loader<D> {
         &*self.sampler
     }
 
-    /// The options; `pin_memory` says whether it is really done.
+    /// The options; `workers` and `pin_memory` say what is really done.
     pub fn options(&self) -> &LoaderOptions {
         &self.options
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crates with tests that need a GPU.
-const TESTED: [&str; 3] = ["drumline-torch", "drumline-parallel", "drumline"];
+const TESTED: [&str; 4] = ["drumline-torch", "drumline-parallel", "drumline", "drumline-zoo"];
 
 /// What the tests and benchmarks read, relative to the repository.
 const ALONG: [&str; 3] = ["bench/gpu", "bench/peers", "config"];

@@ -65,6 +65,12 @@ fn one_rank_is_this_process() {
     assert_eq!(said, "rank=0 world=1 args=train --cfg c.yaml OUT_DIR exp TRAIN.MAX_STEPS -1\n");
     let said = drumline.said("test --nproc-per-node 1 --cfg c.yaml", &[]);
     assert_eq!(said, "rank=0 world=1 args=test --cfg c.yaml\n");
+    for command in ["train", "test"] {
+        let said = drumline.said(&format!("{command} --device cuda --cfg c.yaml DEVICE cpu"), &[]);
+        assert_eq!(said, format!("rank=0 world=1 args={command} --cfg c.yaml --device=cuda DEVICE cpu\n"));
+        let ended = drumline.ends(&format!("{command} --device tpu --cfg c.yaml"), &[]);
+        assert!(ended.code != Some(0) && ended.stderr.contains("tpu"), "{}", ended.stderr);
+    }
     let said = drumline.said("data synth-cifar --out d --train 10", &[]);
     assert_eq!(said, "rank=none world=none args=data synth-cifar --out d --train 10\n");
     for data in ["synth-text --out d --dev 10", "synth-translation --out d --valid 10 --seed 3"] {
@@ -72,7 +78,7 @@ fn one_rank_is_this_process() {
         assert_eq!(said, format!("rank=none world=none args=data {data}\n"));
     }
     assert_eq!(drumline.said("data --help", &[]), "rank=none world=none args=data --help\n");
-    for words in ["generate --from exp --top-k 5 Ada", "generate --help"] {
+    for words in ["generate --from exp --top-k 5 Ada", "generate --help", "export --from exp --out hf"] {
         assert_eq!(drumline.said(words, &[]), format!("rank=none world=none args={words}\n"));
     }
 }

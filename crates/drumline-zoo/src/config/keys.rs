@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::error::ConfigError;
 use super::section::{Section, section};
-use super::setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind};
+use super::setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind, Switch};
 use super::table::Table;
 
 section! {
@@ -35,6 +35,8 @@ section! {
     Data "DATA" {
         /// Format of the data set; auto looks at the files
         "KIND" kind: DataKind = DataKind::Auto;
+        /// Images kept as bytes where the network is, and made into batches there; auto: on a GPU, if they fit
+        "ON_DEVICE" on_device: Switch = Switch::Auto;
     }
 }
 

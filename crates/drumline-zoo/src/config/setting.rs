@@ -224,6 +224,39 @@ macro_rules! choice {
 
 pub(crate) use choice;
 
+/// On, off, or as the program finds it best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    /// As it is found best.
+    Auto,
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+impl Setting for Switch {
+    fn expects() -> String {
+        "auto, true or false".into()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        match bool::read(value) {
+            Some(true) => Some(Self::On),
+            Some(false) => Some(Self::Off),
+            None => (String::read(value)?.trim() == "auto").then_some(Self::Auto),
+        }
+    }
+
+    fn write(&self) -> Value {
+        match self {
+            Self::Auto => Value::Text("auto".into()),
+            Self::On => Value::Bool(true),
+            Self::Off => Value::Bool(false),
+        }
+    }
+}
+
 choice! {
     /// How the learning rate falls.
     LrPolicy, "cos or steps" {
@@ -285,5 +318,34 @@ choice! {
         Contiguous = "contiguous",
         /// All channels of a pixel together.
         ChannelsLast = "channels_last",
+    }
+}
+
+impl MemoryFormat {
+    /// Whether channels are last on a device.
+    pub fn is_channels_last(self, device: tch::Device) -> bool {
+        match self {
+            Self::Auto => device.is_cuda(),
+            Self::ChannelsLast => true,
+            Self::Contiguous => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_are_read_from_files_and_command_lines() {
+        let text = |text: &str| Switch::read(&Value::Text(text.into()));
+        assert_eq!(
+            [text("auto"), text("True"), text("false")],
+            [Switch::Auto, Switch::On, Switch::Off].map(Some)
+        );
+        assert_eq!([text("on"), text("None"), Switch::read(&Value::Int(1))], [None; 3]);
+        for switch in [Switch::Auto, Switch::On, Switch::Off] {
+            assert_eq!(Switch::read(&switch.write()), Some(switch));
+        }
     }
 }

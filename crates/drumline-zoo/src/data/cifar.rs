@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::assemble::{self, Cause, Paint};
+use super::on_device::Stock;
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
 use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
@@ -170,6 +171,17 @@ impl Cifar {
                 what: format!("has {} images, others {most}: it is cut short", sizes[short]),
             }),
         }
+    }
+
+    /// All images with their labels.
+    pub(super) fn stock(&self) -> Option<Stock<'_>> {
+        let pixels = |index| Pixels::new(self.record(index).1, (SIDE, SIDE), Layout::Planar);
+        Some(Stock {
+            sizes: (SIDE, SIDE),
+            images: (0..self.len()).map(pixels).collect::<Option<_>>()?,
+            labels: (0..self.len()).map(|index| self.label(index)).collect(),
+            transform: &self.transform,
+        })
     }
 
     fn record(&self, index: usize) -> (&[u8], &[u8]) {

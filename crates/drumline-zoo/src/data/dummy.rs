@@ -1,6 +1,7 @@
 //! Made-up input, to measure training without reading anything.
 
 use super::assemble::{self, Cause, Paint};
+use super::on_device::Stock;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
 use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 
@@ -27,6 +28,20 @@ impl Dummy {
     /// How many classes there are.
     pub fn num_classes(&self) -> i64 {
         self.num_classes
+    }
+
+    /// The different images, with the labels of all.
+    pub(super) fn stock(&self) -> Option<Stock<'_>> {
+        let (elements, size) = (self.transform.elements(), self.transform.geometry.size());
+        let pool = self.pool.chunks_exact(elements).take(POOL);
+        Some(Stock {
+            sizes: (size, size),
+            images: pool
+                .map(|bytes| Pixels::new(bytes, (size, size), Layout::Planar))
+                .collect::<Option<_>>()?,
+            labels: (0..self.len).map(|index| self.label(index)).collect(),
+            transform: &self.transform,
+        })
     }
 }
 

@@ -4,23 +4,27 @@
 //!   DIR/data_batch_1.bin … test_batch.bin     CIFAR-10       DIR/train/<class>/*.jpg, *.png    an image folder
 //!   DIR/train.bin, test.bin                   CIFAR-100      DIR/val/<class>/…
 //! ```
-//! Each gives batches of f32 images, written in one pass from bytes (`transforms`).
+//! Each gives batches of f32 images, written in one pass from bytes (`transforms`); images of one size can be kept on a GPU, and made into
+//! batches there (`on_device`).
 
 mod assemble;
 mod cifar;
 mod decode;
 mod dummy;
 mod folder;
+mod on_device;
 
 use std::path::Path;
 
 pub use cifar::{Cifar, CifarKind, Split};
 pub use dummy::Dummy;
 pub use folder::ImageFolder;
+pub use on_device::{BatchLayout, OnDevice};
 
 use crate::error::ZooError;
 use crate::transforms::Transform;
 use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
+use on_device::Stock;
 
 /// Any of the data sets.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub enum Images {
     Folder(ImageFolder),
     /// Made-up input.
     Dummy(Dummy),
+    /// One of these with its images on a device.
+    OnDevice(OnDevice),
 }
 
 impl Images {
@@ -51,7 +57,18 @@ impl Images {
             Self::Cifar(data) => data.kind().num_classes(),
             Self::Folder(data) => data.classes().len() as i64,
             Self::Dummy(data) => data.num_classes(),
+            Self::OnDevice(data) => data.source().num_classes(),
         }
+    }
+
+    /// What could be kept on a device: images of one size that are only cut and mirrored.
+    fn stock(&self) -> Option<Stock<'_>> {
+        let stock = match self {
+            Self::Cifar(data) => data.stock()?,
+            Self::Dummy(data) => data.stock()?,
+            Self::Folder(_) | Self::OnDevice(_) => return None,
+        };
+        Some(stock).filter(|stock| !stock.transform.geometry.resizes(stock.sizes))
     }
 
     /// Refuse a model with another number of classes; `dir` is for the message.
@@ -71,6 +88,7 @@ impl Dataset for Images {
             Self::Cifar(data) => data.len(),
             Self::Folder(data) => data.len(),
             Self::Dummy(data) => data.len(),
+            Self::OnDevice(data) => data.len(),
         }
     }
 
@@ -79,6 +97,7 @@ impl Dataset for Images {
             Self::Cifar(data) => data.batch(samples),
             Self::Folder(data) => data.batch(samples),
             Self::Dummy(data) => data.batch(samples),
+            Self::OnDevice(data) => data.batch(samples),
         }
     }
 
@@ -91,7 +110,12 @@ impl Dataset for Images {
             Self::Cifar(data) => data.name(index),
             Self::Folder(data) => data.name(index),
             Self::Dummy(data) => data.name(index),
+            Self::OnDevice(data) => data.name(index),
         }
+    }
+
+    fn is_on_device(&self) -> bool {
+        matches!(self, Self::OnDevice(_))
     }
 }
 

@@ -59,7 +59,7 @@ section! {
     GptTrain "TRAIN" {
         /// Windows in a batch of each rank
         "BATCH_SIZE" batch_size: usize = 16;
-        /// Windows come in a new order in each epoch; else in that of the file
+        /// Windows begin at other tokens in each epoch, and come in a new order; else as they lie in the file
         "SHUFFLE" shuffle: bool = true;
         /// Batches whose gradients are added up before each step, on each rank
         "ACCUMULATE" accumulate: usize = 1;

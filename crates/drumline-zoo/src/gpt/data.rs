@@ -5,7 +5,9 @@
 //!   window 0 └──────────┘ input t0…t3, target t1…t4
 //!   window 1             └──────────┘ input t4…t7, target t5…t8
 //! ```
-//! Each token is a target once in an epoch. In which order windows come, and to which rank, is the sampler's to say.
+//! Each token is a target once in an epoch. In training windows may begin at another token in each epoch, drawn from the run's seed, so that a token has
+//! not always the same ones before it: all are then moved by so many places, up to the last, which ends with the file. In which order windows come, and to
+//! which rank, is the sampler's to say.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -14,12 +16,23 @@ use drumline::{Cause, Dataset, Sample, SampleError, TorchError};
 use drumline_text::{GptTokenizer, TextError, TokenHeader};
 use tch::{Device, Kind, Tensor};
 
+/// Where windows begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Begin {
+    /// At the same tokens always, the first at the file's.
+    #[default]
+    Fixed,
+    /// At other ones in each epoch.
+    Moved,
+}
+
 /// Windows of so many tokens, and as targets the tokens that follow: both windows × places.
 #[derive(Debug)]
 pub struct TokenData {
     path: PathBuf,
     header: TokenHeader,
     block: usize,
+    begin: Begin,
     /// The whole file in the type of its tokens. A tensor may be used by one thread at a time; what is cut out of it is the thread's own.
     mapped: Mutex<Tensor>,
 }
@@ -46,7 +59,24 @@ impl TokenData {
         }
         let mapped =
             Mutex::new(map(path, &header).map_err(|cause| bad(format!("cannot be mapped: {cause}")))?);
-        Ok(Self { path: path.to_owned(), header, block, mapped })
+        Ok(Self { path: path.to_owned(), header, block, begin: Begin::Fixed, mapped })
+    }
+
+    /// The same with windows that begin elsewhere.
+    #[must_use]
+    pub fn beginning(self, begin: Begin) -> Self {
+        Self { begin, ..self }
+    }
+
+    /// The first token of a sample's window.
+    fn start(&self, sample: &Sample) -> usize {
+        let moved = match self.begin {
+            Begin::Fixed => 0,
+            Begin::Moved => sample.epoch_rng().below(self.block),
+        };
+        // A target follows the last token of a window.
+        let last = self.header.count as usize - 1 - self.block;
+        (sample.index * self.block + moved).min(last)
     }
 
     /// What the file says of itself.
@@ -69,12 +99,15 @@ impl TokenData {
         Ok(format!("{count} of {vocabulary} tokens, {tokenizer:08x}, {:08x}", crc.finalize()))
     }
 
+    fn window_at(&self, start: usize) -> String {
+        format!("the window at token {start} of {:?}", self.path)
+    }
+
     fn windows(&self, samples: &[Sample]) -> Result<Tensor, Cause> {
         let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone();
         let first = TokenHeader::LEN / self.header.width;
-        let cut = |sample: &Sample| {
-            mapped.f_narrow(0, (first + sample.index * self.block) as i64, self.block as i64 + 1)
-        };
+        let cut =
+            |sample: &Sample| mapped.f_narrow(0, (first + self.start(sample)) as i64, self.block as i64 + 1);
         let windows = samples.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
         let tokens = Tensor::f_stack(&windows, 0)?.f_to_kind(Kind::Int64)?;
         // libtorch has no sums and products of u16: bits are read as i16.
@@ -113,13 +146,14 @@ impl Dataset for TokenData {
             Ok((part(0)?, part(1)?))
         };
         cut().map_err(|cause| {
-            let index = samples.first().map_or(0, |sample| sample.index);
-            SampleError::new(index, self.name(index), cause)
+            let (index, start) = samples.first().map_or((0, 0), |sample| (sample.index, self.start(sample)));
+            SampleError::new(index, self.window_at(start), cause)
         })
     }
 
+    /// In an epoch that does not move it.
     fn name(&self, index: usize) -> String {
-        format!("the window at token {} of {:?}", index * self.block, self.path)
+        self.window_at(index * self.block)
     }
 
     fn pin_memory(&self, batch: (Tensor, Tensor)) -> Result<(Tensor, Tensor), TorchError> {
@@ -155,6 +189,43 @@ mod tests {
         assert_eq!(target, Tensor::from_slice2(&[[104i64, 105, 106], [98, 99, 100]]));
         let whole = TokenData::open(&path, &GptTokenizer::bytes(), 10).unwrap();
         assert_eq!(batch(&whole, &[0]).1.int64_value(&[0, 9]), 256, "up to the very end");
+    }
+
+    #[test]
+    fn windows_begin_elsewhere_in_each_epoch() {
+        let (_folder, path) = file("abcdefghijklmnopqrstuvwxyz");
+        let fixed = TokenData::open(&path, &GptTokenizer::bytes(), 5).unwrap();
+        let moved = TokenData::open(&path, &GptTokenizer::bytes(), 5).unwrap().beginning(Begin::Moved);
+        assert_eq!((fixed.len(), moved.len()), (5, 5), "an epoch has as many steps");
+        let of_epoch = |data: &TokenData, seed, epoch| {
+            let samples: Vec<_> = (0..5).map(|index| Sample::new(seed, epoch, index)).collect();
+            let (input, target) = data.batch(&samples).unwrap();
+            assert_eq!(input.narrow(1, 1, 4), target.narrow(1, 0, 4), "the targets follow");
+            Vec::<i64>::try_from(input.select(1, 0)).unwrap()
+        };
+        let starts: Vec<_> = (0..40).map(|epoch| of_epoch(&moved, 3, epoch)).collect();
+        let firsts: std::collections::HashSet<_> = starts.iter().map(|starts| starts[0] - 97).collect();
+        assert_eq!(firsts, (0..5).collect(), "each place of a window in some epoch");
+        for starts in &starts {
+            let moved = starts[0];
+            let expected = [moved, moved + 5, moved + 10, moved + 15, (moved + 20).min(118)];
+            assert_eq!(starts.as_slice(), expected, "all by as many, and none beyond the end");
+        }
+        assert_eq!(of_epoch(&moved, 3, 7), starts[7], "a run that goes on sees the same");
+        assert_ne!(
+            (0..40).map(|epoch| of_epoch(&moved, 4, epoch)).collect::<Vec<_>>(),
+            starts,
+            "another seed"
+        );
+        assert_eq!(of_epoch(&fixed, 3, 1), [97, 102, 107, 112, 117], "control");
+    }
+
+    #[test]
+    fn a_file_of_one_window_moves_as_far_as_it_goes() {
+        let (_folder, path) = file("abcdefg");
+        let data = TokenData::open(&path, &GptTokenizer::bytes(), 6).unwrap().beginning(Begin::Moved);
+        let of = |epoch| data.batch(&[Sample::new(0, epoch, 0)]).unwrap().0.int64_value(&[0, 0]);
+        assert_eq!((0..30).map(of).collect::<std::collections::HashSet<_>>(), [97, 98].into());
     }
 
     #[test]

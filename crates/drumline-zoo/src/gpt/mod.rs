@@ -13,6 +13,6 @@ mod generator;
 pub mod weights;
 
 pub use config::GptConfig;
-pub use data::TokenData;
+pub use data::{Begin, TokenData};
 pub use figures::{PerToken, Perplexity, TokensPerSecond};
 pub use generator::{Caching, Generator};

@@ -13,10 +13,12 @@ use super::bench_observe::BenchObserveArgs;
 use super::bench_step::BenchStepArgs;
 use super::bench_transformer::BenchTransformerArgs;
 use super::doctor::DoctorGpuArgs;
-use super::gpt::{BpeArgs, GenerateArgs, StoryArgs, TokensArgs};
+use super::gpt::{BpeArgs, ExportArgs, GenerateArgs, StoryArgs, TokensArgs};
 use super::kind::Kind;
 use super::nmt::NmtArgs;
 use super::translate::TranslateArgs;
+use crate::config::setting::Setting;
+use crate::config::{DeviceKind, Value};
 use crate::synth_cifar;
 
 const EXAMPLES: &str = "\
@@ -49,6 +51,7 @@ pub(super) enum Command {
     Nmt(Box<NmtArgs>),
     Translate(Box<TranslateArgs>),
     Generate(Box<GenerateArgs>),
+    Export(ExportArgs),
     /// Make data sets
     Data {
         #[command(subcommand)]
@@ -103,9 +106,18 @@ pub(super) struct RunArgs {
     /// The configuration, a YAML file
     #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     pub(super) cfg: PathBuf,
+    /// What computes: auto, cpu or cuda; wins over the key DEVICE (translation: run_configs.device)
+    #[arg(long, value_name = "DEVICE", value_parser = device_kind)]
+    pub(super) device: Option<DeviceKind>,
     /// Keys of the configuration with their values, which win over the file
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_names = ["KEY", "VALUE"])]
     pub(super) pairs: Vec<String>,
+}
+
+/// The value of a flag `--device`.
+pub(super) fn device_kind(text: &str) -> Result<DeviceKind, String> {
+    DeviceKind::read(&Value::Text(text.to_owned()))
+        .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
 }
 
 #[derive(Debug, Subcommand)]

@@ -24,9 +24,16 @@ pub(super) struct CheckedTraining {
     pub(super) train: Found,
 }
 
+/// The configuration that the command line asks for.
+fn load(args: &RunArgs) -> anyhow::Result<Config> {
+    let mut config = Config::load(Some(&args.cfg), &args.pairs)?;
+    config.run.device = args.device.unwrap_or(config.run.device);
+    Ok(config)
+}
+
 impl CheckedTraining {
     pub(super) fn new(args: &RunArgs) -> anyhow::Result<Self> {
-        let config = Config::load(Some(&args.cfg), &args.pairs)?;
+        let config = load(args)?;
         let train = find(&config, Split::Train)?;
         Ok(Self { run: Checked::new(config)?, train })
     }
@@ -34,7 +41,7 @@ impl CheckedTraining {
 
 impl Checked {
     pub(super) fn for_test(args: &RunArgs) -> anyhow::Result<Self> {
-        Self::new(Config::load(Some(&args.cfg), &args.pairs)?)
+        Self::new(load(args)?)
     }
 
     fn new(config: Config) -> anyhow::Result<Self> {

@@ -1,11 +1,14 @@
-//! Models that continue text: `drumline-train train` and `test` with a configuration that has a section `GPT`, `generate`, and what makes files of tokens.
+//! Models that continue text: `drumline-train train` and `test` with a configuration that has a section `GPT`, `generate`, `export`, and what makes files of tokens.
 
+mod export;
+mod found;
 mod generate;
 mod parts;
 mod test;
 mod tokens;
 mod train;
 
+pub(super) use export::{ExportArgs, export};
 pub(super) use generate::{GenerateArgs, generate};
 pub(super) use test::test;
 pub(super) use tokens::{BpeArgs, StoryArgs, TokensArgs};

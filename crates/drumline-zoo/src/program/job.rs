@@ -45,6 +45,13 @@ impl Job {
         say(&init_line(self.local_rank, self.group.rank()));
     }
 
+    /// Shows a line on rank 0, if there is one.
+    pub(super) fn tell(&self, line: Option<&str>) {
+        if let Some(line) = line.filter(|_| self.is_first()) {
+            say(line);
+        }
+    }
+
     pub(super) fn is_first(&self) -> bool {
         self.group.rank() == 0
     }

@@ -13,7 +13,7 @@ use drumline_torch::{flush_denormals, keep_freed_memory};
 use serde_json::Value as Json;
 use tch::nn::VarStore;
 
-use super::args::TrainArgs;
+use super::args::{RunArgs, TrainArgs};
 use super::checked::{check_writable, checksum, device};
 use super::ending::Stopped;
 use super::job::{Job, say};
@@ -36,10 +36,16 @@ pub(super) fn run(args: NmtArgs) -> anyhow::Result<()> {
 /// Trains as a configuration says.
 pub(super) fn run_file(args: &TrainArgs) -> anyhow::Result<()> {
     let config = match args.verify_parity {
-        None => NmtConfig::load(Some(&args.run.cfg), &args.run.pairs).map_err(Into::into),
+        None => load(&args.run),
         Some(_) => Err(anyhow!("--verify-parity is for images; try without")),
     };
     run_configured(config)
+}
+
+fn load(args: &RunArgs) -> anyhow::Result<NmtConfig> {
+    let mut config = NmtConfig::load(Some(&args.cfg), &args.pairs)?;
+    config.run.device = args.device.unwrap_or(config.run.device);
+    Ok(config)
 }
 
 /// What may be the matter with a path.

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use drumline::{At, Ddp, ImageBatch, LoaderError, ProcessGroup, Schedule};
 use drumline_torch::{Optimizer, parameters};
 use tch::nn::VarStore;
@@ -19,6 +19,7 @@ use super::checked::{CheckedTraining, device};
 use super::job::Job;
 use super::pieces;
 use super::step::Sums;
+use crate::config::PrecisionKind;
 
 /// What a run of a few steps has come to.
 struct Ran {
@@ -28,6 +29,7 @@ struct Ran {
 
 /// Makes both runs, and prints on rank 0 how they differ.
 pub(super) fn verify(job: &Job, checked: &CheckedTraining, seed: u64, steps: u64) -> anyhow::Result<()> {
+    job.agree(check_precision(checked.run.config.run.precision))?;
     let device = job.agree(device(checked.run.config.run.device, job.local_rank))?;
     let (config, world_size) = (&checked.run.config, job.group.size());
     let images = Arc::new(job.agree(pieces::train_images(checked))?);
@@ -49,6 +51,16 @@ pub(super) fn verify(job: &Job, checked: &CheckedTraining, seed: u64, steps: u64
             );
         }
     }
+    Ok(())
+}
+
+/// With fewer bits the two runs differ by rounding, and the comparison would say nothing.
+fn check_precision(precision: PrecisionKind) -> anyhow::Result<()> {
+    ensure!(
+        precision == PrecisionKind::Fp32,
+        "--verify-parity compares steps in fp32, and PRECISION is {}: rounding to 16 bits would hide what it looks for; try PRECISION fp32",
+        precision.name()
+    );
     Ok(())
 }
 

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use drumline::checkpoint::{Checkpoints, Loaded, named, restore};
-use drumline::{Dataset, Ddp, Named};
+use drumline::{Dataset, Ddp, Loader, Named};
+use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
@@ -13,7 +14,7 @@ use super::evaluate::{Evaluation, Replica};
 use super::gpt;
 use super::job::{Job, say};
 use super::kind::{Kind, kind_of};
-use super::pieces;
+use super::pieces::{self, Images, Placing};
 use super::predict;
 use super::step::Sums;
 use super::text;
@@ -48,7 +49,7 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
     };
     let weights = weights.load(&job, &config.run, &store)?;
     let replica = Ddp::new(net, &store, &job.group, options)?;
-    let loader = job.agree(pieces::test_loader(&checked, job.place()))?;
+    let loader = job.agree(loader(&job, &checked, device))?;
     let k = config.train.topk;
     let evaluation = Evaluation { loader, device, k, print_freq: config.test.print_freq };
     let sums = match &config.test.predictions {
@@ -63,6 +64,14 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// A rank's share of the test images, which are put where they are best used.
+fn loader(job: &Job, checked: &Checked, device: Device) -> anyhow::Result<Loader<Images>> {
+    let (config, images) = (&checked.config, pieces::test_images(checked)?);
+    let placing = Placing::of(config, device, &[&images])?;
+    job.tell(placing.told.as_deref());
+    pieces::test_loader(placing.put(images)?, config, job.place())
 }
 
 /// Evaluates, and writes what the network says of each image.

@@ -13,7 +13,7 @@ use super::job::Job;
 use super::kind::{Kind, kind_of};
 use super::nmt;
 use super::parity;
-use super::pieces::{self, Percent};
+use super::pieces::{self, Percent, Placing};
 use super::text;
 use crate::models::Model;
 
@@ -75,13 +75,16 @@ fn trainer<'a>(
 ) -> anyhow::Result<ImageTrainer<'a>> {
     let config = &checked.run.config;
     let (optim, train) = (&config.optim, &config.train);
-    let images = pieces::train_images(checked)?;
+    let (images, test) = (pieces::train_images(checked)?, pieces::test_images(&checked.run)?);
+    let placing = Placing::of(config, store.device(), &[&images, &test])?;
+    job.tell(placing.told.as_deref());
+    let (images, test) = (placing.put(images)?, placing.put(test)?);
     let sampler = pieces::train_sampler(&images, config, job.place(), seed)?;
     let schedule = pieces::schedule(optim)?;
     // Distribuuuu sets the learning rate once an epoch.
     let schedule = move |at: At| schedule.lr(At { epoch: at.epoch.floor(), ..at });
     let mut trainer = DistTrainer::new(&job.group, net, store, images)
-        .dev_data(pieces::test_images(&checked.run)?)
+        .dev_data(test)
         .loss(CrossEntropy::default())
         .sampler(sampler)
         .train_metric("acc1", Percent::of_top(1))

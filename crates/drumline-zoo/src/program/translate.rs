@@ -12,12 +12,12 @@ use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::Device;
 use tch::nn::VarStore;
 
+use super::args::device_kind;
 use super::checked::{check_writable, checksum, device};
 use super::job::{Job, say};
 use super::kind::{Kind, kind_of};
 use super::nmt::weights_file;
-use crate::config::setting::Setting;
-use crate::config::{DeviceKind, Value};
+use crate::config::DeviceKind;
 use crate::decode::BeamOptions;
 use crate::models::transformer::{Specials, Transformer};
 use crate::nmt::{
@@ -113,11 +113,6 @@ impl TranslateArgs {
             several => (0..several).map(|place| self.out.with_added_extension(place.to_string())).collect(),
         }
     }
-}
-
-fn device_kind(text: &str) -> Result<DeviceKind, String> {
-    DeviceKind::read(&Value::Text(text.to_owned()))
-        .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
 }
 
 /// What every rank finds out alone.

@@ -45,6 +45,15 @@ impl Geometry {
         }
     }
 
+    /// Whether images of this width and height are brought to another size, all or some.
+    pub(crate) fn resizes(&self, (width, height): (usize, usize)) -> bool {
+        match *self {
+            Self::RandomCrop { .. } => false,
+            Self::RandomResizedCrop { .. } => true,
+            Self::CenterCrop { resize, .. } => resize.is_some_and(|shorter| shorter != width.min(height)),
+        }
+    }
+
     /// Decide for an image of this width and height.
     pub(super) fn plan(&self, (width, height): (usize, usize), rng: &mut SampleRng) -> Result<Plan, String> {
         match *self {

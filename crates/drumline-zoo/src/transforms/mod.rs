@@ -15,10 +15,10 @@ mod window;
 pub use geometry::Geometry;
 pub use normalize::Normalize;
 pub use pixels::{Layout, Pixels};
+pub(crate) use window::Window;
 
 use drumline::SampleRng;
-use resize::Resizer;
-use window::Window;
+use resize::{Resize, Resizer};
 
 /// Whether images are mirrored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,22 @@ impl Transform {
         3 * self.geometry.size() * self.geometry.size()
     }
 
+    /// All that is random of an image of this width and height: which region is resized, if any, and which window is taken then.
+    fn draw(&self, sizes: (usize, usize), rng: &mut SampleRng) -> Result<(Option<Resize>, Window), String> {
+        let plan = self.geometry.plan(sizes, rng)?;
+        let mirrored = self.flip == Flip::Random && rng.chance(0.5);
+        let window = Window { left: plan.left, top: plan.top, size: self.geometry.size(), mirrored };
+        Ok((plan.resize, window))
+    }
+
+    /// The window of an image of this width and height, drawn as a [`Painter`] draws it; an error that says why, where images are resized.
+    pub(crate) fn window(&self, sizes: (usize, usize), rng: &mut SampleRng) -> Result<Window, String> {
+        match self.draw(sizes, rng)? {
+            (None, window) => Ok(window),
+            (Some(_), _) => Err("images are resized, which is done by the processor".to_owned()),
+        }
+    }
+
     /// Something that writes many images, with memory for what lies between.
     pub fn painter(&self) -> Painter<'_> {
         Painter { transform: self, resizer: Resizer::default() }
@@ -86,11 +102,8 @@ pub struct Painter<'a> {
 impl Painter<'_> {
     /// Write one image; `out` has [`Transform::elements`]. The error says what does not fit.
     pub fn paint(&mut self, source: &Pixels<'_>, rng: &mut SampleRng, out: &mut [f32]) -> Result<(), String> {
-        let plan = self.transform.geometry.plan((source.width, source.height), rng)?;
-        let mirrored = self.transform.flip == Flip::Random && rng.chance(0.5);
-        let size = self.transform.geometry.size();
-        let window = Window { left: plan.left, top: plan.top, size, mirrored };
-        match plan.resize {
+        let (resize, window) = self.transform.draw((source.width, source.height), rng)?;
+        match resize {
             None => window.paint(source, &self.transform.normalize, out),
             Some(resize) => {
                 window.paint(&self.resizer.resize(source, resize)?, &self.transform.normalize, out);

@@ -25,7 +25,7 @@ impl Normalize {
     }
 
     /// The numbers of a channel's bytes.
-    pub(super) fn table(&self, channel: usize) -> &[f32; 256] {
+    pub(crate) fn table(&self, channel: usize) -> &[f32; 256] {
         &self.tables[channel]
     }
 }

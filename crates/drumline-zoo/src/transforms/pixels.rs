@@ -25,7 +25,7 @@ impl<'a> Pixels<'a> {
     }
 
     /// The image with interleaved bytes.
-    pub(super) fn interleaved(&self) -> Vec<u8> {
+    pub(crate) fn interleaved(&self) -> Vec<u8> {
         match self.layout {
             Layout::Interleaved => self.bytes.to_vec(),
             Layout::Planar => {

@@ -5,15 +5,15 @@ use super::pixels::{Layout, Pixels};
 
 /// Which part of an image is written.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// Its left edge in the image; negative where it begins beyond.
-    pub(super) left: isize,
+    pub(crate) left: isize,
     /// Its upper edge.
-    pub(super) top: isize,
+    pub(crate) top: isize,
     /// Its side.
-    pub(super) size: usize,
+    pub(crate) size: usize,
     /// Left and right change places.
-    pub(super) mirrored: bool,
+    pub(crate) mirrored: bool,
 }
 
 impl Window {

@@ -1,6 +1,8 @@
 //! A GPT by `drumline-train`: what is learnt, on how many ranks, gone on from, refused, and what it says then.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use drumline_text::synth_story::SynthStoryOptions;
 
@@ -56,6 +58,47 @@ fn two_ranks_learn_and_what_they_learnt_goes_on() {
     let [one, three] = [1, 3].map(|ranks| line(&place.passes(ranks, "test MODEL.VOCAB_MULTIPLE 64")));
     assert_eq!(one, three, "each window counts once");
     generation(&place);
+    export(&place);
+}
+
+/// The model that was just trained, as a folder of Hugging Face's.
+fn export(place: &Place) {
+    let exported = place.path("hf");
+    let run = |from: &str, out: &Path| {
+        let (from, out) = (place.path(from).display().to_string(), out.display().to_string());
+        ended(start(1, ["export", "--from", &from, "--out", &out].map(str::to_owned).to_vec())).remove(0)
+    };
+    let rank = run("exp", &exported);
+    assert!(
+        rank.exit.is_success() && rank.stdout.starts_with("257 tokens, "),
+        "{}{}",
+        rank.stdout,
+        rank.stderr
+    );
+    let read =
+        |path: PathBuf| tch::Tensor::read_safetensors(path).unwrap().into_iter().collect::<BTreeMap<_, _>>();
+    let kept = read(place.path("exp/checkpoints/best/model.safetensors"));
+    let cut = read(exported.join("model.safetensors"));
+    assert_eq!(kept.keys().collect::<Vec<_>>(), cut.keys().collect::<Vec<_>>());
+    assert_eq!((kept["wte.weight"].size()[0], cut["wte.weight"].size()[0]), (320, 257));
+    for (name, tensor) in &cut {
+        assert_eq!(*tensor, kept[name].narrow(0, 0, tensor.size()[0]), "{name}");
+    }
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(exported.join("config.json")).unwrap()).unwrap();
+    let told = ["n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "eos_token_id"]
+        .map(|key| config[key].as_u64());
+    assert_eq!(told, [2, 2, 48, 48, 257, 256].map(Some));
+    let words = ["--greedy", "--max-tokens", "60", "Tom had a "];
+    let of_export = {
+        let from = ["generate", "--from", exported.to_str().unwrap()];
+        ended(start(1, from.iter().chain(&words).map(|word| (*word).to_owned()).collect())).remove(0)
+    };
+    assert_eq!(of_export.stdout, text(place, &words), "{}", of_export.stderr);
+    let refused = run("exp", &place.path("exp"));
+    assert!(refused.stderr.contains("is the folder of a run; try a new one"), "{}", refused.stderr);
+    let missing = run("data", &exported);
+    assert!(missing.stderr.contains("neither config.yaml of a run"), "{}", missing.stderr);
 }
 
 /// Of the model that was just trained.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use drumline_launch::Signal;
-use drumline_zoo::config::Config;
+use drumline_zoo::config::{Config, DeviceKind};
 
 use super::running::{Place, column, ended};
 
@@ -190,4 +190,46 @@ fn parity_is_shown_and_nothing_is_kept() {
         assert_eq!(said.contains("MODEL.SYNCBN True makes them the same"), !same, "{said}");
     }
     assert!(!place.path("exp").exists());
+    let refused = &place.run(1, "train --verify-parity PRECISION bf16")[0];
+    assert!(
+        !refused.exit.is_success() && refused.stderr.contains("try PRECISION fp32"),
+        "{}",
+        refused.stderr
+    );
+}
+
+#[test]
+fn images_kept_on_the_device_are_trained_on_as_others_are() {
+    let (host, device) = (Place::new(), Place::new());
+    let words = "train MODEL.ARCH convnet MODEL.SYNCBN True TRAIN.WORKERS 2";
+    let said = host.passes(2, words);
+    assert!(!said.contains("[data]"), "{said}");
+    let words = format!("{words} DATA.ON_DEVICE true");
+    let said = device.passes(2, &format!("{words} TRAIN.MAX_STEPS 3"));
+    assert_eq!(said.matches("[data] == images are kept as one tensor, 1 MB ==").count(), 1, "{said}");
+    assert!(device.passes(2, &words).contains("[resume] == after step 3"));
+    let (host_events, device_events) = (host.events(), device.events());
+    for (kind, key) in [("step", "loss"), ("step", "acc1"), ("eval", "acc1")] {
+        let [a, mut b] = [&host_events, &device_events].map(|events| column(events, kind, key));
+        // The stop in between was evaluated.
+        b.drain(..usize::from(kind == "eval"));
+        assert!(!a.is_empty());
+        assert_eq!(a, b, "{kind} {key}, bit for bit");
+    }
+    let tests = [(&host, ""), (&device, "DATA.ON_DEVICE true")].map(|(place, key)| {
+        let said = place.passes(1, &format!("test MODEL.ARCH convnet {key}"));
+        said.lines().find(|line| line.contains("== test:")).unwrap().rsplit_once('|').unwrap().0.to_owned()
+    });
+    assert_eq!(tests[0], tests[1]);
+}
+
+#[test]
+fn a_flag_for_the_device_wins_over_the_key() {
+    let place = Place::new();
+    let ranks = place.run(1, "train --device cpu TRAIN.MAX_STEPS 1 DEVICE cuda");
+    assert!(ranks[0].exit.is_success(), "{}", ranks[0].stderr);
+    let saved = Config::load::<&str>(Some(&place.path("exp/config.yaml")), &[]).unwrap();
+    assert_eq!(saved.run.device, DeviceKind::Cpu);
+    let refused = &place.run(1, "train --device tpu")[0];
+    assert!(refused.stderr.contains("expected auto, cpu or cuda"), "{}", refused.stderr);
 }

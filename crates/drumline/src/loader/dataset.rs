@@ -43,6 +43,12 @@ pub trait Dataset: Send + Sync {
         Ok(batch)
     }
 
+    /// Whether batches are made on a GPU already. Then whoever asks for a batch makes it, on its own stream, which is in order with what it does with it:
+    /// no workers, and nothing to pin.
+    fn is_on_device(&self) -> bool {
+        false
+    }
+
     /// Whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -7,18 +7,25 @@ pub struct Sample {
     pub index: usize,
     /// Of the run's seed, the epoch and the index: the same on any rank and in any worker.
     pub seed: u64,
+    /// Of the run's seed and the epoch: the same for all samples of an epoch.
+    pub epoch_seed: u64,
 }
 
 impl Sample {
     /// The sample of an epoch of a run.
     pub fn new(run_seed: u64, epoch: u64, index: usize) -> Self {
-        let mixed = mix(mix(run_seed.wrapping_add(STEP)) ^ epoch.wrapping_add(STEP));
-        Self { index, seed: mix(mixed ^ (index as u64).wrapping_add(STEP)) }
+        let epoch_seed = mix(mix(run_seed.wrapping_add(STEP)) ^ epoch.wrapping_add(STEP));
+        Self { index, seed: mix(epoch_seed ^ (index as u64).wrapping_add(STEP)), epoch_seed }
     }
 
     /// A generator with the sample's seed.
     pub fn rng(&self) -> SampleRng {
         SampleRng { state: self.seed }
+    }
+
+    /// A generator for what is random of the epoch as a whole.
+    pub fn epoch_rng(&self) -> SampleRng {
+        SampleRng { state: self.epoch_seed }
     }
 }
 
@@ -85,6 +92,10 @@ mod tests {
         let seeds = (0..4).flat_map(|run| (0..10).map(move |epoch| (run, epoch)));
         let seeds = seeds.flat_map(|(run, epoch)| (0..500).map(move |i| Sample::new(run, epoch, i).seed));
         assert_eq!(seeds.collect::<HashSet<_>>().len(), 4 * 10 * 500);
+        let of_epochs = (0..4).flat_map(|run| (0..10).map(move |epoch| (run, epoch)));
+        let of_epochs =
+            of_epochs.flat_map(|(run, epoch)| [0, 7].map(|i| Sample::new(run, epoch, i).epoch_seed));
+        assert_eq!(of_epochs.collect::<HashSet<_>>().len(), 4 * 10, "one for all samples of an epoch");
     }
 
     #[test]

@@ -35,6 +35,10 @@ impl<B: Send> Dataset for AnyDataset<B> {
         self.0.name(index)
     }
 
+    fn is_on_device(&self) -> bool {
+        self.0.is_on_device()
+    }
+
     fn pin_memory(&self, batch: B) -> Result<B, TorchError> {
         self.0.pin_memory(batch)
     }

@@ -2,23 +2,19 @@
 
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
 use clap::Args;
 use drumline_text::{GptTokenizer, SamplingOptions, TextStream, TokenSampler};
 use drumline_torch::flush_denormals;
-use serde::Deserialize;
 use tch::nn::VarStore;
 
-use crate::config::setting::Setting;
-use crate::config::{DeviceKind, Value};
-use crate::gpt::{Caching, Generator, GptConfig, weights};
-use crate::models::gpt::{Gpt, GptOptions};
+use super::found::Found;
+use crate::config::DeviceKind;
+use crate::gpt::{Caching, Generator};
+use crate::program::args::device_kind;
 use crate::program::checked::device;
-use crate::program::kind::{Kind, kind_of};
-use crate::program::nmt::weights_file;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,11 +61,6 @@ pub(in crate::program) struct GenerateArgs {
     device: DeviceKind,
 }
 
-fn device_kind(text: &str) -> Result<DeviceKind, String> {
-    DeviceKind::read(&Value::Text(text.to_owned()))
-        .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
-}
-
 impl GenerateArgs {
     fn sampling(&self, seed: u64) -> SamplingOptions {
         let temperature = if self.greedy { 0.0 } else { self.temperature };
@@ -84,8 +75,7 @@ pub(in crate::program) fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     TokenSampler::new(args.sampling(seed))?;
     let found = Found::in_folder(&args.from)?;
     let store = VarStore::new(device(args.device, 0)?);
-    let model = Gpt::new(&store.root(), &found.options)?;
-    weights::load(&store, &found.options, &found.weights)?;
+    let model = found.net(&store)?;
     let generator = Generator {
         model: &model,
         end_of_text: found.tokenizer.end_of_text(),
@@ -135,61 +125,4 @@ fn shown(
     say(&stream.finish()?)?;
     say("\n")?;
     Ok(tokens)
-}
-
-/// A model in a folder.
-struct Found {
-    options: GptOptions,
-    weights: PathBuf,
-    tokenizer: GptTokenizer,
-}
-
-/// Hugging Face's `config.json`, as far as it is needed.
-#[derive(Deserialize)]
-struct HfConfig {
-    n_layer: i64,
-    n_head: i64,
-    n_embd: i64,
-    #[serde(alias = "n_ctx")]
-    n_positions: i64,
-    vocab_size: i64,
-}
-
-impl Found {
-    fn in_folder(folder: &Path) -> anyhow::Result<Self> {
-        let of_run = folder.join("config.yaml");
-        let of_hf = folder.join("config.json");
-        ensure!(
-            of_run.is_file() || of_hf.is_file(),
-            "--from {}: neither config.yaml of a run nor config.json of Hugging Face's is there; try the OUT_DIR of a training",
-            folder.display()
-        );
-        if of_run.is_file() { Self::of_run(folder, &of_run) } else { Self::of_hf(folder, &of_hf) }
-    }
-
-    fn of_run(folder: &Path, config: &Path) -> anyhow::Result<Self> {
-        ensure!(
-            kind_of(config) == Kind::Gpt,
-            "{} is not the configuration of a GPT; try the OUT_DIR of a training with a section GPT",
-            config.display()
-        );
-        let config = GptConfig::load::<&str>(Some(config), &[])?;
-        // A run leaves its tokenizer beside the checkpoints.
-        let tokenizer = match config.tokens.tokenizer == Path::new("bytes") {
-            true => GptTokenizer::bytes(),
-            false => GptTokenizer::open(folder.join("tokenizer.json"))?,
-        };
-        let options = config.model.options(tokenizer.vocabulary());
-        Ok(Self { options, weights: weights_file(&folder.join("checkpoints"))?, tokenizer })
-    }
-
-    fn of_hf(folder: &Path, config: &Path) -> anyhow::Result<Self> {
-        let cannot = || format!("cannot read {} as the configuration of a GPT-2", config.display());
-        let read = std::fs::read(config).with_context(cannot)?;
-        let HfConfig { n_layer, n_head, n_embd, n_positions, vocab_size } =
-            serde_json::from_slice(&read).with_context(cannot)?;
-        let options =
-            GptOptions { n_layer, n_head, n_embd, n_positions, vocab_size, ..GptOptions::default() };
-        Ok(Self { options, weights: weights_file(folder)?, tokenizer: GptTokenizer::open(folder)? })
-    }
 }

@@ -19,7 +19,8 @@ pub(super) struct Checked {
 
 impl Checked {
     pub(super) fn new(args: &RunArgs) -> anyhow::Result<Self> {
-        let config = GptConfig::load(Some(&args.cfg), &args.pairs)?;
+        let mut config = GptConfig::load(Some(&args.cfg), &args.pairs)?;
+        config.run.device = args.device.unwrap_or(config.run.device);
         check_weights(config.model.weights.as_deref())?;
         device(config.run.device, 0)?;
         let tokenizer = GptTokenizer::open(&config.tokens.tokenizer)?;

@@ -18,11 +18,11 @@ use tch::nn::VarStore;
 
 use super::parts::Checked;
 use crate::gpt::config::{AfterWarmup, GptOptim};
-use crate::gpt::{GptConfig, PerToken, Perplexity, TokenData, TokensPerSecond};
+use crate::gpt::{Begin, GptConfig, PerToken, Perplexity, TokenData, TokensPerSecond};
 use crate::models::gpt::Gpt;
 use crate::program::args::TrainArgs;
 use crate::program::checked::device;
-use crate::program::course::{Begin, Course};
+use crate::program::course::{self, Course};
 use crate::program::job::Job;
 use crate::program::shown::TOKENS;
 
@@ -110,7 +110,12 @@ fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Resu
     Ok(())
 }
 
-fn run(job: &Job, checked: &Checked, course: &Course, (begin, sets): (Begin, Sets)) -> anyhow::Result<()> {
+fn run(
+    job: &Job,
+    checked: &Checked,
+    course: &Course,
+    (begin, sets): (course::Begin, Sets),
+) -> anyhow::Result<()> {
     let (config, seed) = (&checked.config, begin.seed);
     let device = job.agree(device(config.run.device, job.local_rank))?;
     tch::manual_seed(seed as i64);
@@ -150,7 +155,8 @@ fn trainer<'a>(
     let (num_samples, shuffle) = (sets.train.len(), train.shuffle);
     let options = SamplerOptions { num_samples, num_replicas, rank, shuffle, seed, drop_last: true };
     let [fingerprint, _] = sets.fingerprints;
-    let mut trainer = DistTrainer::new(&job.group, net, store, sets.train)
+    let windows = sets.train.beginning(if shuffle { Begin::Moved } else { Begin::Fixed });
+    let mut trainer = DistTrainer::new(&job.group, net, store, windows)
         .loss(PerToken)
         .sampler(DistributedSampler::new(options)?)
         .train_metric("tokens_per_s", TokensPerSecond::default())

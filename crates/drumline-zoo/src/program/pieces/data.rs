@@ -54,12 +54,12 @@ pub(in crate::program) fn test_images(checked: &Checked) -> anyhow::Result<Image
 
 /// A rank's share of the test images: each once over all ranks.
 pub(in crate::program) fn test_loader(
-    checked: &Checked,
+    images: Images,
+    config: &Config,
     (rank, num_replicas): (usize, usize),
 ) -> anyhow::Result<Loader<Images>> {
     use drumline::Dataset;
-    let config = &checked.config;
-    let images = Arc::new(test_images(checked)?);
+    let images = Arc::new(images);
     let sampler = EvalSampler::new(images.len(), num_replicas, rank)?;
     Ok(Loader::shared(images, sampler, options_of(config, config.test.batch_size))?)
 }

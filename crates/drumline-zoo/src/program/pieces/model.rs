@@ -3,7 +3,7 @@
 use drumline::{DdpOptions, ProcessGroup, SyncGroup};
 use tch::nn::VarStore;
 
-use crate::config::{Config, MemoryFormat};
+use crate::config::Config;
 use crate::models::{Model, ModelOptions, Norm, build};
 use crate::weights;
 
@@ -23,11 +23,7 @@ pub(in crate::program) fn model(
             false => weights::load(store, file)?,
         }
     }
-    let is_channels_last = match config.model.memory_format {
-        MemoryFormat::Auto => store.device().is_cuda(),
-        MemoryFormat::ChannelsLast => true,
-        MemoryFormat::Contiguous => false,
-    };
+    let is_channels_last = config.model.memory_format.is_channels_last(store.device());
     let net = if is_channels_last { net.channels_last(store)? } else { net };
     Ok((net, DdpOptions { sync_group, ..DdpOptions::default() }))
 }

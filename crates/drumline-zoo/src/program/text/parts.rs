@@ -13,7 +13,8 @@ use crate::weights;
 
 /// What every rank finds out alone, before it waits for the others.
 pub(super) fn checked(args: &RunArgs) -> anyhow::Result<TextConfig> {
-    let config = TextConfig::load(Some(&args.cfg), &args.pairs)?;
+    let mut config = TextConfig::load(Some(&args.cfg), &args.pairs)?;
+    config.run.device = args.device.unwrap_or(config.run.device);
     check_weights(config.model.weights.as_deref())?;
     device(config.run.device, 0)?;
     Ok(config)
