@@ -15,7 +15,7 @@
 mod recorded;
 
 use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope};
-use drumline_torch::{TensorCollectives, TorchError, grad};
+use drumline_torch::{Beside, TensorCollectives, TorchError, grad};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -237,17 +237,18 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     /// The sum of the losses, and the outputs.
     fn compute(&self, batches: &[B], factor: &Tensor) -> Result<(Tensor, Vec<M::Output>), TrainerError> {
-        let (mut sums, mut outputs) = (Vec::new(), Vec::new());
+        let (mut sums, mut outputs, beside) = (Vec::new(), Vec::new(), self.beside()?);
         for (done, batch) in batches.iter().enumerate() {
-            let (output, loss) = {
-                let _autocast = self.autocast().map_err(unfit)?;
-                let output = self.ddp.forward_with(|model| model.forward_batch(batch, Mode::Train))?;
-                let output = output.map_err(unfit)?;
-                let loss = self.loss.sum(&output, batch).map_err(unfit)?;
-                (output, loss)
+            let forward = || self.forward(batch);
+            let (output, loss) = match &beside {
+                Some(beside) => beside.forward(forward)?,
+                None => forward()?,
             };
             let part = &loss * factor;
-            let backward = || self.backward(&part);
+            let backward = || match &beside {
+                Some(beside) => beside.backward(|| self.backward(&part)),
+                None => self.backward(&part),
+            };
             if done + 1 < batches.len() {
                 self.ddp.no_sync(backward)?
             } else {
@@ -257,6 +258,23 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             outputs.push(output);
         }
         Ok((Tensor::f_stack(&sums, 0)?.f_sum(Kind::Float)?, outputs))
+    }
+
+    /// The output of a batch and its loss.
+    fn forward(&self, batch: &B) -> Result<(M::Output, Tensor), TrainerError> {
+        let _autocast = self.autocast().map_err(unfit)?;
+        let output = self.ddp.forward_with(|model| model.forward_batch(batch, Mode::Train))?;
+        let output = output.map_err(unfit)?;
+        let loss = self.loss.sum(&output, batch).map_err(unfit)?;
+        Ok((output, loss))
+    }
+
+    /// Gradients of small convolutions' weights are computed beside backward, unless others wait for them one by one.
+    fn beside(&self) -> Result<Option<Beside>, TorchError> {
+        match self.state.device {
+            Device::Cuda(index) if !self.ddp.is_reducing() => Beside::new(index).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// What is read of the step. In fp16 gradients become those of the loss itself, and the scale moves on: all of it on the GPU.
