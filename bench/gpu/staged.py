@@ -2,7 +2,8 @@
 
   python3 bench/gpu/staged.py --drumline PATH/drumline --ours PATH/drumline-train [--ranks 2,4] [--steps 30] [--out FOLDER]
 
-ResNet-18 on 32 x 32 images in f32 without TF32, batch norms over all ranks, so that only the order of sums differs. Writes staged.md.
+ResNet-18 on 32 x 32 images in f32 without TF32, batch norms over all ranks, so that only the order of sums differs. One rank is run twice, as cuDNN's
+order differs from run to run as well: what comes of that is the control. Writes staged.md.
 """
 import argparse
 import json
@@ -15,7 +16,7 @@ CLOSE = 1e-4
 
 
 def train(options, ranks):
-    program = [options.ours, "bench-step", "--mode", "ddp", "--gpu", "--sync-norm", "--batch", str(BATCH // ranks), "--steps", str(options.steps)]
+    program = [options.ours, "bench-step", "--mode", "ddp", "--gpu", "--sync-norm", "--batch", str(BATCH // ranks), "--steps", str(options.steps), "--lr", "0.001"]
     command = [options.drumline, "run", "--nproc-per-node", str(ranks), *program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if ended.returncode != 0:
@@ -33,12 +34,12 @@ def main():
     options = parser.parse_args()
     one, wrong = train(options, 1), []
     rows = [f"| 1 | {one['step_ms']:.2f} | {one['losses'][0]:.6f} | {one['losses'][9]:.6f} | - |"]
-    for ranks in map(int, options.ranks.split(",")):
+    for ranks in [1, *map(int, options.ranks.split(","))]:
         found = train(options, ranks)
         off = max(abs(a - b) / max(1.0, abs(a)) for a, b in zip(one["losses"][:10], found["losses"][:10]))
         if off > CLOSE:
-            wrong.append(f"{ranks} ranks: losses differ by {off:.1e}")
-        rows.append(f"| {ranks} | {found['step_ms']:.2f} | {found['losses'][0]:.6f} | {found['losses'][9]:.6f} | {off:.1e} |")
+            wrong.append(f"{ranks} ranks: losses differ by {off:.1e}: {one['losses'][:10]} {found['losses'][:10]}")
+        rows.append(f"| {ranks}{' again' if ranks == 1 else ''} | {found['step_ms']:.2f} | {found['losses'][0]:.6f} | {found['losses'][9]:.6f} | {off:.1e} |")
     text = f"# Ranks that share one GPU\n\nResNet-18, {BATCH} images of 32 x 32 in all, f32 without TF32, SyncBatchNorm, collectives through the host's memory:\n"
     text += "`python3 bench/gpu/staged.py --drumline drumline --ours drumline-train`\n\n"
     text += "| ranks | step ms | loss 1 | loss 10 | losses 1 to 10 differ by |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Tensor};
 use torch_sys::C_tensor;
@@ -157,7 +157,15 @@ pub struct Beside(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     stream: Stream,
-    computed: Mutex<Vec<Computed>>,
+    begun: Mutex<Begun>,
+}
+
+/// What the stream has been given in this backward.
+#[derive(Debug, Default)]
+struct Begun {
+    /// Whether anything: a recording has no part of a stream that it was never given.
+    is_any: bool,
+    computed: Vec<Computed>,
 }
 
 /// A gradient, and what it is computed from, which must stay until it is there.
@@ -172,7 +180,7 @@ impl Beside {
     /// On a GPU.
     pub fn new(device: usize) -> Result<Self, TorchError> {
         let stream = Stream::new(device, Priority::Normal)?;
-        Ok(Self(Arc::new(Shared { stream, computed: Mutex::default() })))
+        Ok(Self(Arc::new(Shared { stream, begun: Mutex::default() })))
     }
 
     /// The backward of convolutions in `forward` leaves the gradients of their weights to this.
@@ -191,10 +199,12 @@ impl Beside {
     /// Runs a backward; afterwards all weights have their gradients.
     pub fn backward<E: From<TorchError>>(&self, backward: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let ended = backward();
-        let computed = std::mem::take(&mut *self.0.computed.lock().unwrap_or_else(PoisonError::into_inner));
+        let Begun { is_any, computed } = std::mem::take(&mut *self.begun());
         let stream = self.0.stream;
         // Also after an error: what the others have is used again, and a recording must find all its streams together.
-        Stream::current(stream.device())?.wait_for_stream(stream)?;
+        if is_any {
+            Stream::current(stream.device())?.wait_for_stream(stream)?;
+        }
         ended?;
         for Computed { weight, grad: new, .. } in &computed {
             match grad(weight)? {
@@ -203,6 +213,10 @@ impl Beside {
             }
         }
         Ok(())
+    }
+
+    fn begun(&self) -> MutexGuard<'_, Begun> {
+        self.0.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn current() -> Option<Self> {
@@ -222,6 +236,7 @@ impl Beside {
         compute: impl FnOnce() -> Result<Tensor, TorchError>,
     ) -> Result<(), TorchError> {
         let stream = self.0.stream;
+        self.begun().is_any = true;
         stream.wait_for_stream(Stream::current(stream.device())?)?;
         let grad = {
             let _scope = stream.enter()?;
@@ -229,7 +244,7 @@ impl Beside {
         };
         let computed =
             Computed { weight: weight.shallow_clone(), grad, _from: from.map(Tensor::shallow_clone) };
-        self.0.computed.lock().unwrap_or_else(PoisonError::into_inner).push(computed);
+        self.begun().computed.push(computed);
         Ok(())
     }
 }

@@ -42,6 +42,9 @@ pub(super) struct BenchStepArgs {
     /// Timed steps
     #[arg(long)]
     steps: usize,
+    /// Learning rate
+    #[arg(long, default_value_t = 0.01)]
+    lr: f64,
     /// On the rank's GPU, in f32 without TF32
     #[arg(long)]
     gpu: bool,
@@ -70,8 +73,13 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
         }
         _ => Backward::Plain(net),
     };
-    let sgd =
-        SgdOptions { lr: 0.01, momentum: 0.9, weight_decay: 5e-5, nesterov: true, ..SgdOptions::default() };
+    let sgd = SgdOptions {
+        lr: args.lr,
+        momentum: 0.9,
+        weight_decay: 5e-5,
+        nesterov: true,
+        ..SgdOptions::default()
+    };
     let (times, losses) = train(args, group.as_ref(), &backward, Sgd::new(parameters(&store), sgd)?)?;
     let (rank, world) = place(group.as_ref());
     let step_ms = times[times.len() / 2];

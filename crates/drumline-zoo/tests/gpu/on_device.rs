@@ -13,7 +13,7 @@ use drumline_zoo::models::{ModelOptions, build};
 use drumline_zoo::synth_cifar;
 use drumline_zoo::transforms::Transform;
 use tch::nn::VarStore;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 const GPU: Device = Device::Cuda(0);
 const IMAGES: usize = 260;
@@ -109,11 +109,20 @@ fn trained(folder: &Path, is_on_device: bool) -> Vec<Tensor> {
     weights.unwrap().remove(0)
 }
 
+/// How far weights are apart, relative to their size.
+fn apart(some: &[Tensor], others: &[Tensor]) -> f64 {
+    let norm = |tensors: &mut dyn Iterator<Item = Tensor>| {
+        tensors.map(|tensor| tensor.square().sum(Kind::Double).double_value(&[])).sum::<f64>().sqrt()
+    };
+    let off = norm(&mut some.iter().zip(others).map(|(a, b)| a - b));
+    off / norm(&mut some.iter().map(Tensor::shallow_clone))
+}
+
 #[test]
 fn a_training_by_graphs_learns_the_same() {
     let folder = folder();
-    let [host, device] = [false, true].map(|is_on_device| trained(folder.path(), is_on_device));
-    for (a, b) in host.iter().zip(&device) {
-        assert!(a.allclose(b, 1e-2, 5e-4, false), "{}", (a - b).abs().max());
-    }
+    let [host, again, device] = [false, false, true].map(|is_on_device| trained(folder.path(), is_on_device));
+    // cuDNN adds up in an order of its own; the same training twice shows how much that is.
+    let (control, off) = (apart(&host, &again), apart(&host, &device));
+    assert!(off < (4.0 * control).max(1e-3) && off < 2e-2, "{off}, the same training again {control}");
 }

@@ -30,7 +30,8 @@ use super::way::{Seen, Wish, shapes};
 use crate::loader::Cause;
 use crate::quiet::guarded_quietly;
 use crate::shared_failure::{SharedFailure, Trouble, guarded, in_words};
-use recorded::{Made, Recorded};
+use recorded::Made;
+pub(super) use recorded::Recorded;
 
 /// What has been recorded, or is to be.
 pub(super) struct Graphs<B, O> {
@@ -135,7 +136,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         recorded.attach(&self.state.parameters)?;
         recorded.made.graph.launch()?;
         // Before anything waits for the GPU.
-        self.take_ahead(supply, |window| recorded.begin_upload(window));
+        self.take_ahead(supply, &mut recorded);
         self.score(&recorded);
         let computed = recorded.made.read()?;
         graphs.gradients = Some(recorded);

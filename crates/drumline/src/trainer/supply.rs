@@ -14,10 +14,11 @@ use drumline_observe::trace::Track;
 
 use super::batch::Batch;
 use super::data::AnyDataset;
+use super::graphs::Recorded;
 use super::meeting::Brought;
 use super::model::Model;
 use super::run::Run;
-use crate::loader::Epoch;
+use crate::loader::{Dataset, Epoch};
 use crate::shared_failure::{Trouble, guarded};
 
 /// The batches of an epoch that are left.
@@ -39,7 +40,7 @@ pub(super) struct Window<B> {
     pub(super) brought: Brought,
     /// Whether copies of them are on their way to the GPU.
     pub(super) is_uploaded: bool,
-    trouble: Option<Trouble>,
+    pub(super) trouble: Option<Trouble>,
 }
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
@@ -56,16 +57,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         window
     }
 
-    /// Takes those of the step after the one that is under way, to be shown to `see`.
-    pub(super) fn take_ahead(&mut self, supply: &mut Supply<B>, see: impl FnOnce(&mut Window<B>)) {
-        // Without workers a batch is made when it is asked for, which must not be before a checkpoint has the generators' state.
-        let is_made_here = self.train.options().workers == 0;
+    /// Takes those of the step after the one that is under way, and begins to bring them to the GPU.
+    pub(super) fn take_ahead(&mut self, supply: &mut Supply<B>, recorded: &mut Recorded<B, M::Output>) {
+        let is_on_device = self.train.dataset().is_on_device();
+        // Without workers a batch is made when it is asked for, which must not be before a checkpoint has the generators' state. One that is made on the
+        // GPU draws nothing but its samples' own numbers.
+        let is_made_here = self.train.options().workers == 0 && !is_on_device;
         let is_last = self.state.max_steps.is_some_and(|most| self.state.step + 1 >= most);
         if is_made_here || is_last || self.hooks.trouble().is_some() {
             return;
         }
-        let mut window = self.take_window(supply);
-        see(&mut window);
+        let mut window = match is_on_device {
+            true => recorded.beside(|| self.take_window(supply)),
+            false => self.take_window(supply),
+        };
+        recorded.begin_upload(&mut window);
         supply.ahead = Some(window);
     }
 

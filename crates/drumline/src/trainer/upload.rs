@@ -7,7 +7,7 @@
 //! The host waits for neither. Batches that are not in pinned memory are copied as well, and then the host waits for the copies.
 
 use drumline_torch::TorchError;
-use drumline_torch::cuda::{Event, Priority, Stream, Timing, copy_async, keep_until};
+use drumline_torch::cuda::{Event, Priority, Stream, StreamScope, Timing, copy_async, keep_until};
 use tch::{Device, Kind, Tensor};
 
 use super::way::Shapes;
@@ -50,6 +50,18 @@ impl Uploads {
         }
         self.uploaded.record(self.stream)?;
         Ok(true)
+    }
+
+    /// Until the scope is dropped operations go to the stream of the copies.
+    pub(super) fn enter(&self) -> Result<StreamScope, TorchError> {
+        self.stream.enter()
+    }
+
+    /// What the current stream does from now on comes after all that is on the stream of the copies, where these tensors were made.
+    pub(super) fn join(&self, made: &[&Tensor]) -> Result<(), TorchError> {
+        let current = Stream::current(self.stream.device())?;
+        current.wait_for_stream(self.stream)?;
+        made.iter().try_for_each(|tensor| keep_until(tensor, current))
     }
 
     /// Copies what was uploaded to where a graph reads it, on the current stream.

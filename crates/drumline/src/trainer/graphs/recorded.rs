@@ -11,7 +11,7 @@ use super::super::upload::Uploads;
 use super::super::way::{Shapes, Way, shapes, tensors};
 
 /// Forward, loss and backward.
-pub(super) struct Recorded<B, O> {
+pub(in crate::trainer) struct Recorded<B, O> {
     pub(super) shapes: Shapes,
     pub(super) made: Made<O>,
     /// What it reads.
@@ -73,8 +73,23 @@ impl<B: Batch, O> Recorded<B, O> {
         Ok(())
     }
 
+    /// Lets batches be made on the GPU beside the graph; what follows on the current stream may use them.
+    pub(in crate::trainer) fn beside(&self, make: impl FnOnce() -> Window<B>) -> Window<B> {
+        let Some((uploads, scope)) =
+            self.uploads.as_ref().and_then(|uploads| Some((uploads, uploads.enter().ok()?)))
+        else {
+            return make();
+        };
+        let mut window = make();
+        drop(scope);
+        if let Err(error) = uploads.join(&tensors(&window.batches).unwrap_or_default()) {
+            window.trouble = Some(error.into());
+        }
+        window
+    }
+
     /// Begins to copy batches that the graph can take.
-    pub(super) fn begin_upload(&mut self, window: &mut Window<B>) {
+    pub(in crate::trainer) fn begin_upload(&mut self, window: &mut Window<B>) {
         let fits = shapes(&window.batches).is_some_and(|shapes| shapes == self.shapes);
         let Some(uploads) = self.uploads.as_mut().filter(|_| fits) else { return };
         match uploads.begin(&tensors(&window.batches).unwrap_or_default()) {
