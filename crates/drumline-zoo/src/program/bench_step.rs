@@ -10,7 +10,7 @@ use drumline_observe::status::Memory;
 use drumline_torch::{allow_tf32, cuda, flush_denormals, keep_freed_memory};
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::formula::{Samples, fill, samples};
 use crate::models::{self, Model, ModelOptions, Norm};
@@ -48,6 +48,9 @@ pub(super) struct BenchStepArgs {
     /// On the rank's GPU, in f32 without TF32
     #[arg(long)]
     gpu: bool,
+    /// In f64: nets as deep as this one make of the last bits of f32 another training within a few steps
+    #[arg(long)]
+    double: bool,
     /// Batch norms over the batches of all ranks, so that losses are those of one rank with all of them
     #[arg(long)]
     sync_norm: bool,
@@ -60,12 +63,15 @@ pub(super) fn run(args: &BenchStepArgs) -> anyhow::Result<()> {
     tch::set_num_threads(1);
     let group = (args.mode != Mode::Alone).then(ProcessGroup::from_env).transpose()?;
     let device = device(args, group.as_ref())?;
-    let store = VarStore::new(device);
+    let mut store = VarStore::new(device);
     let sync_group = group.as_ref().filter(|_| args.sync_norm).map(SyncGroup::new).transpose()?;
     let norm = sync_group.clone().map_or(Norm::Batch, Norm::Sync);
     let options = ModelOptions { num_classes: NUM_CLASSES, norm, ..ModelOptions::default() };
     let net = models::build("resnet18", &store.root(), &options)?;
     fill(&store);
+    if args.double {
+        store.double();
+    }
     let backward = match &group {
         Some(group) if args.mode == Mode::Ddp => {
             let options = DdpOptions { sync_group, ..DdpOptions::default() };
@@ -133,12 +139,13 @@ fn train(
     backward: &Backward,
     mut optimizer: Sgd,
 ) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
-    let device = optimizer.parameters().first().map_or(Device::Cpu, |first| first.tensor.device());
+    let first = optimizer.parameters().first().map(|first| (first.tensor.device(), first.tensor.kind()));
+    let (device, kind) = first.unwrap_or((Device::Cpu, Kind::Float));
     let ((rank, world), mut times, mut losses) = (place(group), Vec::new(), Vec::new());
     for step in 0..WARM_UP + args.steps {
         let first = (step as i64 * world + rank) * args.batch;
         let (images, labels) = samples(Samples { first, count: args.batch, edge: EDGE });
-        let (images, labels) = (images.to_device(device), labels.to_device(device));
+        let (images, labels) = (images.to_device(device).to_kind(kind), labels.to_device(device));
         group.map_or(Ok(()), ProcessGroup::barrier)?;
         let began = Instant::now();
         optimizer.zero_grad()?;
