@@ -79,6 +79,10 @@ fn tests() -> anyhow::Result<Vec<(String, PathBuf)>> {
 /// The crate and the program of a line of cargo's, if it is about a test.
 fn test_program(line: &str) -> Option<(String, PathBuf)> {
     let message: Value = serde_json::from_str(line).ok()?;
+    // The programs of a crate are built with its tests.
+    if message.pointer("/target/name")?.as_str()? != "gpu" {
+        return None;
+    }
     let program = PathBuf::from(message.get("executable")?.as_str()?);
     let manifest = Path::new(message.get("manifest_path")?.as_str()?);
     let crate_name = manifest.parent()?.file_name()?.to_str()?.to_owned();
@@ -118,12 +122,13 @@ mod tests {
 
     #[test]
     fn a_test_program_is_found_in_what_cargo_says() {
-        let line = r#"{"reason":"compiler-artifact","manifest_path":"/r/crates/drumline-torch/Cargo.toml","executable":"/r/target/gpu-1"}"#;
+        let line = r#"{"manifest_path":"/r/crates/drumline-torch/Cargo.toml","target":{"name":"gpu"},"executable":"/r/target/gpu-1"}"#;
         assert_eq!(test_program(line), Some(("drumline-torch".to_owned(), PathBuf::from("/r/target/gpu-1"))));
         for other in [
             r#"{"reason":"build-finished","success":true}"#,
             "text",
-            r#"{"executable":null,"manifest_path":"/r/x/Cargo.toml"}"#,
+            r#"{"executable":null,"target":{"name":"gpu"},"manifest_path":"/r/x/Cargo.toml"}"#,
+            r#"{"executable":"/r/drumline-train","target":{"name":"drumline-train"},"manifest_path":"/r/crates/drumline-zoo/Cargo.toml"}"#,
         ] {
             assert_eq!(test_program(other), None, "{other}");
         }
