@@ -39,8 +39,7 @@ def main():
 
     torch.backends.cudnn.benchmark = True
     if args.precision == "fp32":
-        # The other side's convolutions may use TF32 as PyTorch's do by default; products of matrices may not.
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     fused = {} if args.mode == "eager" else {"fused": True}
     if args.model == "gpt2":
         net = fill(Gpt2()).cuda()

@@ -55,6 +55,11 @@ Message drumline_cuda_can_access_peer(int32_t device, int32_t peer, bool* can) {
   });
 }
 
+// Makes it the device that this thread allocates on and launches to, and says which was.
+Message drumline_cuda_exchange_device(int32_t device, int32_t* before) {
+  return guarded([&] { *before = c10::cuda::ExchangeDevice(static_cast<c10::DeviceIndex>(device)); });
+}
+
 // The device that this thread allocates on and launches to.
 Message drumline_cuda_set_device(int32_t device) {
   return guarded([&] { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); });

@@ -18,6 +18,7 @@ use crate::cuda::{Priority, Stream};
 use crate::error::TorchError;
 use crate::function::autograd_function;
 use crate::grad::{grad, set_grad};
+use crate::memory_format::laid_out_as;
 use crate::status::{Message, check};
 
 /// Convolutions with more outputs fill a GPU by themselves.
@@ -138,6 +139,9 @@ thread_local! {
 
 /// Where gradients of weights are computed beside backward, on a stream of their own. Copies are the same.
 ///
+/// What went forward in [`forward`](Self::forward) must go back in [`backward`](Self::backward): only then its weights have gradients. Hooks on those weights
+/// ([`GradHook`](crate::GradHook)) are not called.
+///
 /// ```no_run
 /// use drumline_torch::{Beside, Conv2d, TorchError, cuda};
 /// use tch::{Device, Kind, Tensor};
@@ -240,7 +244,8 @@ impl Beside {
         stream.wait_for_stream(Stream::current(stream.device())?)?;
         let grad = {
             let _scope = stream.enter()?;
-            compute()?.f_to_kind(weight.kind())?
+            // As autograd would have it: optimizers see memory, not strides.
+            laid_out_as(&compute()?, weight)?
         };
         let computed =
             Computed { weight: weight.shallow_clone(), grad, _from: from.map(Tensor::shallow_clone) };

@@ -14,6 +14,6 @@ pub use cross_entropy::{SmoothedLabels, smoothed_cross_entropy};
 pub use cuda::{
     Activation, BatchNormLayer, BranchEnd, LayerNormLayer, RightClasses, batch_norm_cuda,
     batch_norm_sum_relu_cuda, conv_stem_cuda, layer_norm_cuda, linear_cross_entropy_cuda, max_pool_cuda,
-    sum_layer_norm_cuda,
+    sum_layer_norm_cuda, sums_with_layer_norm_cuda,
 };
 pub use dropout::{dropout, relu_dropout, sum_with_dropout};

@@ -69,6 +69,7 @@ pub use kernels::{
     Activation, BatchNormLayer, BranchEnd, LayerNormLayer, RightClasses, SmoothedLabels, batch_norm_cuda,
     batch_norm_sum_relu_cuda, conv_stem_cuda, dropout, layer_norm_cuda, linear_cross_entropy_cuda,
     max_pool_cuda, relu_dropout, smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout,
+    sums_with_layer_norm_cuda,
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, tensor_from_vec, tensor_within};

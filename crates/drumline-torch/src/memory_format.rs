@@ -59,6 +59,22 @@ pub(crate) fn is_channels_last(tensor: &Tensor) -> bool {
         .all(|((extent, stride), expected)| *extent == 1 || *stride == expected)
 }
 
+/// Whether two tensors of one size lie alike in memory. The stride of an extent of 1 is never used.
+pub(crate) fn lies_as(tensor: &Tensor, like: &Tensor) -> bool {
+    let strides = tensor.stride().into_iter().zip(like.stride());
+    strides.zip(tensor.size()).all(|((a, b), extent)| a == b || extent == 1)
+}
+
+/// The same values in the memory layout and type of another tensor of their size: itself, if that is so.
+pub(crate) fn laid_out_as(tensor: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
+    if tensor.kind() == like.kind() && lies_as(tensor, like) {
+        return Ok(tensor.shallow_clone());
+    }
+    let mut copy = no_grad(|| like.f_empty_like())?;
+    no_grad(|| copy.f_copy_(tensor))?;
+    Ok(copy)
+}
+
 #[cfg(test)]
 mod tests {
     use tch::nn::{self, Module};

@@ -13,7 +13,7 @@ use libloading::os::unix::Library;
 
 use super::error::CudaError;
 use super::library::functions;
-use super::properties::Properties;
+use super::properties::{CurrentDevice, Properties};
 use super::stream::Stream;
 use crate::error::TorchError;
 
@@ -158,11 +158,16 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
+    /// Whether NVIDIA's compiler is there.
+    pub(crate) fn can_be_compiled() -> bool {
+        Compiler::shared().is_ok()
+    }
+
     /// Compiles a source for a GPU. Functions that are to be launched are `extern "C" __global__`.
     pub fn compile(device: usize, source: &str) -> Result<Self, TorchError> {
         let compiler = Compiler::shared()?;
         let cubin = compiler.cubin(source, Properties::of(device)?.capability)?;
-        super::properties::set_device(device)?;
+        let _current = CurrentDevice::enter(device)?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is whole; the driver copies it.
         ok(unsafe { (compiler.load)(&mut module, cubin.as_ptr().cast()) }, "load")?;
@@ -240,6 +245,7 @@ impl Kernel {
     ) -> Result<(), TorchError> {
         let compiler = Compiler::shared()?;
         let stream = Stream::current(device)?.raw()?;
+        let _current = CurrentDevice::enter(device)?;
         let mut pointers: Vec<*mut c_void> =
             arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()).collect();
         let Grid { blocks: (x, y), threads, shared } = grid;

@@ -52,6 +52,7 @@ functions! {
     properties: fn(i32, *mut RawProperties) -> Message;
     can_access_peer: fn(i32, i32, *mut bool) -> Message;
     set_device: fn(i32) -> Message;
+    exchange_device: fn(i32, *mut i32) -> Message;
     synchronize: fn(i32) -> Message;
     stream_new: fn(i32, bool, *mut RawStream) -> Message;
     stream_current: fn(i32, *mut RawStream) -> Message;

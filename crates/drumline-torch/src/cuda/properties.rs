@@ -94,6 +94,31 @@ pub fn set_device(device: usize) -> Result<(), TorchError> {
     check(unsafe { (functions()?.set_device)(index(device)?) }, "cannot choose a GPU")
 }
 
+/// A GPU is the one that this thread launches to, until this is dropped.
+pub(super) struct CurrentDevice {
+    before: i32,
+}
+
+impl CurrentDevice {
+    pub(super) fn enter(device: usize) -> Result<Self, TorchError> {
+        let mut before = 0;
+        // SAFETY: fills one number.
+        check(unsafe { (functions()?.exchange_device)(index(device)?, &mut before) }, "cannot choose a GPU")?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for CurrentDevice {
+    fn drop(&mut self) {
+        if let Ok(functions) = functions() {
+            let mut left = 0;
+            // SAFETY: fills one number. What was taken from libtorch is taken back by it.
+            let _ =
+                check(unsafe { (functions.exchange_device)(self.before, &mut left) }, "cannot choose a GPU");
+        }
+    }
+}
+
 /// Waits until a GPU has done all that it was given.
 pub fn synchronize(device: usize) -> Result<(), TorchError> {
     // SAFETY: takes a number.

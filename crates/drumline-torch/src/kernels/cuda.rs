@@ -15,6 +15,8 @@ mod stem;
 
 pub use batch_norm::{Activation, BatchNormLayer, batch_norm_cuda, batch_norm_sum_relu_cuda};
 pub use cross_entropy::{RightClasses, linear_cross_entropy_cuda};
-pub use layer_norm::{BranchEnd, LayerNormLayer, layer_norm_cuda, sum_layer_norm_cuda};
+pub use layer_norm::{
+    BranchEnd, LayerNormLayer, layer_norm_cuda, sum_layer_norm_cuda, sums_with_layer_norm_cuda,
+};
 pub use max_pool::max_pool_cuda;
 pub use stem::conv_stem_cuda;

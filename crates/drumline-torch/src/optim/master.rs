@@ -16,6 +16,7 @@ use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
 use crate::grad::{grad, set_grad};
+use crate::memory_format::lies_as;
 use crate::named::Named;
 
 /// The slot of a master weight in a saved state.
@@ -90,13 +91,11 @@ impl Pair {
 
 /// The same tensor; strides of extents of 1, which mean nothing, are made those of `like`: lists of tensors whose strides are equal are copied at once.
 fn with_strides_of(tensor: Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
-    let (size, strides) = (tensor.size(), like.stride());
-    let lies_alike =
-        tensor.stride().iter().zip(&strides).zip(&size).all(|((a, b), extent)| a == b || *extent == 1);
-    if !lies_alike || tensor.stride() == strides {
+    let strides = like.stride();
+    if !lies_as(&tensor, like) || tensor.stride() == strides {
         return Ok(tensor);
     }
-    Ok(tensor.f_as_strided(&size[..], &strides[..], None)?)
+    Ok(tensor.f_as_strided(tensor.size(), &strides[..], None)?)
 }
 
 impl<O: Optimizer> MasterWeights<O> {

@@ -1,7 +1,10 @@
 //! What convolution nets begin with, and gradients of weights beside backward, against libtorch's own operations.
 
 use drumline_torch::cuda::{Graph, Pool, Priority, Stream, synchronize};
-use drumline_torch::{Beside, Conv2d, TorchError, autocast, conv_stem_cuda, grad, max_pool_cuda, set_grad};
+use drumline_torch::{
+    Beside, Conv2d, Named, Optimizer, Sgd, SgdOptions, TorchError, autocast, conv_stem_cuda, grad,
+    max_pool_cuda, set_grad,
+};
 use tch::{Kind, Tensor};
 
 use super::shared::{FLOAT, GPU, channels_last, gpu, leaf, off};
@@ -118,4 +121,42 @@ fn gradients_beside_backward_are_those_of_backward() {
     for (found, expected) in found.iter().zip(&expected) {
         assert!(off(found, expected) < 1e-5, "as a graph");
     }
+}
+
+/// Autograd lays gradients out as their weights; so does this, whatever cuDNN makes.
+#[test]
+fn gradients_beside_backward_lie_as_their_weights() {
+    let _turn = gpu();
+    tch::manual_seed(8);
+    let images = channels_last(&Tensor::randn([8, 16, 12, 12], FLOAT));
+    let weights = [leaf(&Tensor::randn([16, 16, 3, 3], FLOAT)), leaf(&Tensor::randn([8, 16, 3, 3], FLOAT))];
+    let beside = Beside::new(0).unwrap();
+    for (found, weight) in two_layers(Some(&beside), &weights, &images).iter().zip(&weights) {
+        assert_eq!(found.stride(), weight.stride());
+    }
+    let named = |(place, tensor): (usize, &Tensor)| Named {
+        name: format!("{place}"),
+        tensor: tensor.shallow_clone(),
+    };
+    let parameters: Vec<_> = weights.iter().enumerate().map(named).collect();
+    let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
+    Sgd::new(parameters, options).unwrap().step().unwrap();
+}
+
+/// A step that has no convolution leaves the stream beside it alone, and can be recorded.
+#[test]
+fn nothing_beside_backward_is_recorded_as_well() {
+    let _turn = gpu();
+    let weight = leaf(&Tensor::ones([4, 4], FLOAT));
+    let beside = Beside::new(0).unwrap();
+    let stream = Stream::new(0, Priority::Normal).unwrap();
+    synchronize(0).unwrap();
+    let _scope = stream.enter().unwrap();
+    let step = || -> Result<(), TorchError> {
+        let loss = beside.forward(|| weight.f_square()?.f_sum(Kind::Float))?;
+        beside.backward(|| Ok(loss.f_backward()?))
+    };
+    step().unwrap();
+    set_grad(&weight, None).unwrap();
+    assert!(Graph::record(Pool::new().unwrap(), step).is_ok());
 }

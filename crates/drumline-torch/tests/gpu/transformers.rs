@@ -23,6 +23,9 @@ fn a_norm_is_libtorchs() {
         (1000, 768, Kind::BFloat16, 1e-2),
         (33, 64, Kind::Half, 2e-3),
         (5000, 640, Kind::Float, 1e-5),
+        (40, 8192, Kind::BFloat16, 1e-2),
+        (70, 2048, Kind::Float, 1e-5),
+        (9, 16, Kind::Float, 1e-5),
     ] {
         tch::manual_seed(4);
         let xs = (Tensor::randn([rows, size], FLOAT) * 2.0 + 1.0).to_kind(kind);
@@ -105,7 +108,12 @@ fn the_loss_of_a_head_is_libtorchs() {
         let ours = [&states, &weight].map(leaf);
         let theirs = [&states, &weight].map(|tensor| leaf(&tensor.to_kind(Kind::Float)));
         let right = RightClasses { classes: &classes, valid };
-        let found = linear_cross_entropy_cuda(&ours[0], &ours[1], right).unwrap().unwrap();
+        // As the trainer calls it, f32 weights are cast by autocast.
+        let short = kind == Kind::BFloat16;
+        let ours =
+            if short { [&states, &weight].map(|tensor| leaf(&tensor.to_kind(Kind::Float))) } else { ours };
+        let loss = || linear_cross_entropy_cuda(&ours[0], &ours[1], right).unwrap().unwrap();
+        let found = if short { autocast(GPU, kind, loss).unwrap() } else { loss() };
         let logits = theirs[0].mm(&theirs[1].narrow(0, 0, valid).tr());
         let expected = logits.cross_entropy_loss::<Tensor>(&classes, None, tch::Reduction::Sum, -100, 0.0);
         assert!(off(&found, &expected) < close / 10.0, "{found:?} {expected:?}");
@@ -120,6 +128,14 @@ fn the_loss_of_a_head_is_libtorchs() {
         let _ = classes.get(7).fill_(valid);
         let strange = linear_cross_entropy_cuda(&states, &weight, right).unwrap().unwrap();
         assert!(strange.double_value(&[]).is_nan());
+        let states = leaf(&states);
+        linear_cross_entropy_cuda(&states, &weight, right).unwrap().unwrap().backward();
+        let rows = states.grad().isnan().any_dim(1, false).to_kind(Kind::Int64);
+        assert_eq!(
+            (rows.sum(Kind::Int64).int64_value(&[]), rows.int64_value(&[7])),
+            (1, 1),
+            "the row of that class"
+        );
     }
 }
 

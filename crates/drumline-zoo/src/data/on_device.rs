@@ -88,7 +88,7 @@ impl Images {
     pub fn on_device(self, device: Device, layout: BatchLayout) -> Result<Self, ZooError> {
         let Some(stock) = self.stock() else {
             return Err(ZooError::Unsuitable {
-                what: "images of different sizes cannot be kept on a device".into(),
+                what: "images that are resized, or differ in their sizes, cannot be kept on a device".into(),
                 fix: "DATA.ON_DEVICE auto".into(),
             });
         };

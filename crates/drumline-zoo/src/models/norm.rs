@@ -127,7 +127,7 @@ impl NormLayer {
             momentum,
             eps,
         };
-        // A module cannot return an error; what goes wrong here goes wrong in the plain way as well.
+        // A module cannot return an error; libtorch's own methods would panic as well.
         kernel(layer).unwrap_or_else(|error| panic!("batch normalisation: {error}"))
     }
 }

@@ -193,7 +193,7 @@ impl ModuleT for ResNet {
 
 /// The greatest of 3 × 3 pixels, two apart.
 fn pooled(xs: &Tensor) -> Tensor {
-    // A module cannot return an error; what goes wrong here goes wrong in the plain way as well.
+    // A module cannot return an error; libtorch's own methods would panic as well.
     let made = max_pool_cuda(xs).unwrap_or_else(|error| panic!("max-pool: {error}"));
     made.unwrap_or_else(|| xs.max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false))
 }

@@ -9,7 +9,7 @@ use drumline::trainer::Mode as Phase;
 use drumline::{AdamOptions, AdamW, Optimizer, ParameterGroups, Sgd, SgdOptions, parameters};
 use drumline_torch::cuda::{self, GraphedStep};
 use drumline_torch::{
-    Autocast, Beside, MasterWeights, TorchError, channels_last, weights_channels_last, weights_in,
+    Autocast, Beside, MasterWeights, TorchError, allow_tf32, channels_last, weights_channels_last, weights_in,
 };
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
@@ -176,6 +176,9 @@ pub(super) fn run(args: &BenchGpuArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     cuda::open()?;
     tch::Cuda::cudnn_set_benchmark(true);
+    if args.precision == Precision::Fp32 {
+        allow_tf32(false)?;
+    }
     let mut trained = Trained::new(args)?;
     let mut graphed = GraphedStep::new(0)?;
     let mut one = || -> anyhow::Result<Tensor> {

@@ -43,8 +43,8 @@ pub trait Dataset: Send + Sync {
         Ok(batch)
     }
 
-    /// Whether batches are made on a GPU already. Then whoever asks for a batch makes it, on its own stream, which is in order with what it does with it:
-    /// no workers, and nothing to pin.
+    /// Whether batches are made on a GPU already. Then whoever asks for a batch makes it, on the stream that is current: no workers, and nothing to pin. The
+    /// trainer asks for the next one while a step runs, on a stream beside it, so a batch must draw nothing but its samples' own numbers.
     fn is_on_device(&self) -> bool {
         false
     }

@@ -56,11 +56,27 @@ impl<B, O> Graphs<B, O> {
     }
 }
 
-/// The stream of a training on a GPU, current until this is dropped.
-pub(super) fn own_stream(device: Device) -> Result<Option<StreamScope>, TorchError> {
-    match device {
-        Device::Cuda(index) => Ok(Some(Stream::new(index, Priority::Normal)?.enter()?)),
-        _ => Ok(None),
+/// The stream of a training on a GPU, current until this is dropped. It comes after what the caller's stream has to do, and what that does next comes after it.
+pub(super) struct OwnStream {
+    own: Stream,
+    outside: Stream,
+    scope: Option<StreamScope>,
+}
+
+impl OwnStream {
+    pub(super) fn enter(device: Device) -> Result<Option<Self>, TorchError> {
+        let Device::Cuda(index) = device else { return Ok(None) };
+        let (own, outside) = (Stream::new(index, Priority::Normal)?, Stream::current(index)?);
+        own.wait_for_stream(outside)?;
+        Ok(Some(Self { own, outside, scope: Some(own.enter()?) }))
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        drop(self.scope.take());
+        // A GPU that fails here fails whoever uses it next, and that one can tell.
+        let _ = self.outside.wait_for_stream(self.own);
     }
 }
 
@@ -134,7 +150,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             }
         }
         recorded.attach(&self.state.parameters)?;
-        recorded.made.graph.launch()?;
+        recorded.launch()?;
         // Before anything waits for the GPU.
         self.take_ahead(supply, &mut recorded);
         self.score(&recorded);

@@ -16,7 +16,7 @@ use super::batch::Batch;
 use super::data::AnyDataset;
 use super::error::TrainerError;
 use super::evaluate::Validated;
-use super::graphs::{Graphs, own_stream};
+use super::graphs::{Graphs, OwnStream};
 use super::hooks::{Hook, Hooks};
 use super::loss::Loss;
 use super::meeting::{Agreed, Brought, meet};
@@ -161,7 +161,7 @@ enum Next {
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     pub(super) fn train(mut self) -> Result<TrainOutcome, TrainerError> {
-        let _stream = own_stream(self.state.device)?;
+        let _stream = OwnStream::enter(self.state.device)?;
         match catch_unwind(AssertUnwindSafe(|| self.whole())) {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(error)) => {

@@ -21,6 +21,8 @@ pub(super) struct Uploads {
     uploaded: Event,
     /// The places may be overwritten.
     taken: Event,
+    /// What was on the training's stream before the step under way.
+    before: Event,
 }
 
 impl Uploads {
@@ -32,10 +34,11 @@ impl Uploads {
         for place in &places {
             keep_until(place, stream)?;
         }
-        let (uploaded, taken) = (Event::new(Timing::Off)?, Event::new(Timing::Off)?);
+        let [uploaded, taken, before] =
+            [Event::new(Timing::Off)?, Event::new(Timing::Off)?, Event::new(Timing::Off)?];
         // The memory may have been another tensor's, for which there is still work to do.
         taken.record(Stream::current(gpu)?)?;
-        Ok(Self { stream, places, uploaded, taken })
+        Ok(Self { stream, places, uploaded, taken, before })
     }
 
     /// Begins to copy these tensors, of the places' shapes; false if they are not the host's, so that there is nothing to gain.
@@ -52,8 +55,14 @@ impl Uploads {
         Ok(true)
     }
 
-    /// Until the scope is dropped operations go to the stream of the copies.
+    /// A step is about to be launched on the current stream.
+    pub(super) fn mark(&self) -> Result<(), TorchError> {
+        self.before.record(Stream::current(self.stream.device())?)
+    }
+
+    /// Until the scope is dropped operations go to the stream of the copies, after all that came before the step.
     pub(super) fn enter(&self) -> Result<StreamScope, TorchError> {
+        self.stream.wait_for(&self.before)?;
         self.stream.enter()
     }
 

@@ -29,6 +29,10 @@ struct Running {
   long long* batches;
 };
 
+// What is not a number stays it, and lets its gradient through, as libtorch has it: a net that has gone astray must be seen.
+__device__ inline float relu(float z) { return z <= 0.f ? 0.f : z; }
+__device__ inline bool is_through(float z) { return !(z <= 0.f); }
+
 // What becomes of a channel's sums, taken relative to its first number.
 struct Norm {
   float mean, inverse, scale, shift, var;

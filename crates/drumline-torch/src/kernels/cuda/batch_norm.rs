@@ -4,11 +4,13 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::place::{Element, Source, counters, generation, launch, multiprocessors, pointer};
+use super::place::{
+    Element, Source, counters, generation, is_aligned, is_plain, launch, multiprocessors, pointer,
+};
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
 use crate::function::autograd_function;
-use crate::memory_format::is_channels_last;
+use crate::memory_format::{is_channels_last, laid_out_as};
 
 static LARGE: Source = Source::new(&[include_str!("batch_norm.cu"), include_str!("batch_norm_large.cu")]);
 static SMALL: Source = Source::new(&[include_str!("batch_norm.cu"), include_str!("batch_norm_small.cu")]);
@@ -158,17 +160,24 @@ enum Way {
 impl Shape {
     fn of(xs: &Tensor, layer: &BatchNormLayer<'_>, follows: Follows, other: Option<&Tensor>) -> Option<Self> {
         let (Device::Cuda(device), size) = (xs.device(), xs.size()) else { return None };
-        let element = Element::of(xs)?;
+        let element = Element::on(device, xs.kind())?;
         let tensors = [layer.weight, layer.bias, layer.running_mean, layer.running_var];
+        let is_column = |tensor: &&Tensor| is_plain(tensor, (Kind::Float, xs.device()), &size[1..2]);
+        let is_count = |count: &Tensor| is_plain(count, (Kind::Int64, xs.device()), &[]);
         let fits = size.len() == 4
             && size[1] % element.per_vector() == 0
             && size[1] <= 16384
             && size.iter().all(|extent| *extent > 0)
             && size[0] * size[2] * size[3] <= MOST_ROWS
             && is_channels_last(xs)
-            && tensors.iter().all(|tensor| tensor.kind() == Kind::Float && tensor.device() == xs.device())
+            && is_aligned(xs)
+            && tensors.iter().all(is_column)
+            && layer.batches.is_none_or(is_count)
             && other.is_none_or(|other| {
-                other.size() == size && other.kind() == xs.kind() && is_channels_last(other)
+                other.size() == size
+                    && (other.kind(), other.device()) == (xs.kind(), xs.device())
+                    && is_channels_last(other)
+                    && is_aligned(other)
             });
         fits.then(|| Self {
             device,
@@ -321,14 +330,4 @@ impl Shape {
         let (columns, high) = grid.blocks;
         self.floats(i64::from(columns) * i64::from(high + high.div_ceil(GROUP)) * 2 * width)
     }
-}
-
-/// The gradient in the memory layout and type of its tensor.
-pub(super) fn laid_out_as(grad: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
-    if grad.kind() == like.kind() && is_channels_last(grad) {
-        return Ok(grad.shallow_clone());
-    }
-    let mut copy = like.f_empty_like()?;
-    copy.f_copy_(grad)?;
-    Ok(copy)
 }

@@ -161,8 +161,8 @@ __device__ void apply(const Vec* __restrict__ x, const Vec* __restrict__ other, 
       for (int i = 0; i < N; ++i) {
         float z = fmaf(to_float(v[u].at[i]), scale.at[i], shift.at[i]);
         if (MODE == SUM) z += to_float(o[u].at[i]);
-        if (MODE != PLAIN) z = fmaxf(z, 0.f);
-        bits |= (z > 0.f) << i;
+        if (MODE != PLAIN) z = relu(z);
+        bits |= is_through(z) << i;
         from_float(v[u].at[i], z);
       }
       y[at.of(row + u * at.step)] = v[u];
@@ -195,7 +195,7 @@ __device__ void add_up_gradients(Gradients from, const Place& at, const Channels
       if (row + u * at.step >= rows) break;
       for (int i = 0; i < N; ++i) {
         float value = to_float(v[u].at[i]), grad = to_float(d[u].at[i]);
-        if (MODE == RELU) grad = fmaf(value, scale.at[i], shift.at[i]) > 0.f ? grad : 0.f;
+        if (MODE == RELU) grad = is_through(fmaf(value, scale.at[i], shift.at[i])) ? grad : 0.f;
         if (MODE == SUM) {
           if (dy2) grad += to_float(e[u].at[i]);
           grad = bits[u] >> i & 1 ? grad : 0.f;
@@ -246,7 +246,7 @@ __device__ void input(const Vec* __restrict__ dy, const Vec* __restrict__ x, Vec
       if (row + u * at.step >= rows) break;
       for (int i = 0; i < N; ++i) {
         float value = to_float(v[u].at[i]), grad = to_float(d[u].at[i]);
-        if (MODE == RELU) grad = fmaf(value, scale.at[i], shift.at[i]) > 0.f ? grad : 0.f;
+        if (MODE == RELU) grad = is_through(fmaf(value, scale.at[i], shift.at[i])) ? grad : 0.f;
         from_float(d[u].at[i], fmaf(grad, a.at[i], fmaf(value, b.at[i], k.at[i])));
       }
       dx[at.of(row + u * at.step)] = d[u];

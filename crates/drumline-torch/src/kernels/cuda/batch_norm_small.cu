@@ -5,6 +5,7 @@ const int KEPT = 8;
 
 __device__ inline void meet() {
 #if __CUDA_ARCH__ >= 900
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
@@ -106,8 +107,8 @@ __device__ void whole_forward(const Vec* __restrict__ x, const Vec* __restrict__
     for (int i = 0; i < N; ++i) {
       float z = fmaf(to_float(v[u].at[i]), scale[i], shift[i]);
       if (MODE == SUM) z += to_float(o[u].at[i]);
-      if (MODE != PLAIN) z = fmaxf(z, 0.f);
-      bits |= (z > 0.f) << i;
+      if (MODE != PLAIN) z = relu(z);
+      bits |= is_through(z) << i;
       from_float(v[u].at[i], z);
     }
     y[(size_t)row * gridDim.x + column] = v[u];
@@ -138,7 +139,7 @@ __device__ void whole_backward(Gradients from, Vec* __restrict__ dx, const float
     if (MODE == SUM && dy2) e = dy2[place];
     for (int i = 0; i < N; ++i) {
       float value = to_float(v[u].at[i]), grad = to_float(d[u].at[i]);
-      if (MODE == RELU) grad = fmaf(value, scale.at[i], shift.at[i]) > 0.f ? grad : 0.f;
+      if (MODE == RELU) grad = is_through(fmaf(value, scale.at[i], shift.at[i])) ? grad : 0.f;
       if (MODE == SUM) {
         if (dy2) grad += to_float(e.at[i]);
         grad = bits >> i & 1 ? grad : 0.f;

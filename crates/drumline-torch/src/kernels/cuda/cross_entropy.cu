@@ -45,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         values[i] = column + i < valid ? to_float(v[u].at[i]) : -INFINITY;
         max = fmaxf(max, values[i]);
       }
+      if (max == -INFINITY) continue;
       float sum = own.sum * __expf(own.max - max);
       for (int i = 0; i < N; ++i) sum += __expf(values[i] - max);
       own = {max, sum};
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float log = all.max + logf(all.sum);
     logs[blockIdx.x] = log;
     // A class that there is not gives no number, so that nobody takes it for one.
-    losses[blockIdx.x] = right >= 0 && right < valid ? log - to_float(row[right]) : __int_as_float(0x7fffffff);
+    losses[blockIdx.x] = right >= 0 && right < valid ? log - to_float(row[right]) : NOT_A_NUMBER;
   }
 }
 
@@ -64,7 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     row_gradients(T* logits, const long long* __restrict__ classes, const float* __restrict__ logs, const float* by_sum, int count, int valid) {
   Vec* row = (Vec*)(logits + (size_t)blockIdx.x * count);
   float log = logs[blockIdx.x], by = *by_sum;
-  int vectors = count / N, right = (int)classes[blockIdx.x];
+  int vectors = count / N;
+  long long right = classes[blockIdx.x];
+  if (right < 0 || right >= valid) by = NOT_A_NUMBER;
   for (int first = threadIdx.x; first < vectors; first += AT_ONCE * THREADS) {
     Vec v[AT_ONCE];
 #pragma unroll

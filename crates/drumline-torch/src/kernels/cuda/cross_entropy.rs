@@ -55,9 +55,12 @@ pub fn linear_cross_entropy_cuda(
                 return Err("the logits are gone after the first backward; try a new forward".into());
             }
             head.gradients(logits, classes, [logs, &by_sum.f_to_kind(Kind::Float)?])?;
-            let of_states = logits.f_mm(weight)?.f_to_kind(kinds[0])?;
-            let of_weight = logits.f_tr()?.f_mm(states)?.f_to_kind(kinds[1])?;
-            Ok(vec![Some(of_states), Some(of_weight)])
+            let of_states = || logits.f_mm(weight)?.f_to_kind(kinds[0]);
+            let of_weight = || logits.f_tr()?.f_mm(states)?.f_to_kind(kinds[1]);
+            Ok(vec![
+                cx.needs_input_grad(0).then(of_states).transpose()?,
+                cx.needs_input_grad(1).then(of_weight).transpose()?,
+            ])
         },
     )?;
     Ok(outputs.into_iter().next())
@@ -79,7 +82,7 @@ impl Head {
         let Device::Cuda(device) = states.device() else { return Ok(None) };
         let kind = autocast_kind(states.device())?.unwrap_or(states.kind());
         let [rows, size] = states.size()[..] else { return Ok(None) };
-        let Some(element) = Element::named(kind) else { return Ok(None) };
+        let Some(element) = Element::on(device, kind) else { return Ok(None) };
         let [count, of_weight] = weight.size()[..] else { return Ok(None) };
         let fits = rows > 0
             && rows < i64::from(i32::MAX)

@@ -3,7 +3,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::place::{Element, Source, launch, multiprocessors, pointer};
+use super::place::{Element, Source, is_aligned, is_plain, launch, multiprocessors, pointer};
 use crate::autocast::autocast_kind;
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
@@ -86,6 +86,11 @@ pub fn sum_layer_norm_cuda(
     Ok(outputs.try_into().ok())
 }
 
+/// Whether [`sum_layer_norm_cuda`] takes `xs` with the product that a branch ends in.
+pub fn sums_with_layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<bool, TorchError> {
+    Ok(Norm::of(xs, &layer, None)?.is_some())
+}
+
 /// Gradients: those of columns are of weight, bias and the branch's bias.
 struct Graded {
     of_x: Tensor,
@@ -114,26 +119,22 @@ impl Norm {
     ) -> Result<Option<Self>, TorchError> {
         let Device::Cuda(device) = xs.device() else { return Ok(None) };
         let kind = autocast_kind(xs.device())?.unwrap_or(xs.kind());
-        let (Some(element), Some(size)) = (Element::named(kind), xs.size().last().copied()) else {
+        let (Some(element), Some(size)) = (Element::on(device, kind), xs.size().last().copied()) else {
             return Ok(None);
         };
-        let is_column = |tensor: &Tensor| {
-            tensor.kind() == Kind::Float && tensor.size() == [size] && tensor.device() == xs.device()
-        };
+        let is_column = |tensor: &Tensor| is_plain(tensor, (Kind::Float, xs.device()), &[size]);
         let fits = size > 0
             && size % element.per_vector() == 0
             && size / element.per_vector() <= MOST_THREADS
             && xs.numel() > 0
             && xs.is_contiguous()
+            && is_aligned(xs)
             && (xs.kind() == kind || xs.kind() == Kind::Float)
             && is_column(layer.weight)
             && is_column(layer.bias)
             && end.is_none_or(|end| {
                 let BranchEnd { branch, bias } = end;
-                branch.kind() == kind
-                    && branch.size() == xs.size()
-                    && branch.is_contiguous()
-                    && is_column(bias)
+                is_plain(branch, (kind, xs.device()), &xs.size()) && is_column(bias)
             });
         let rows = xs.numel() as i64 / size.max(1);
         let is_long = xs.kind() != kind;

@@ -3,12 +3,11 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::batch_norm::laid_out_as;
-use super::place::{Element, Source, launch};
+use super::place::{Element, Source, is_aligned, launch};
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
 use crate::function::autograd_function;
-use crate::memory_format::is_channels_last;
+use crate::memory_format::{is_channels_last, laid_out_as};
 
 static SOURCE: Source = Source::new(&[include_str!("max_pool.cu")]);
 
@@ -44,12 +43,14 @@ struct Pool {
 
 impl Pool {
     fn of(xs: &Tensor) -> Option<Self> {
-        let (Device::Cuda(device), element) = (xs.device(), Element::of(xs)?) else { return None };
+        let Device::Cuda(device) = xs.device() else { return None };
+        let element = Element::on(device, xs.kind())?;
         let size: [i64; 4] = xs.size().try_into().ok()?;
         let fits = size[1] % element.per_vector() == 0
             && size.iter().all(|extent| *extent > 0)
             && (xs.numel() as i64) < i64::from(u32::MAX)
-            && is_channels_last(xs);
+            && is_channels_last(xs)
+            && is_aligned(xs);
         fits.then(|| Self { device, element, kind: xs.kind(), size })
     }
 

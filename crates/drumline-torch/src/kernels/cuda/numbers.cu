@@ -1,6 +1,7 @@
 // What all kernels begin with. ELEMENT, the type of a tensor's elements, is given when they are compiled.
 
 #define INFINITY __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
 
 typedef unsigned char u8;
 typedef unsigned short u16;

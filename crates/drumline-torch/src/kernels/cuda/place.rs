@@ -14,32 +14,60 @@ const COUNTERS: i64 = 4096;
 
 /// The type of a tensor's elements, of those that kernels are made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Element(&'static str);
+pub(super) enum Element {
+    Bf16,
+    F16,
+    F32,
+}
 
 impl Element {
-    pub(super) fn of(tensor: &Tensor) -> Option<Self> {
-        Self::named(tensor.kind())
-    }
-
-    pub(super) fn named(kind: Kind) -> Option<Self> {
-        match kind {
-            Kind::BFloat16 => Some(Self("bf16")),
-            Kind::Half => Some(Self("f16")),
-            Kind::Float => Some(Self("float")),
-            _ => None,
-        }
+    /// Where kernels for it can be compiled: those of bfloat16 need the eighth generation.
+    pub(super) fn on(device: usize, kind: Kind) -> Option<Self> {
+        let element = match kind {
+            Kind::BFloat16 => Self::Bf16,
+            Kind::Half => Self::F16,
+            Kind::Float => Self::F32,
+            _ => return None,
+        };
+        let generation = generation(device).ok()?;
+        (Kernels::can_be_compiled() && (element != Self::Bf16 || generation >= 8)).then_some(element)
     }
 
     /// How many of them a thread reads at once.
     pub(super) fn per_vector(self) -> i64 {
-        if self.0 == "float" { 4 } else { 8 }
+        if self == Self::F32 { 4 } else { 8 }
+    }
+
+    /// In the sources.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::F32 => "float",
+        }
     }
 }
+
+/// Whether vectors can be read from where the tensor begins.
+pub(super) fn is_aligned(tensor: &Tensor) -> bool {
+    (tensor.data_ptr() as usize).is_multiple_of(16)
+}
+
+/// Whether a tensor is of this type, there, of this size, without gaps, and begins where vectors can be read.
+pub(super) fn is_plain(tensor: &Tensor, place: (Kind, Device), size: &[i64]) -> bool {
+    (tensor.kind(), tensor.device()) == place
+        && tensor.size() == size
+        && tensor.is_contiguous()
+        && is_aligned(tensor)
+}
+
+/// Kernels by the GPU and what the source began with.
+type Compiled = HashMap<(usize, String), Arc<Kernels>>;
 
 /// A source, compiled for a GPU and a type of elements when it is first used.
 pub(super) struct Source {
     parts: &'static [&'static str],
-    compiled: LazyLock<Mutex<HashMap<(usize, String), Arc<Kernels>>>>,
+    compiled: LazyLock<Mutex<Compiled>>,
 }
 
 impl Source {
@@ -60,7 +88,7 @@ impl Source {
         constants: &[(&str, i64)],
     ) -> Result<Arc<Kernels>, TorchError> {
         let constants = constants.iter().map(|(name, value)| format!("#define {name} {value}\n"));
-        let begin = format!("#define ELEMENT {}\n{}", element.0, constants.collect::<String>());
+        let begin = format!("#define ELEMENT {}\n{}", element.name(), constants.collect::<String>());
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = compiled.get(&(device, begin.clone())) {
             return Ok(Arc::clone(kernels));
@@ -118,11 +146,16 @@ fn properties(device: usize) -> Result<(i32, u32), TorchError> {
 pub(super) fn counters(device: usize) -> Result<Tensor, TorchError> {
     static KNOWN: LazyLock<Mutex<HashMap<Stream, Tensor>>> = LazyLock::new(Mutex::default);
     let stream = Stream::current(device)?;
+    let zeros = || Ok(Tensor::f_zeros([COUNTERS], (Kind::Int, Device::Cuda(device)))?);
+    if stream.is_recording()? {
+        // They are the recording's, and zero only when that is launched.
+        return zeros();
+    }
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(counters) = known.get(&stream) {
         return Ok(counters.shallow_clone());
     }
-    let counters = Tensor::f_zeros([COUNTERS], (Kind::Int, Device::Cuda(device)))?;
+    let counters = zeros()?;
     known.insert(stream, counters.shallow_clone());
     Ok(counters)
 }

@@ -65,6 +65,7 @@ impl Stem {
             && size.len() == 4
             && size[2] % 2 == 0
             && size[3] % 2 == 0
+            && weight.device() == images.device()
             && of_weight.len() == 4
             && of_weight[0] % 8 == 0
             && of_weight[1..] == [3, 7, 7]
@@ -72,7 +73,7 @@ impl Stem {
             && size[0] > 0
             && images.numel() as i64 * 2 <= MOST_NUMEL
             && !images.requires_grad();
-        let element = Element::named(kind).filter(|_| fits);
+        let element = Element::on(device, kind).filter(|_| fits);
         Ok(element.map(|element| Self { device, kind, element }))
     }
 

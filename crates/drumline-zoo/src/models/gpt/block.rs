@@ -1,6 +1,8 @@
 //! A block: attention, then two dense layers, each added to what goes in, behind a norm of its own.
 
-use drumline_torch::{BranchEnd, layer_norm_cuda, sum_layer_norm_cuda};
+use drumline_torch::{
+    BranchEnd, TorchError, layer_norm_cuda, sum_layer_norm_cuda, sums_with_layer_norm_cuda,
+};
 use tch::Tensor;
 use tch::nn::Path;
 
@@ -69,17 +71,17 @@ pub(super) struct Normed {
 
 impl Normed {
     pub(super) fn new(past: Tensor, norm: &LayerNorm) -> Self {
-        let normed = layer_norm_cuda(&past, norm.layer()).expect(FITS).unwrap_or_else(|| norm.forward(&past));
+        let normed = told(layer_norm_cuda(&past, norm.layer())).unwrap_or_else(|| norm.forward(&past));
         Self { past, normed }
     }
 
     /// With the end of a branch added: what its last layer makes of `inputs`.
     fn plus(self, last: &Conv1d, inputs: &Tensor, norm: &LayerNorm, p: f64) -> Self {
         let Self { past, .. } = self;
-        if p == 0.0 && past.device().is_cuda() {
+        if p == 0.0 && told(sums_with_layer_norm_cuda(&past, norm.layer())) {
             let branch = last.product(inputs);
             let end = BranchEnd { branch: &branch, bias: last.bias() };
-            return match sum_layer_norm_cuda(&past, end, norm.layer()).expect(FITS) {
+            return match told(sum_layer_norm_cuda(&past, end, norm.layer())) {
                 Some([past, normed]) => Self { past, normed },
                 None => Self::new(past + branch + last.bias(), norm),
             };
@@ -88,5 +90,7 @@ impl Normed {
     }
 }
 
-/// Why kernels cannot fail.
-const FITS: &str = "shapes are the model's, and a GPU that is lost is lost for all";
+/// A model's parts return no errors; those of tch panic as well, and the trainer tells it.
+fn told<R>(made: Result<R, TorchError>) -> R {
+    made.unwrap_or_else(|error| panic!("layer norm: {error}"))
+}

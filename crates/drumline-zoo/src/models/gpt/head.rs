@@ -6,8 +6,8 @@
 //!                                                                               └▶ ᵀ · states: added to the gradient of the weight
 //! ```
 //! Logits of 16 texts of 1024 places would be 3.3 GB, and so would their gradient. In chunks both are made in forward, one chunk after the
-//! other, and backward only multiplies what is kept by the gradient of the sum: as many products as without chunks. [`linear_cross_entropy`] is
-//! the seam at which kernels for a GPU can take its place.
+//! other, and backward only multiplies what is kept by the gradient of the sum: as many products as without chunks. On a GPU, without chunks, kernels of ours keep
+//! the logits in 16 bits and write the gradient over them.
 
 use drumline_torch::{
     RightClasses, SmoothedLabels, TorchError, autograd_function, linear_cross_entropy_cuda,

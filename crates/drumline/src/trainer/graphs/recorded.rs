@@ -73,6 +73,12 @@ impl<B: Batch, O> Recorded<B, O> {
         Ok(())
     }
 
+    /// Launches the graph.
+    pub(super) fn launch(&self) -> Result<(), TorchError> {
+        self.uploads.as_ref().map_or(Ok(()), Uploads::mark)?;
+        self.made.graph.launch()
+    }
+
     /// Lets batches be made on the GPU beside the graph; what follows on the current stream may use them.
     pub(in crate::trainer) fn beside(&self, make: impl FnOnce() -> Window<B>) -> Window<B> {
         let Some((uploads, scope)) =
