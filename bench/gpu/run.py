@@ -43,11 +43,11 @@ FLOPS = {
 # What products of matrices reach on an H200, as measured: bf16, 8192 x 8192 x 8192.
 PEAK = 790e12
 # The first loss, ours against PyTorch's in the same precision; later ones are told by rounding as much as by what was computed. Where PyTorch's own
-# ways differ by more, as they do in bf16 for a net whose last norms see few pixels, ours may differ as much, up to a limit.
+# ways differ by more, as they do in bf16 for a net whose last norms see one pixel of each image, ours may differ by twice as much, up to a limit.
 CLOSE = {"bf16": 1e-3, "fp32": 1e-5}
-SPREAD = {"bf16": 5e-3, "fp32": 1e-5}
-# In f32 the losses after a step or two show backward and optimizer as well.
-LATER = 1e-3
+MOST = {"bf16": 5e-3, "fp32": 1e-5}
+# In f32 the loss after a step shows backward and optimizer as well. From the third on it is told by the last bits.
+SECOND = 1e-3
 
 
 def arguments(case, mode, precision, steps):
@@ -78,14 +78,14 @@ def check_losses(case, results, precision):
     """Ours against the middle of PyTorch's first losses: the same start; and a batch that is learnt, by all."""
     theirs = [found["losses"][0] for (who, _), found in results.items() if who == "pytorch"]
     middle, spread = statistics.median(theirs or [0]), max(theirs or [0]) - min(theirs or [0])
-    wrong, spread = [], min(spread, SPREAD[precision])
+    wrong, allowed = [], max(CLOSE[precision] * max(1.0, abs(middle)), min(2 * spread, MOST[precision]))
     for (who, mode), found in results.items():
         off = abs(found["losses"][0] - middle)
-        if who == "ours" and theirs and off > max(CLOSE[precision] * max(1.0, abs(middle)), spread):
+        if who == "ours" and theirs and off > allowed:
             wrong.append(f"{case} {who} {mode}: the first loss is {found['losses'][0]}, PyTorch's {middle}, which differ by {spread:.1e}")
-        later = next((other["losses"][1:3] for (other_who, _), other in results.items() if other_who == "pytorch"), [])
-        if who == "ours" and precision == "fp32" and any(abs(a - b) > LATER * max(1.0, abs(b)) for a, b in zip(found["losses"][1:3], later)):
-            wrong.append(f"{case} {who} {mode}: losses 2 and 3 are {found['losses'][1:3]}, PyTorch's {later}")
+        second = statistics.median([other["losses"][1] for (other_who, _), other in results.items() if other_who == "pytorch"] or [0])
+        if who == "ours" and theirs and precision == "fp32" and abs(found["losses"][1] - second) > SECOND * max(1.0, abs(second)):
+            wrong.append(f"{case} {who} {mode}: the second loss is {found['losses'][1]}, PyTorch's {second}")
         if found["losses"][-1] > found["losses"][0] / 2:
             wrong.append(f"{case} {who} {mode}: a batch that is seen again and again is not learnt: {found['losses'][-1]}")
     return wrong
@@ -96,6 +96,13 @@ def table(rows):
     lines = ["| " + " | ".join(str(cell).ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
     lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
     return "\n".join(lines)
+
+
+def write_csv(path, raw):
+    """After each side, so that a run that is cut off has left something."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *raw])
 
 
 def main():
@@ -128,6 +135,7 @@ def main():
                     continue
                 results[side] = found
                 raw.append([block, case, *side, found["step_ms"], found["first_step_s"], found["peak_bytes"], found["losses"][0], found["losses"][9]])
+                write_csv(csv_path, raw)
             wrong += check_losses(case, results, options.precision)
 
     times, firsts, memory, losses = {}, {}, {}, {}
@@ -148,7 +156,7 @@ def main():
                      f"{statistics.median(firsts[(case, side)]):.2f}", f"{memory[(case, side)] / 2**30:.2f}",
                      f"{statistics.median(losses[(case, side)]):.5f}"])
     goals = [["", "case", "against", "goal", "measured"]]
-    for case, against, least in GOALS:
+    for case, against, least in GOALS if options.precision == "bf16" else []:
         ours = min((median[key] for key in median if key[0] == case and key[1][0] == "ours"), default=None)
         theirs = [median[key] for key in median if key[0] == case and key[1][0] == "pytorch" and against in (key[1][1], "best")]
         if ours is None or not theirs:
@@ -164,14 +172,12 @@ def main():
     import torch
     text = f"# Training steps on {torch.cuda.get_device_name(0)}\n\n`python3 bench/gpu/run.py --ours drumline-train`, {options.precision}, "
     text += f"{options.blocks} blocks of {options.steps} steps (compiled ways: 1), order rotated; PyTorch {torch.__version__}, CUDA {torch.version.cuda}.\n\n"
-    text += table(rows) + "\n\n" + table(goals) + "\n"
+    text += table(rows) + "\n" + ("\n" + table(goals) + "\n" if len(goals) > 1 else "")
     text += "\n".join(["", "Losses that differ:", *wrong, ""]) if wrong else "\nAll sides compute the same losses.\n"
     print(text)
     os.makedirs(options.out, exist_ok=True)
     with open(os.path.join(options.out, "gpu.md"), "w") as file:
         file.write(text)
-    with open(csv_path, "w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *raw])
     sys.exit(1 if wrong else 0)
 
 

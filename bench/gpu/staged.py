@@ -3,7 +3,7 @@
   python3 bench/gpu/staged.py --drumline PATH/drumline --ours PATH/drumline-train [--ranks 2,4] [--steps 30] [--out FOLDER]
 
 ResNet-18 on 32 x 32 images, batch norms over all ranks, so that only the order of sums differs. Losses are compared in f64: in f32 one rank alone has
-other losses from its third step on when it is run again, as cuDNN's sums have no fixed order. Times are those of f32. Writes staged.md.
+other losses after a few steps when it is run again, as cuDNN's sums have no fixed order, and this net makes much of last bits. Times are those of f32. Writes staged.md.
 """
 import argparse
 import json
@@ -13,7 +13,8 @@ import sys
 
 BATCH = 128
 COMPARED = 10
-CLOSE = 1e-9
+# The loss itself is rounded to f32.
+CLOSE = 1e-6
 
 
 def train(options, ranks, steps, *more):

@@ -59,7 +59,7 @@ impl Layer {
             None => batch_norm_cuda(&self.xs, layer, case.activation).unwrap().unwrap(),
             Some(other) => {
                 let [one, again] = batch_norm_sum_relu_cuda(&self.xs, layer, other).unwrap().unwrap();
-                assert_eq!(one, again);
+                assert!(one.allclose(&again, 0.0, 0.0, true));
                 // Also where only one of them is used.
                 match case.size[0] % 3 {
                     0 => one,

@@ -94,10 +94,12 @@ impl Trained {
         let store = VarStore::new(GPU);
         let is_text = args.model == "gpt2";
         let (net, input, target) = if is_text {
+            // As many tokens as the peer has, though the last are in no text.
+            let padded = GptOptions { vocab_multiple: 128, ..GptOptions::default() }.padded_vocab();
             let options =
-                GptOptions { vocab_multiple: 128, loss_chunks: args.loss_chunks, ..GptOptions::default() };
+                GptOptions { vocab_size: padded, loss_chunks: args.loss_chunks, ..GptOptions::default() };
             let net = Gpt::new(&store.root(), &options)?;
-            let (input, target) = tokens(args.batch, args.length, options.vocab_size);
+            let (input, target) = tokens(args.batch, args.length, GptOptions::default().vocab_size);
             (Net::Text(Box::new(net)), input.to_device(GPU), target.to_device(GPU))
         } else {
             let num_classes = if args.edge > 64 { 1000 } else { 10 };
