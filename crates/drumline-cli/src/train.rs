@@ -30,7 +30,6 @@ const TRAIN_EXAMPLES: &str = "\
 Examples:
   drumline train --cfg config/resnet18.yaml                             one rank
   drumline train --nproc-per-node 2 --cfg config/cifar-resnet18.yaml    two ranks on this node
-  drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text: one label each
   drumline train --nproc-per-node gpu --cfg config/resnet50.yaml OPTIM.BASE_LR 0.8 OUT_DIR exp/a
   srun -n 8 drumline train --cfg config/resnet50.yaml                   under Slurm, a rank for each task
   drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
@@ -66,7 +65,7 @@ const OF_ONE_RANK: [&str; 4] = ["--nproc-per-node=", "--nnodes=", "--standalone"
 #[derive(Debug, clap::Args)]
 #[command(after_help = TRAIN_EXAMPLES)]
 pub(crate) struct TrainArgs {
-    /// The first K steps are made by one rank and by all, and compared; nothing is kept [default: 5 steps]
+    /// The first K steps of an image network, in fp32, are made by one rank and by all, and compared; nothing is kept [default: 5 steps]
     #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     verify_parity: Option<u32>,
     #[command(flatten)]
@@ -88,7 +87,7 @@ struct JobArgs {
     #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     cfg: PathBuf,
     /// What computes: auto, cpu or cuda; wins over the key DEVICE (translation: run_configs.device)
-    #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"], hide_possible_values = true)]
+    #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda", "gpu"], hide_possible_values = true)]
     device: Option<String>,
     #[command(flatten)]
     run: RunLine,

@@ -116,6 +116,8 @@ pub(super) struct RunArgs {
 
 /// The value of a flag `--device`.
 pub(super) fn device_kind(text: &str) -> Result<DeviceKind, String> {
+    // As people say it.
+    let text = if text == "gpu" { "cuda" } else { text };
     DeviceKind::read(&Value::Text(text.to_owned()))
         .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, ensure};
 use drumline::{gpu, gpu_or_cpu};
+use drumline_torch::cuda;
 use tch::Device;
 
 use super::args::RunArgs;
@@ -47,7 +48,7 @@ impl Checked {
     fn new(config: Config) -> anyhow::Result<Self> {
         let test = find(&config, Split::Test)?;
         check_weights(config.model.weights.as_deref())?;
-        device(config.run.device, 0)?;
+        check_device(config.run.device)?;
         Ok(Self { config, test })
     }
 }
@@ -71,6 +72,18 @@ pub(super) fn device(kind: DeviceKind, local_rank: usize) -> anyhow::Result<Devi
         DeviceKind::Auto => gpu_or_cpu(local_rank),
         DeviceKind::Cpu => Device::Cpu,
     })
+}
+
+/// Whether what is asked for is there. Also opens GPUs, which must be before anything draws a number; what is said of them is said later, once.
+pub(super) fn check_device(kind: DeviceKind) -> anyhow::Result<()> {
+    match kind {
+        DeviceKind::Cuda => cuda::open().context("a GPU was asked for (cuda)"),
+        DeviceKind::Auto => {
+            let _ = cuda::open();
+            Ok(())
+        }
+        DeviceKind::Cpu => Ok(()),
+    }
 }
 
 /// Makes a folder and tries to write to it, so that hours of work are not lost at their end.

@@ -48,7 +48,7 @@ fn tell(report: Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
     std::io::stdout().write_all(text.as_bytes())?;
     match report.problems.len() {
         0 => Ok(()),
-        1 => Err(anyhow!("GPUs cannot be used as they should: {}", report.problems[0])),
+        1 => Err(anyhow!("GPUs cannot be used as they should: the problem is told above")),
         several => Err(anyhow!("GPUs cannot be used as they should: {several} problems, told above")),
     }
 }

@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 use tch::nn::VarStore;
 
 use super::args::{RunArgs, TrainArgs};
-use super::checked::{check_writable, checksum, device};
+use super::checked::{check_device, check_writable, checksum, device};
 use super::ending::Stopped;
 use super::job::{Job, say};
 use super::resumed::{Change, changes, is_within_epoch};
@@ -68,7 +68,7 @@ struct Checked {
 impl Checked {
     fn new(config: anyhow::Result<NmtConfig>) -> anyhow::Result<Self> {
         let config = config?;
-        device(config.run.device, 0)?;
+        check_device(config.run.device)?;
         for file in config.data.train_data.iter().chain(&config.data.valid_data) {
             ensure!(file.is_file(), "data_configs: no file {}{}", file.display(), hint(file));
         }

@@ -13,7 +13,7 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::device_kind;
-use super::checked::{check_writable, checksum, device};
+use super::checked::{check_device, check_writable, checksum, device};
 use super::job::{Job, say};
 use super::kind::{Kind, kind_of};
 use super::nmt::weights_file;
@@ -125,7 +125,7 @@ struct Checked {
 
 impl Checked {
     fn new(args: &TranslateArgs) -> anyhow::Result<Self> {
-        device(args.device(), 0)?;
+        check_device(args.device())?;
         let numbers =
             [("--batch-size", args.batch_size), ("--keep-n", args.keep_n), ("--beam-size", args.beam_size)];
         if let Some((flag, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {

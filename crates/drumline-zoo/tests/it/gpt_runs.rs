@@ -96,7 +96,7 @@ fn export(place: &Place) {
     };
     assert_eq!(of_export.stdout, text(place, &words), "{}", of_export.stderr);
     let refused = run("exp", &place.path("exp"));
-    assert!(refused.stderr.contains("is the folder of a run; try a new one"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("has files already; try a new folder"), "{}", refused.stderr);
     let missing = run("data", &exported);
     assert!(missing.stderr.contains("neither config.yaml of a run"), "{}", missing.stderr);
 }

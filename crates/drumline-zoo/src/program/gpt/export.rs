@@ -1,5 +1,6 @@
 //! `drumline-train export`: a trained GPT in a folder as Hugging Face's.
 
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::ensure;
@@ -20,7 +21,7 @@ tokens are bytes.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(in crate::program) struct ExportArgs {
-    /// A run's OUT_DIR; its best checkpoint is taken
+    /// A run's OUT_DIR, of which the best checkpoint is taken (the last where nothing was evaluated), or a folder of Hugging Face's
     #[arg(long, value_name = "RUN")]
     from: PathBuf,
     /// Folder to write to, which is made
@@ -31,12 +32,8 @@ pub(in crate::program) struct ExportArgs {
 /// Writes the folder, and says what it has.
 pub(in crate::program) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let found = Found::in_folder(&args.from)?;
-    let is_own = |name: &str| args.out.join(name).exists();
-    ensure!(
-        !is_own("config.yaml") && !is_own("checkpoints"),
-        "--out {} is the folder of a run; try a new one",
-        args.out.display()
-    );
+    let is_empty = fs::read_dir(&args.out).map_or(true, |mut entries| entries.next().is_none());
+    ensure!(is_empty, "--out {} has files already; try a new folder", args.out.display());
     found.export(&args.out)?;
     println!("{} tokens, {}, in {}", found.options.vocab_size, found.weights.display(), args.out.display());
     Ok(())

@@ -47,6 +47,11 @@ impl Found {
         let of_run = folder.join("config.yaml");
         let of_hf = folder.join(HF_CONFIG);
         ensure!(
+            folder.is_dir(),
+            "--from {}: no such folder; try the OUT_DIR of a training",
+            folder.display()
+        );
+        ensure!(
             of_run.is_file() || of_hf.is_file(),
             "--from {}: neither config.yaml of a run nor config.json of Hugging Face's is there; try the OUT_DIR of a training",
             folder.display()

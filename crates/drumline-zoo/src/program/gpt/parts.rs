@@ -9,7 +9,7 @@ use tch::nn::VarStore;
 use crate::gpt::{GptConfig, TokenData, weights};
 use crate::models::gpt::Gpt;
 use crate::program::args::RunArgs;
-use crate::program::checked::{check_weights, device};
+use crate::program::checked::{check_device, check_weights};
 
 /// What every rank finds out alone, before it waits for the others.
 pub(super) struct Checked {
@@ -22,7 +22,7 @@ impl Checked {
         let mut config = GptConfig::load(Some(&args.cfg), &args.pairs)?;
         config.run.device = args.device.unwrap_or(config.run.device);
         check_weights(config.model.weights.as_deref())?;
-        device(config.run.device, 0)?;
+        check_device(config.run.device)?;
         let tokenizer = GptTokenizer::open(&config.tokens.tokenizer)?;
         Ok(Self { config, tokenizer })
     }

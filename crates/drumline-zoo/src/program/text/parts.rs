@@ -7,7 +7,7 @@ use drumline_text::{BatchBy, BatchPlan};
 use tch::nn::{ModuleT, VarStore};
 
 use crate::program::args::RunArgs;
-use crate::program::checked::{check_weights, device};
+use crate::program::checked::{check_device, check_weights};
 use crate::text::{Lexicon, TextConfig, build};
 use crate::weights;
 
@@ -16,7 +16,7 @@ pub(super) fn checked(args: &RunArgs) -> anyhow::Result<TextConfig> {
     let mut config = TextConfig::load(Some(&args.cfg), &args.pairs)?;
     config.run.device = args.device.unwrap_or(config.run.device);
     check_weights(config.model.weights.as_deref())?;
-    device(config.run.device, 0)?;
+    check_device(config.run.device)?;
     Ok(config)
 }
 
