@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(images.bytes_on_device(), None);
         let refused = images.on_device(Device::Cpu, BatchLayout::Contiguous).unwrap_err().to_string();
         assert!(
-            refused.contains("different sizes") && refused.contains("try DATA.ON_DEVICE auto"),
+            refused.contains("differ in their sizes") && refused.contains("try DATA.ON_DEVICE auto"),
             "{refused}"
         );
         let (resized, _) = cifar(&Transform::imagenet_train(8));

@@ -243,5 +243,8 @@ fn bad_input_is_told_once_by_rank_0() {
     let ranks = place.run(2, "train");
     assert!(shared(&ranks).contains("train.tokens\" is torn: it has"), "{}", ranks[0].stderr);
     let nothing = generated(&place, &["x"]);
+    assert!(nothing.stderr.contains("no such folder; try the OUT_DIR of a training"), "{}", nothing.stderr);
+    fs::create_dir(place.path("exp")).unwrap();
+    let nothing = generated(&place, &["x"]);
     assert!(nothing.stderr.contains("neither config.yaml of a run nor config.json"), "{}", nothing.stderr);
 }
