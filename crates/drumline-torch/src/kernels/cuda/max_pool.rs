@@ -7,7 +7,7 @@ use super::place::{Element, Source, is_aligned, launch};
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
 use crate::function::autograd_function;
-use crate::memory_format::{is_channels_last, laid_out_as};
+use crate::memory_format::{channels_last, is_channels_last};
 
 static SOURCE: Source = Source::new(&[include_str!("max_pool.cu")]);
 
@@ -74,10 +74,7 @@ impl Pool {
 
     fn backward(&self, grad: &Tensor, which: &Tensor) -> Result<Tensor, TorchError> {
         let dx = self.empty(self.size, self.kind)?;
-        let grad = match grad.kind() == self.kind && is_channels_last(grad) {
-            true => grad.shallow_clone(),
-            false => laid_out_as(grad, &self.empty(self.halved(), self.kind)?)?,
-        };
+        let grad = channels_last(&grad.f_to_kind(self.kind)?)?;
         self.launch("max_pool_backward", self.size, [(&grad).into(), which.into(), (&dx).into()])?;
         Ok(dx)
     }
