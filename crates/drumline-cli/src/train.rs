@@ -26,6 +26,9 @@ use crate::telling::Mistake;
 
 pub(crate) use program::trainer;
 
+/// Values of `--device`; gpu is cuda, as people say it.
+pub(crate) const DEVICES: [&str; 4] = ["auto", "cpu", "cuda", "gpu"];
+
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   drumline train --cfg config/resnet18.yaml                             one rank
@@ -87,7 +90,7 @@ struct JobArgs {
     #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     cfg: PathBuf,
     /// What computes: auto, cpu or cuda; wins over the key DEVICE (translation: run_configs.device)
-    #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda", "gpu"], hide_possible_values = true)]
+    #[arg(long, value_name = "DEVICE", value_parser = DEVICES, hide_possible_values = true)]
     device: Option<String>,
     #[command(flatten)]
     run: RunLine,
@@ -228,9 +231,9 @@ fn check_pairs(pairs: &[OsString]) -> Result<(), Mistake> {
     }
 }
 
-/// Returns only if it could not.
+/// Returns only if it could not. The program's help then speaks of what was typed, `drumline`.
 pub(crate) fn become_program(words: &[OsString], variables: &[(&str, &str)]) -> anyhow::Result<()> {
     let (program, args) = words.split_first().context("no program")?;
-    let error = Command::new(program).args(args).envs(variables.iter().copied()).exec();
+    let error = Command::new(program).arg0("drumline").args(args).envs(variables.iter().copied()).exec();
     Err(anyhow!(error).context(format!("cannot run {}", program.display())))
 }

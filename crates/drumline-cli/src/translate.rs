@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::sbatch::{RunLine, typed};
 use crate::telling::Mistake;
-use crate::train::{ReadyProgram, start};
+use crate::train::{DEVICES, ReadyProgram, start};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,8 +75,8 @@ struct Flags {
     /// Gather translations through files in this folder, which all ranks see [default: from rank to rank]
     #[arg(long, aliases = ["shared_dir"], value_name = "DIR")]
     shared_dir: Option<OsString>,
-    /// What computes: auto, cpu or cuda [default: auto]
-    #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"], hide_possible_values = true)]
+    /// What computes: auto, cpu or cuda [default: run_configs.device]
+    #[arg(long, value_name = "DEVICE", value_parser = DEVICES, hide_possible_values = true)]
     device: Option<String>,
     /// What NJUNMT's launcher and command lines have; not needed
     #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]

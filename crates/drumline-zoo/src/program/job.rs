@@ -7,6 +7,11 @@ use anyhow::Context;
 use drumline::{
     GroupOptions, InitError, InitOptions, ProcessGroup, Signal, StopRequest, WorkQueue, worker_env,
 };
+use drumline_torch::cuda::Properties;
+use tch::Device;
+
+use super::checked::device;
+use crate::config::DeviceKind;
 
 pub(super) struct Job {
     pub(super) group: ProcessGroup,
@@ -43,6 +48,16 @@ impl Job {
     /// The line that every rank says.
     pub(super) fn say_hello(&self) {
         say(&init_line(self.local_rank, self.group.rank()));
+    }
+
+    /// The device of this rank, when all have one. Which GPU is told on rank 0.
+    pub(super) fn device(&self, kind: DeviceKind) -> anyhow::Result<Device> {
+        let device = self.agree(device(kind, self.local_rank))?;
+        if let Device::Cuda(gpu) = device {
+            let line = format!("[init] == device: cuda:{gpu}, {} ==", Properties::of(gpu)?.name);
+            self.tell(Some(&line));
+        }
+        Ok(device)
     }
 
     /// Shows a line on rank 0, if there is one.

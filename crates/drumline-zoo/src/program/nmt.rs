@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 use tch::nn::VarStore;
 
 use super::args::{RunArgs, TrainArgs};
-use super::checked::{check_device, check_writable, checksum, device};
+use super::checked::{check_device, check_writable, checksum};
 use super::ending::Stopped;
 use super::job::{Job, say};
 use super::resumed::{Change, changes, is_within_epoch};
@@ -241,7 +241,7 @@ fn nothing_left(found: &Loaded, config: &NmtConfig) -> String {
 
 fn train(job: &Job, checked: &Checked, found: Option<Loaded>) -> anyhow::Result<()> {
     let config = &checked.config;
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     tch::manual_seed(config.training.seed as i64);
     let store = VarStore::new(device);
     let net = job.agree(first_model(checked, &store))?;

@@ -15,7 +15,7 @@ use drumline_torch::{Optimizer, parameters};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-use super::checked::{CheckedTraining, device};
+use super::checked::CheckedTraining;
 use super::job::Job;
 use super::pieces;
 use super::step::Sums;
@@ -30,7 +30,7 @@ struct Ran {
 /// Makes both runs, and prints on rank 0 how they differ.
 pub(super) fn verify(job: &Job, checked: &CheckedTraining, seed: u64, steps: u64) -> anyhow::Result<()> {
     job.agree(check_precision(checked.run.config.run.precision))?;
-    let device = job.agree(device(checked.run.config.run.device, job.local_rank))?;
+    let device = job.device(checked.run.config.run.device)?;
     let (config, world_size) = (&checked.run.config, job.group.size());
     let images = Arc::new(job.agree(pieces::train_images(checked))?);
     let loader = |rank| pieces::train_loader(&images, config, (rank, world_size), seed);

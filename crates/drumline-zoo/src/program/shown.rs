@@ -96,7 +96,8 @@ impl MasterCallback for Shown {
         self.epoch.loss += state.loss() * samples;
         self.epoch.acc1 += acc1 * samples;
         let Means { loss, acc1, samples } = self.epoch;
-        let figures = self.words.figures(loss / samples, acc1 / samples, state.lr(), self.pace.mean());
+        let mut figures = self.words.figures(loss / samples, acc1 / samples, state.lr(), self.pace.mean());
+        figures.extend(scale_figures(state.train_metrics(), state.skipped_steps()));
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
         self.progress.step(state.into(), &figures, Some(left));
         Ok(())
@@ -155,6 +156,14 @@ impl Words {
     }
 }
 
+/// In fp16, what the loss is scaled by, and how many steps were left out, once one was.
+fn scale_figures(metrics: &[(String, f64)], skipped: u64) -> Vec<Figure<'static>> {
+    let scale = metrics.iter().find(|(name, _)| name == "loss_scale");
+    let scale = scale.map(|(_, scale)| Figure::new("scale", scale.to_string()));
+    let skipped = (skipped > 0).then(|| Figure::new("skipped", skipped.to_string()));
+    scale.into_iter().chain(skipped).map(Figure::in_lines_only).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +179,15 @@ mod tests {
         assert_eq!(line, expected);
         let line = step_line(at, &TOKENS.figures(1.4641, 0.0, 6e-4, 8120.4), None);
         assert!(line.ends_with("| loss: 1.464 | lr: 0.000600 | 8120 tokens/s"), "{line}");
+    }
+
+    #[test]
+    fn in_fp16_lines_tell_the_scale_and_what_was_left_out() {
+        let at = At { epoch: 0, epochs: 1, step: 1, steps: 2 };
+        let line = |metrics: &[(String, f64)], skipped| step_line(at, &scale_figures(metrics, skipped), None);
+        let metrics = [("acc1".to_owned(), 3.5), ("loss_scale".to_owned(), 32768.0)];
+        assert_eq!(line(&metrics, 2), "   == step: [1/2] [1/1] | scale: 32768 | skipped: 2");
+        assert_eq!(line(&metrics, 0), "   == step: [1/2] [1/1] | scale: 32768");
+        assert_eq!(line(&metrics[..1], 0), "   == step: [1/2] [1/1]");
     }
 }

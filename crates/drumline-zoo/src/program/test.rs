@@ -9,7 +9,7 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::TestArgs;
-use super::checked::{Checked, device};
+use super::checked::Checked;
 use super::evaluate::{Evaluation, Replica};
 use super::gpt;
 use super::job::{Job, say};
@@ -38,7 +38,7 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
     let checked = job.agree(checked)?;
     job.say_hello();
     let config = &checked.config;
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
     let weights = Weights {

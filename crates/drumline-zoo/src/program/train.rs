@@ -6,7 +6,7 @@ use drumline_torch::{Determinism, Sgd, flush_denormals, keep_freed_memory, use_d
 use tch::nn::VarStore;
 
 use super::args::TrainArgs;
-use super::checked::{CheckedTraining, device};
+use super::checked::CheckedTraining;
 use super::course::{Begin, Course};
 use super::gpt;
 use super::job::Job;
@@ -48,7 +48,7 @@ fn images(args: &TrainArgs) -> anyhow::Result<()> {
 
 fn train(job: &Job, checked: &CheckedTraining, course: &Course, begin: Begin) -> anyhow::Result<()> {
     let (config, seed) = (&checked.run.config, begin.seed);
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     if config.cudnn.deterministic {
         use_deterministic_algorithms(Determinism::Require)?;
     }

@@ -13,7 +13,7 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::device_kind;
-use super::checked::{check_device, check_writable, checksum, device};
+use super::checked::{check_device, check_writable, checksum};
 use super::job::{Job, say};
 use super::kind::{Kind, kind_of};
 use super::nmt::weights_file;
@@ -77,9 +77,9 @@ pub(super) struct TranslateArgs {
     /// Gather translations through files in this folder, which all ranks see [default: from rank to rank]
     #[arg(long, alias = "shared_dir", value_name = "DIR")]
     shared_dir: Option<PathBuf>,
-    /// What computes: auto, cpu or cuda
-    #[arg(long, default_value = "auto", value_name = "DEVICE", value_parser = device_kind)]
-    device: DeviceKind,
+    /// What computes: auto, cpu or cuda [default: run_configs.device]
+    #[arg(long, value_name = "DEVICE", value_parser = device_kind)]
+    device: Option<DeviceKind>,
     /// What NJUNMT's launcher and command lines have; not needed
     #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
     _multi_gpu: bool,
@@ -103,8 +103,9 @@ impl TranslateArgs {
         }
     }
 
-    fn device(&self) -> DeviceKind {
-        if self.use_gpu { DeviceKind::Cuda } else { self.device }
+    fn device(&self, config: &NmtConfig) -> DeviceKind {
+        let asked = if self.use_gpu { Some(DeviceKind::Cuda) } else { self.device };
+        asked.unwrap_or(config.run.device)
     }
 
     fn outputs(&self) -> Vec<PathBuf> {
@@ -118,6 +119,7 @@ impl TranslateArgs {
 /// What every rank finds out alone.
 struct Checked {
     config: NmtConfig,
+    device: DeviceKind,
     codecs: Codecs,
     lines: Lines,
     weights: Vec<PathBuf>,
@@ -125,7 +127,6 @@ struct Checked {
 
 impl Checked {
     fn new(args: &TranslateArgs) -> anyhow::Result<Self> {
-        check_device(args.device())?;
         let numbers =
             [("--batch-size", args.batch_size), ("--keep-n", args.keep_n), ("--beam-size", args.beam_size)];
         if let Some((flag, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
@@ -136,13 +137,15 @@ impl Checked {
         }
         let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<_, _>>()?;
         let config = config(args)?;
+        let device = args.device(&config);
+        check_device(device)?;
         let codecs = Codecs::read(&config)?;
         let by = match args.batching_key {
             BatchingKey::Samples => BatchBy::Samples(args.batch_size),
             BatchingKey::Tokens => BatchBy::Tokens(args.batch_size),
         };
         let lines = Lines::open(&args.source, &codecs, by)?;
-        Ok(Self { config, codecs, lines, weights })
+        Ok(Self { config, device, codecs, lines, weights })
     }
 
     /// What all ranks must have in common, or lines would be translated twice, otherwise, or not at all.
@@ -201,7 +204,7 @@ pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
     ensure_alike(&job.group, "task", given)?;
     let judge = job.agree(if job.is_first() { judge(args, &checked) } else { Ok(None) })?;
     job.agree(if job.is_first() { check_output(args) } else { Ok(()) })?;
-    let device = job.agree(device(args.device(), job.local_rank))?;
+    let device = job.device(checked.device)?;
     let loaded = job.agree(load(&checked, device))?;
     let translator = Translator {
         models: loaded.iter().map(|(model, _)| model).collect(),

@@ -1,5 +1,7 @@
 //! Runs that end well: what they print, write and go on from.
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use drumline_launch::Signal;
@@ -47,6 +49,17 @@ fn two_ranks_train_and_rank_0_alone_speaks() {
     assert_eq!(tested.matches("   == eval: [").count(), 2, "4 batches of rank 0: {tested}");
     let acc1 = column(&events, "eval", "acc1")[1];
     assert!(tested.contains(&format!("Acc@1 {acc1:.3} |")) && tested.contains("| 21 images |"), "{tested}");
+}
+
+#[test]
+fn help_speaks_of_the_program_that_was_typed() {
+    let help = |name: &str| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_drumline-train"));
+        let said = program.arg0(name).args(["data", "tokens", "--help"]).output().unwrap();
+        String::from_utf8(said.stdout).unwrap()
+    };
+    assert!(help("drumline").contains("Usage: drumline data tokens "));
+    assert!(help("./drumline-train").contains("Usage: drumline-train data tokens "));
 }
 
 #[test]

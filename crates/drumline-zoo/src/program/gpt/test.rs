@@ -10,7 +10,6 @@ use super::parts::Checked;
 use crate::gpt::{Perplexity, TokenData};
 use crate::models::gpt::Gpt;
 use crate::program::args::TestArgs;
-use crate::program::checked::device;
 use crate::program::job::{Job, say};
 use crate::program::test::{Given, OfRun, Weights};
 
@@ -24,7 +23,7 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let (data, checked) = job.agree(checked)?;
     job.say_hello();
     let config = &checked.config;
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     let store = VarStore::new(device);
     let net = job.agree(checked.net(&store))?;
     let file = config.model.weights.as_deref();

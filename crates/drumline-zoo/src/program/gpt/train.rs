@@ -21,7 +21,6 @@ use crate::gpt::config::{AfterWarmup, GptOptim};
 use crate::gpt::{Begin, GptConfig, PerToken, Perplexity, TokenData, TokensPerSecond};
 use crate::models::gpt::Gpt;
 use crate::program::args::TrainArgs;
-use crate::program::checked::device;
 use crate::program::course::{self, Course};
 use crate::program::job::Job;
 use crate::program::shown::TOKENS;
@@ -117,7 +116,7 @@ fn run(
     (begin, sets): (course::Begin, Sets),
 ) -> anyhow::Result<()> {
     let (config, seed) = (&checked.config, begin.seed);
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     tch::manual_seed(seed as i64);
     let store = VarStore::new(device);
     let net = job.agree(checked.net(&store))?;

@@ -8,7 +8,6 @@ use tch::{Device, no_grad};
 
 use super::parts;
 use crate::program::args::TestArgs;
-use crate::program::checked::device;
 use crate::program::job::{Job, say};
 use crate::program::pieces::Percent;
 use crate::program::shown::TEXTS;
@@ -27,7 +26,7 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     job.say_hello();
     let lexicon = Lexicon::read_by_all(&job.group, &config.run.out_dir)?;
     let data = job.agree(data(&config, &lexicon))?;
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     let store = VarStore::new(device);
     let net = job.agree(parts::net(&config, &lexicon, &store))?;
     let file = config.model.weights.as_deref();

@@ -15,7 +15,6 @@ use super::parts;
 use super::sets::Sets;
 use crate::optimizer::{OptimizerKeys, with_optimizer};
 use crate::program::args::{RunArgs, TrainArgs};
-use crate::program::checked::device;
 use crate::program::course::{Begin, Course};
 use crate::program::job::Job;
 use crate::program::pieces::Percent;
@@ -91,7 +90,7 @@ fn run(
     course: &Course,
     (begin, lexicon, sets): (Begin, Lexicon, Sets),
 ) -> anyhow::Result<()> {
-    let device = job.agree(device(config.run.device, job.local_rank))?;
+    let device = job.device(config.run.device)?;
     tch::manual_seed(begin.seed as i64);
     let store = VarStore::new(device);
     let net = job.agree(parts::net(config, &lexicon, &store))?;
