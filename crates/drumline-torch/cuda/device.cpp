@@ -1,6 +1,7 @@
 // The GPUs of this machine as the CUDA runtime sees them.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -67,7 +68,7 @@ Message drumline_cuda_set_device(int32_t device) {
 
 Message drumline_cuda_synchronize(int32_t device) {
   return guarded([&] {
-    c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+    c10::cuda::CUDAGuard current(static_cast<c10::DeviceIndex>(device));
     c10::cuda::device_synchronize();
   });
 }

@@ -63,7 +63,7 @@ pub fn clip_grad_norm_of(parameters: &[Named], max_norm: f64, norm: NormType) ->
 }
 
 /// As [`clip_grad_norm`], without a wait for the device: the norm comes back as a tensor of one element there, and a captured graph clips by the norm of each
-/// replay. One that is infinite or NaN makes the gradients so, too: for steps that a `found_inf` leaves out then.
+/// replay. One that is infinite or NaN leaves the gradients as they are: for steps that a `found_inf` leaves out then.
 pub fn clip_grad_norm_on_device(parameters: &[Named], max_norm: f64) -> Result<Tensor, TorchError> {
     check_bound("the greatest norm of gradients", max_norm)?;
     let grads = Grads::of(parameters)?;
@@ -75,6 +75,7 @@ pub fn clip_grad_norm_on_device(parameters: &[Named], max_norm: f64) -> Result<T
         foreach_norm(&grads.borrowed(), 2.0)?.iter().map(|norm| norm.f_to_kind(Kind::Float)).collect();
     let total = Tensor::f_stack(&norms?, 0)?.f_norm()?;
     let factor = (total.f_add_scalar(EPSILON)?.f_reciprocal()?.f_mul_scalar(max_norm)?).f_clamp_max(1.0)?;
+    let factor = factor.f_where_self(&total.f_isfinite()?, &total.f_ones_like()?)?;
     foreach_mul_tensor(&grads.borrowed(), &factor)?;
     Ok(total)
 }
@@ -215,6 +216,7 @@ mod tests {
         let _ = parameters[1].tensor.grad().get(0).fill_(f64::INFINITY);
         let found = clip_grad_norm_on_device(&parameters, 0.5).unwrap();
         assert_eq!(found.double_value(&[]), f64::INFINITY);
+        assert!(parameters[0].tensor.grad().equal(&golden["grad.w"]), "as they were");
         assert_eq!(clip_grad_norm_on_device(&parameters[3..], 0.5).unwrap().double_value(&[]), 0.0);
     }
 

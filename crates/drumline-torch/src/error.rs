@@ -54,9 +54,9 @@ impl From<CommError> for TorchError {
 impl From<tch::TchError> for TorchError {
     fn from(error: tch::TchError) -> Self {
         let message = without_frames(error.to_string());
-        match message.contains("CUDA out of memory") {
-            true => Self::OutOfMemory(cuda::out_of_memory(&message)),
-            false => Self::Refused { doing: "a tensor operation failed", message },
+        match cuda::out_of_memory(&message) {
+            Some(told) => Self::OutOfMemory(told),
+            None => Self::Refused { doing: "a tensor operation failed", message },
         }
     }
 }

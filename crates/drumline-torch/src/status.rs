@@ -25,10 +25,10 @@ pub(crate) fn check(message: Message, doing: &'static str) -> Result<(), TorchEr
         drumline_message_free(message);
         text
     };
-    if text.contains("CUDA out of memory") {
-        return Err(TorchError::OutOfMemory(crate::cuda::out_of_memory(&text)));
-    }
-    Err(TorchError::Refused { doing, message: text })
+    Err(match crate::cuda::out_of_memory(&text) {
+        Some(told) => TorchError::OutOfMemory(told),
+        None => TorchError::Refused { doing, message: text },
+    })
 }
 
 /// A closure that C++ owns. Laid out as `drumline::Closure`.

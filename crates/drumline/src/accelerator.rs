@@ -257,7 +257,7 @@ impl Accelerator {
 
     /// What losses are multiplied by in fp16, in all other precisions 1.
     pub fn loss_scale(&self) -> Result<f64> {
-        self.shared.scaling.as_ref().map_or(Ok(1.0), |scaling| Ok(scaling.scaler.borrow().scale()?))
+        self.shared.scaling.as_ref().map_or(Ok(1.0), |scaling| Ok(scaling.scaler()?.scale()?))
     }
 
     /// The model itself; also [`PreparedModel::unwrap`].

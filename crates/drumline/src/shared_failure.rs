@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drumline_comm::{CommError, ProcessGroup};
+use drumline_torch::cuda;
 use serde::{Deserialize, Serialize};
 
 use crate::loader::Cause;
@@ -112,7 +113,14 @@ pub(crate) fn in_words(error: &(dyn std::error::Error + 'static)) -> String {
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Cause>) -> Result<T, Trouble> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(outcome) => Ok(outcome?),
-        Err(panic) => Err(Trouble { text: panic_words(&*panic), is_told: true, is_plain: false }),
+        Err(panic) => {
+            let text = panic_words(&*panic);
+            // The panic has told that the memory of a GPU is full, but not who has it.
+            Err(match cuda::out_of_memory(&text) {
+                Some(text) => Trouble { text, is_told: false, is_plain: false },
+                None => Trouble { text, is_told: true, is_plain: false },
+            })
+        }
     }
 }
 
@@ -178,5 +186,24 @@ mod tests {
         assert_eq!(SharedFailure::of(&[None, Some(trouble)]).unwrap().teller(), None);
         let trouble = guarded::<()>(|| Err("plainly".into())).unwrap_err();
         assert_eq!(SharedFailure::of(&[None, Some(trouble)]).unwrap().teller(), Some(0));
+    }
+
+    #[test]
+    fn a_model_that_fills_a_gpu_is_told_of_with_what_to_try() {
+        let trouble = guarded::<()>(|| {
+            panic!("Torch(\"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has …\")")
+        });
+        let trouble = trouble.unwrap_err();
+        assert!(
+            trouble.text.starts_with("GPU 1 is out of memory: 2.00 GiB was asked for"),
+            "{}",
+            trouble.text
+        );
+        assert!(trouble.text.contains("try a smaller batch"), "{}", trouble.text);
+        assert_eq!(
+            SharedFailure::of(&[None, Some(trouble)]).unwrap().teller(),
+            Some(0),
+            "it is still to be told"
+        );
     }
 }

@@ -94,6 +94,13 @@ impl Unscaled {
         group.all_reduce_tensor(&mut self.found_inf, ReduceOp::Max)
     }
 
+    /// These and those of other parameters, of the same backward: the scale moves on once for all.
+    pub fn and(mut self, mut other: Self) -> Result<Self, TorchError> {
+        self.parameters.append(&mut other.parameters);
+        let other = other.found_inf.f_to_device(self.found_inf.device())?;
+        Ok(Self { found_inf: self.found_inf.f_maximum(&other)?, ..self })
+    }
+
     /// What was found, on the device: 1 if an element is infinite or NaN, 0 otherwise.
     pub fn found_inf(&self) -> &Tensor {
         &self.found_inf

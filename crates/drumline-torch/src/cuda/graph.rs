@@ -54,7 +54,7 @@ impl Graph {
     /// that it draws are new ones in each launch, those that it would have drawn one by one.
     ///
     /// `body` must not read a tensor's values, wait for the GPU, or allocate pinned memory; the error then says so, and nothing
-    /// was recorded.
+    /// was recorded. A pool that no other graph uses is spent by that: the next recording takes a new one.
     pub fn record<R, E: From<TorchError>>(
         pool: Pool,
         body: impl FnOnce() -> Result<R, E>,

@@ -4,7 +4,7 @@
 //!   run(step)   1 … 3: runs, on a stream of its own     4: is recorded, then launched     5 …: is launched
 //! ```
 //! Each call is one real step. What changes from step to step must lie in tensors that stay where they are: inputs are copied into
-//! them before the call.
+//! them before the call, and so is the learning rate (`Optimizer::keep_lr_on_device`). What the processor decides or counts is decided once, in the recording.
 
 use super::graph::{Graph, Pool};
 use super::stream::{Priority, Stream};
@@ -25,6 +25,7 @@ const WARM_UPS: u32 = 3;
 /// let vs = nn::VarStore::new(Device::Cuda(0));
 /// let model = nn::linear(vs.root(), 10, 1, Default::default());
 /// let mut optimizer = Sgd::new(parameters(&vs), SgdOptions { lr: 0.1, ..Default::default() })?;
+/// optimizer.keep_lr_on_device()?; // set_lr counts for launches, too
 /// let mut input = Tensor::zeros([32, 10], (Kind::Float, Device::Cuda(0)));
 /// let mut step = GraphedStep::new(0)?;
 /// for _ in 0..100 {
@@ -43,7 +44,6 @@ const WARM_UPS: u32 = 3;
 #[derive(Debug)]
 pub struct GraphedStep<R> {
     stream: Stream,
-    pool: Pool,
     runs: u32,
     graph: Option<Graph>,
     /// What the last run left, or what all launches leave.
@@ -54,14 +54,16 @@ impl<R> GraphedStep<R> {
     /// A step on this GPU.
     pub fn new(device: usize) -> Result<Self, TorchError> {
         let stream = Stream::new(device, Priority::Normal)?;
-        Ok(Self { stream, pool: Pool::new()?, runs: 0, graph: None, left: None })
+        Ok(Self { stream, runs: 0, graph: None, left: None })
     }
 
     /// Makes a step. Once it is recorded, `step` is not called any more, and what it left in the recording is returned, filled anew.
     ///
     /// The work before it on the current stream comes before the step, and what follows comes after it.
     ///
-    /// An error of the recording leaves the model as it was before the call: the same step can be made without a graph.
+    /// An error of the recording leaves the model as it was before the call: the same step can be made without a graph; the next call tries to record again.
+    ///
+    /// Where the step calls other GPUs, drop this before the group: NCCL waits for the graphs that have its calls.
     pub fn run<E: From<TorchError>>(&mut self, step: impl FnOnce() -> Result<R, E>) -> Result<&R, E> {
         let outside = Stream::current(self.stream.device())?;
         let scope = self.stream.enter()?;
@@ -76,7 +78,7 @@ impl<R> GraphedStep<R> {
             }
             None => {
                 self.left = None;
-                let (graph, left) = Graph::record(self.pool, step)?;
+                let (graph, left) = Graph::record(Pool::new()?, step)?;
                 graph.launch()?;
                 (self.graph, self.left) = (Some(graph), Some(left));
             }

@@ -34,6 +34,6 @@ pub(crate) use library::libtorch_folder;
 pub use library::{is_open, open};
 pub(crate) use memory::Pinned;
 pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned, pinned_like, reset_peak};
-pub(crate) use out_of_memory::out_of_memory;
+pub use out_of_memory::out_of_memory;
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
 pub use stream::{Event, Priority, Stream, StreamScope, Timing};

@@ -5,8 +5,12 @@ use super::properties::Properties;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// libtorch's words made short, and a breakdown of the GPU's memory as it is now.
-pub(crate) fn out_of_memory(words: &str) -> String {
+/// What to tell where libtorch's words, an error's or a panic's, say that a GPU is full: them made short, and a breakdown of the GPU's memory as it is now.
+pub fn out_of_memory(words: &str) -> Option<String> {
+    words.contains("CUDA out of memory").then(|| told(words))
+}
+
+fn told(words: &str) -> String {
     let device = after(words, "GPU ").and_then(|text| text.parse().ok()).unwrap_or(0);
     let wanted = after(words, "Tried to allocate ").map_or_else(
         || "more".to_owned(),
@@ -53,11 +57,11 @@ mod tests {
     #[test]
     fn libtorchs_words_are_understood() {
         let words = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 3 has a total capacity of 139.80 GiB of which 1.2 GiB is free.";
-        let told = out_of_memory(words);
+        let told = out_of_memory(words).unwrap();
         assert!(told.starts_with("GPU 3 is out of memory: 20.50 GiB was asked for; try"), "{told}");
-        assert!(
-            out_of_memory("CUDA out of memory").starts_with("GPU 0 is out of memory: more was asked for")
-        );
+        let short = out_of_memory("CUDA out of memory").unwrap();
+        assert!(short.starts_with("GPU 0 is out of memory: more was asked for"), "{short}");
+        assert_eq!(out_of_memory("shapes do not fit"), None);
     }
 
     #[test]

@@ -95,6 +95,7 @@ pub fn set_device(device: usize) -> Result<(), TorchError> {
 }
 
 /// A GPU is the one that this thread launches to, until this is dropped.
+#[derive(Debug)]
 pub(super) struct CurrentDevice {
     before: i32,
 }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use super::library::{Functions, functions};
-use super::properties::index;
+use super::properties::{CurrentDevice, index};
 use crate::error::TorchError;
 use crate::status::check;
 
@@ -58,9 +58,10 @@ impl Stream {
         Ok(Self(found))
     }
 
-    /// Makes it the one that this thread's operations go to, until the scope is dropped.
+    /// Makes it the one that this thread's operations go to, and its GPU the current one, until the scope is dropped.
     pub fn enter(self) -> Result<StreamScope, TorchError> {
-        Ok(StreamScope { before: self.make_current()?, stays: PhantomData })
+        let device = CurrentDevice::enter(self.device())?;
+        Ok(StreamScope { before: self.make_current()?, _device: device, stays: PhantomData })
     }
 
     fn make_current(self) -> Result<Self, TorchError> {
@@ -125,6 +126,8 @@ impl Stream {
 #[must_use = "the stream before is current again when this is dropped"]
 pub struct StreamScope {
     before: Stream,
+    /// Given back after the stream.
+    _device: CurrentDevice,
     /// The current stream is the thread's.
     stays: PhantomData<*const ()>,
 }

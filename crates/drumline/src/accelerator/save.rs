@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::Accelerator;
 use super::error::{AcceleratorError, Result};
+use super::scaling::Scaling;
 use super::several::{all_states, all_tensors, states_of};
 use super::share::Share;
 use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
@@ -96,7 +97,7 @@ impl Accelerator {
         let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();
         let steps: Vec<_> = optimizers.iter().map(|kept| kept.steps.get()).collect();
         let skipped: Vec<_> = optimizers.iter().map(|kept| kept.grads.skipped.get()).collect();
-        let scaler = self.shared.scaling.as_ref().map(|scaling| scaling.scaler.borrow());
+        let scaler = self.shared.scaling.as_ref().map(Scaling::scaler).transpose()?;
         let all_skipped = skipped.iter().sum();
         Ok(TrainState {
             optimizer: all_states(&states),
@@ -148,7 +149,7 @@ impl Accelerator {
         let scale = KeptScale::of(&saved.scaler)?;
         self.load_optimizers(saved)?;
         restore(&tensors, &saved.model)?;
-        let mut scaler = self.shared.scaling.as_ref().map(|scaling| scaling.scaler.borrow_mut());
+        let mut scaler = self.shared.scaling.as_ref().map(Scaling::scaler_mut).transpose()?;
         scale.load_into(scaler.as_deref_mut())?;
         saved.rng.restore()?;
         if let Some((place, position)) = resumed {

@@ -3,9 +3,10 @@
 //! ```text
 //!   backward ─▶ scaled gradients ─ clip_grad_norm or step, whichever comes first ─▶ unscaled ─ step ─▶ weights, or skipped
 //! ```
-//! Gradients that are scaled are never clipped, and never stepped by: whoever comes first unscales them.
+//! Gradients that are scaled are never clipped, and never stepped by: whoever comes first unscales them. Several optimizers may step after one backward, each by
+//! gradients of the same scale: it moves on when it is asked for next, once for all of them.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
@@ -17,7 +18,9 @@ use crate::alike::mistake;
 
 /// The scaler of all models, and how many backwards it has scaled.
 pub(super) struct Scaling {
-    pub(super) scaler: RefCell<LossScaler>,
+    scaler: RefCell<LossScaler>,
+    /// What optimizers have found since the scale moved on.
+    found: RefCell<Option<Unscaled>>,
     backwards: Cell<u64>,
 }
 
@@ -34,13 +37,42 @@ pub(super) struct OwnGrads {
 
 impl Scaling {
     pub(super) fn new(scaler: LossScaler) -> Self {
-        Self { scaler: scaler.into(), backwards: Cell::new(0) }
+        Self { scaler: scaler.into(), found: RefCell::default(), backwards: Cell::new(0) }
+    }
+
+    /// The scaler, with the scale of the next backward.
+    pub(super) fn scaler(&self) -> Result<Ref<'_, LossScaler>> {
+        self.move_on()?;
+        Ok(self.scaler.borrow())
+    }
+
+    /// The same, to be changed by a checkpoint.
+    pub(super) fn scaler_mut(&self) -> Result<RefMut<'_, LossScaler>> {
+        self.move_on()?;
+        Ok(self.scaler.borrow_mut())
+    }
+
+    /// The scale becomes that of the next backward, on all ranks alike.
+    pub(super) fn move_on(&self) -> Result {
+        if let Some(found) = self.found.take() {
+            drop(found.update(&mut self.scaler.borrow_mut())?);
+        }
+        Ok(())
+    }
+
+    fn note_found(&self, unscaled: Unscaled) -> Result {
+        let all = match self.found.take() {
+            Some(others) => others.and(unscaled)?,
+            None => unscaled,
+        };
+        self.found.replace(Some(all));
+        Ok(())
     }
 
     /// Backward from the loss times the scale.
     pub(super) fn backward(&self, loss: &Tensor, backward: impl FnOnce(&Tensor) -> Result) -> Result {
         self.note_backward();
-        drop(self.scaler.borrow().backward_with(loss, backward)?);
+        drop(self.scaler()?.backward_with(loss, backward)?);
         Ok(())
     }
 
@@ -84,7 +116,14 @@ impl Scaled<'_> {
     pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade> {
         self.unscale(optimizer.parameters())?;
         let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
-        let made = unscaled.step(&mut self.scaling.scaler.borrow_mut(), optimizer)?;
+        let made = match unscaled.has_overflowed()? {
+            true => StepMade::Skipped,
+            false => {
+                optimizer.step()?;
+                StepMade::Yes
+            }
+        };
+        self.scaling.note_found(unscaled)?;
         self.own.stepped_at.set(at);
         self.own.was_skipped.set(made == StepMade::Skipped);
         self.own.skipped.set(self.own.skipped.get() + u64::from(made == StepMade::Skipped));

@@ -149,6 +149,7 @@ impl Shared {
         let turn = self.turn();
         self.check()?;
         self.begin(replica, &turn)?;
+        self.scaling.iter().try_for_each(Scaling::move_on)?;
         match self.reduces(&turn) {
             true => {
                 replica.backward_nothing(&turn)?;

@@ -45,7 +45,9 @@ impl ImageBatch {
 
     /// Copies it to a device; from pinned memory without waiting for the copy's end.
     pub fn to_device(&self, device: Device) -> Result<Self, TorchError> {
-        let copy = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), true, false);
+        // What comes from a GPU is there when this returns.
+        let is_async = device != Device::Cpu;
+        let copy = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), is_async, false);
         Ok(Self { images: copy(&self.images)?, labels: copy(&self.labels)?, indices: self.indices.clone() })
     }
 }

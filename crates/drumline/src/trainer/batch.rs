@@ -57,7 +57,8 @@ impl Batch for ImageBatch {
     }
 
     fn to_device(self, device: Device) -> Result<Self, TorchError> {
-        if device == Device::Cpu { Ok(self) } else { ImageBatch::to_device(&self, device) }
+        let is_there = self.images.device() == device && self.labels.device() == device;
+        if is_there { Ok(self) } else { ImageBatch::to_device(&self, device) }
     }
 
     fn tensors(&self) -> Option<Vec<&Tensor>> {

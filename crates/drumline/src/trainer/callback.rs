@@ -4,7 +4,7 @@
 //!   on_train_begin
 //!     on_epoch_begin
 //!       on_batch_begin ─ forward ─ on_loss_begin ─ loss ─ on_backward_begin ─ backward      each batch of a step, where a rank has one
-//!       on_backward_end ─ optimizer ─ on_step_end ─ on_batch_end                            once a step, on all ranks
+//!       gradients clipped ─ on_backward_end ─ optimizer ─ on_step_end ─ on_batch_end        once a step, on all ranks
 //!         on_valid_begin ─ evaluation, each batch: on_valid_batch_end ─ on_valid_end       when it is time, or was asked for
 //!     on_epoch_end
 //!   on_train_end                      on_exception instead, where the training fails
@@ -14,6 +14,7 @@
 use drumline_torch::Named;
 use serde_json::Value;
 
+use super::callbacks::GradientClip;
 use super::error::TrainerError;
 use super::state::{Evaluation, TrainState};
 use crate::loader::Cause;
@@ -61,8 +62,8 @@ macro_rules! hooks {
             Ok(())
         }
 
-        /// Once a step: the gradients are those of all ranks, the loss is known, and the optimizer has yet to step. Place to clip, to set the learning
-        /// rate, and to refuse the step by an error.
+        /// Once a step: the gradients are those of all ranks, the loss is known, and the optimizer has yet to step. Place to change gradients, where they
+        /// lie, to set the learning rate, and to refuse the step by an error.
         fn on_backward_end(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
@@ -154,6 +155,11 @@ pub trait Callback {
     fn load_evaluation_weights(&mut self, weights: &[Named]) -> CallbackResult {
         let _ = weights;
         Ok(())
+    }
+
+    /// How the trainer is to clip gradients, before `on_backward_end`. None, if it is not said.
+    fn gradient_clip(&self) -> Option<GradientClip> {
+        None
     }
 
     /// Goes on from what [`state`](Self::state) gave.

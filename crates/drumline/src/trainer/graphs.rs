@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   as it is    the first steps of a shape, and steps of other shapes
-//!   graphs      batch copied in ─▶ ┃forward ─ loss ─ backward┃ ─▶ loss read ─▶ on_backward_end ─▶ ┃optimizer┃ ─▶ on_step_end
-//!   … in fp16                      ┃ … ─ backward ─ gradients unscaled ─ scale moved on┃ ─▶ loss, overflow and scale read ─▶ … unless overflown
+//!   graphs      batch copied in ─▶ ┃forward ─ loss ─ backward ─ clipping┃ ─▶ loss and norm read ─▶ on_backward_end ─▶ ┃optimizer┃ ─▶ on_step_end
+//!   … in fp16                      ┃ … ─ backward ─ gradients unscaled ─ scale moved on ─ clipping┃ ─▶ … overflow and scale read ─▶ … unless overflown
 //! ```
 //! The whole training runs on one stream, on which what is recorded is launched as well. Where something cannot be recorded, the reason is
 //! told once, and steps go on as they are.
@@ -47,6 +47,14 @@ enum Optimizing {
     Recorded(Graph),
     /// It cannot.
     AsItIs,
+}
+
+impl Optimizing {
+    fn forget(&mut self) {
+        if let Self::Recorded(_) = self {
+            *self = Self::Unrecorded;
+        }
+    }
 }
 
 impl<B, O> Graphs<B, O> {
@@ -136,7 +144,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             }
             None => {
                 let (device, shapes) = (self.state.device, shapes(&window.batches).unwrap_or_default());
-                let batches = window.batches.into_iter().map(|batch| batch.to_device(device));
+                let batches = window.batches.into_iter().map(|batch| copied_to(batch, device));
                 let batches = batches.collect::<Result<Vec<B>, _>>()?;
                 match self.record(graphs.pool, &batches, agreed)? {
                     Some(made) => Recorded::new(made, batches, shapes),
@@ -249,7 +257,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             outputs.clear();
         }
         let grads: Result<_, _> = self.state.parameters.iter().map(|named| grad(&named.tensor)).collect();
-        Ok(Made { graph, factor, figures, outputs, grads: grads? })
+        Ok(Made { graph, factor, figures, is_scaled: self.scaler.is_some(), outputs, grads: grads? })
     }
 
     /// The sum of the losses, and the outputs.
@@ -294,20 +302,28 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
     }
 
-    /// What is read of the step. In fp16 gradients become those of the loss itself, and the scale moves on: all of it on the GPU.
+    /// What is read of the step. In fp16 gradients become those of the loss itself, and the scale moves on; then they are clipped: all of it on the GPU.
     fn figures(&mut self, sum: Tensor) -> Result<Tensor, TrainerError> {
-        let Some(scaler) = &mut self.scaler else { return Ok(sum.f_reshape([1])?) };
-        let mut unscaled = scaler.received().unscale(scaler, self.state.parameters.clone())?;
-        unscaled.agree(&self.state.group)?;
-        let (found_inf, scale) = unscaled.update(scaler)?;
-        Ok(Tensor::f_stack(&[sum, found_inf, scale], 0)?)
+        let mut figures = vec![sum];
+        if let Some(scaler) = &mut self.scaler {
+            let mut unscaled = scaler.received().unscale(scaler, self.state.parameters.clone())?;
+            unscaled.agree(&self.state.group)?;
+            figures.extend(<[Tensor; 2]>::from(unscaled.update(scaler)?));
+        }
+        let norms = self.hooks.gradient_clips().map(|clip| clip.apply_on_device(&self.state.parameters));
+        figures.extend(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next());
+        Ok(Tensor::f_stack(&figures, 0)?)
     }
 
     /// The optimizer's step, by a graph where that is possible.
     pub(super) fn graphed_optimizer(&mut self) -> Result<(), TrainerError> {
         // Its first step is another: it makes what is kept. In fp16 all before may have been left out.
         let is_first = self.state.optimizer_steps() == 0;
-        let Some(graphs) = self.graphs.as_mut().filter(|_| !is_first) else {
+        let is_changed = std::mem::take(&mut self.state.is_optimizer_changed);
+        if let Some(graphs) = self.graphs.as_mut().filter(|_| is_changed) {
+            graphs.optimizer.forget();
+        }
+        let Some(graphs) = self.graphs.as_mut().filter(|_| !is_first && !is_changed) else {
             return Ok(self.state.optimizer.step()?);
         };
         if let Optimizing::Unrecorded = graphs.optimizer {
@@ -336,6 +352,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             recorded.is_attached = false;
         }
     }
+}
+
+/// A copy on the device that is the graph's own. Tensors that lie there already may be part of a data set, and the batches to come are written over them.
+fn copied_to<B: Batch>(batch: B, device: Device) -> Result<B, TorchError> {
+    let is_there =
+        batch.tensors().is_some_and(|tensors| tensors.iter().any(|tensor| tensor.device() == device));
+    let batch = if is_there { batch.to_device(Device::Cpu)? } else { batch };
+    batch.to_device(device)
 }
 
 /// What a model or a loss has said.

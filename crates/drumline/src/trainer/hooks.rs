@@ -9,6 +9,7 @@ use drumline_torch::Named;
 use serde_json::Value;
 
 use super::callback::{Callback, MasterCallback};
+use super::callbacks::GradientClip;
 use super::error::TrainerError;
 use super::state::{Evaluation, TrainState};
 use crate::loader::Cause;
@@ -150,6 +151,11 @@ impl Hooks<'_> {
             .into()),
             (one, _) => Ok(one.map(|(weights, _)| weights)),
         }
+    }
+
+    /// How gradients are to be clipped, one after the other.
+    pub(super) fn gradient_clips(&self) -> impl Iterator<Item = GradientClip> {
+        self.all.iter().filter_map(|callback| callback.gradient_clip())
     }
 
     /// Tells all callbacks of a checkpoint's weights that were evaluated.

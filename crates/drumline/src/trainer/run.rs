@@ -100,6 +100,8 @@ impl Clock {
 }
 
 pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
+    /// On a GPU, where steps can be recorded. Before all else, as it is dropped first: NCCL waits for graphs that have its calls.
+    pub(super) graphs: Option<Graphs<B, M::Output>>,
     pub(super) ddp: Ddp<&'a M>,
     pub(super) store: &'a VarStore,
     pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
@@ -136,8 +138,6 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// Whether any rank has callbacks of either kind.
     pub(super) has_callbacks: bool,
     pub(super) clock: Clock,
-    /// On a GPU, where steps can be recorded.
-    pub(super) graphs: Option<Graphs<B, M::Output>>,
     pub(super) state: TrainState,
 }
 

@@ -74,6 +74,8 @@ pub struct TrainState {
     pub(super) group: ProcessGroup,
     pub(super) device: Device,
     pub(super) optimizer: Box<dyn Optimizer>,
+    /// A callback may have changed it since its last step.
+    pub(super) is_optimizer_changed: bool,
     pub(super) parameters: Vec<Named>,
     pub(super) config: BTreeMap<String, Value>,
     pub(super) begin: Instant,
@@ -125,6 +127,7 @@ impl TrainState {
             parameters: optimizer.parameters(),
             initial_lr: optimizer.lr(),
             optimizer,
+            is_optimizer_changed: false,
             config,
             n_epochs,
             max_steps,
@@ -271,8 +274,9 @@ impl TrainState {
         &*self.optimizer
     }
 
-    /// The optimizer, to be changed.
+    /// The optimizer, to be changed. Its next step on a GPU is made operation by operation, and recorded anew after that: what it keeps may be other tensors.
     pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
+        self.is_optimizer_changed = true;
         &mut *self.optimizer
     }
 

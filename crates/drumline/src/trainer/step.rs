@@ -31,6 +31,8 @@ pub(super) struct Computed {
     pub(super) way: Way,
     /// In fp16, by a graph.
     pub(super) rescaled: Option<Rescaled>,
+    /// That of the gradients before they were clipped, by a graph.
+    pub(super) norm: Option<f64>,
 }
 
 /// What a graph has found, which has unscaled the gradients and moved the scale on; the same on all ranks.
@@ -72,6 +74,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.train_metrics = self.train_scores.values_of(&sums[1..]);
         (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
         let unscaled = waits.over(|| self.unscale(&computed))?;
+        self.clip(&computed);
         self.hooks.call(Hook::BackwardEnd, &mut self.state);
         if self.has_callbacks {
             waits.over(|| self.add_up(Vec::new()))?;
@@ -115,7 +118,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.norms.shadow(agreed.most_batches - done - 1)?;
             self.ddp.backward_nothing_beside(self.norms.calls())?;
         }
-        Ok(Computed { sum, way: Way::AsItIs, rescaled: None })
+        Ok(Computed { sum, way: Way::AsItIs, rescaled: None, norm: None })
     }
 
     /// Backward from a part of the mean loss, in fp16 from a scaled one.
@@ -137,6 +140,25 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         unscaled.agree(&self.state.group)?;
         self.state.has_overflowed = unscaled.has_overflowed()?;
         Ok(Some(unscaled))
+    }
+
+    /// Holds gradients within the bounds that callbacks ask for, unless a graph has done it.
+    fn clip(&mut self, computed: &Computed) {
+        if self.state.has_overflowed {
+            return; // There is no norm, and no step.
+        }
+        let norm = match computed.way {
+            Way::Graphs if computed.norm.is_none_or(f64::is_finite) => Ok(computed.norm),
+            // Where a graph has found no number, this finds out whose.
+            _ => guarded(|| {
+                let norms = self.hooks.gradient_clips().map(|clip| clip.apply(&self.state.parameters));
+                Ok(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
+            }),
+        };
+        match norm {
+            Ok(norm) => self.state.train_metrics.extend(norm.map(|norm| ("grad_norm".to_owned(), norm))),
+            Err(trouble) => self.hooks.note(trouble),
+        }
     }
 
     /// Changes the weights, unless gradients have overflowed.

@@ -1,11 +1,12 @@
 //! Gradients within bounds.
 
-use drumline_torch::{clip_grad_norm, clip_grad_value};
+use drumline_torch::{Named, TorchError, clip_grad_norm, clip_grad_norm_on_device, clip_grad_value};
+use tch::Tensor;
 
-use crate::trainer::callback::{Callback, CallbackResult};
-use crate::trainer::state::TrainState;
+use crate::trainer::callback::Callback;
 
-/// Clips the gradients of all ranks before each step: the same on all of them.
+/// Clips the gradients of all ranks before each step: the same on all of them. The trainer does it before `on_backward_end`, in a CUDA graph with the
+/// backward where there is one; the norm before that is a figure of the step, `grad_norm`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientClip {
     bound: Bound,
@@ -29,15 +30,35 @@ impl GradientClip {
     }
 }
 
+impl GradientClip {
+    /// Clips; the norm before that, where it goes by it. One that is no number is an error that names the parameter.
+    pub(in crate::trainer) fn apply(&self, parameters: &[Named]) -> Result<Option<f64>, TorchError> {
+        Ok(match self.bound {
+            Bound::Norm(max_norm) => Some(clip_grad_norm(parameters, max_norm)?),
+            Bound::Value(max_value) => {
+                clip_grad_value(parameters, max_value)?;
+                None
+            }
+        })
+    }
+
+    /// The same without a wait for the device, so that it can be part of a graph. A norm that is no number leaves the gradients as they are.
+    pub(in crate::trainer) fn apply_on_device(
+        &self,
+        parameters: &[Named],
+    ) -> Result<Option<Tensor>, TorchError> {
+        Ok(match self.bound {
+            Bound::Norm(max_norm) => Some(clip_grad_norm_on_device(parameters, max_norm)?),
+            Bound::Value(max_value) => {
+                clip_grad_value(parameters, max_value)?;
+                None
+            }
+        })
+    }
+}
+
 impl Callback for GradientClip {
-    fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        if state.has_overflowed() {
-            return Ok(()); // There is no norm, and no step.
-        }
-        match self.bound {
-            Bound::Norm(max_norm) => drop(clip_grad_norm(state.parameters(), max_norm)?),
-            Bound::Value(max_value) => clip_grad_value(state.parameters(), max_value)?,
-        }
-        Ok(())
+    fn gradient_clip(&self) -> Option<GradientClip> {
+        Some(*self)
     }
 }

@@ -2,7 +2,7 @@
 
 use drumline_torch::cuda::{Graph, copy_async};
 use drumline_torch::{Named, TorchError, set_grad};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::super::batch::Batch;
 use super::super::step::{Computed, Rescaled};
@@ -27,8 +27,10 @@ pub(super) struct Made<O> {
     pub(super) graph: Graph,
     /// It reads this.
     pub(super) factor: Tensor,
-    /// The sum of the losses; in fp16 with it whether gradients have overflowed, as 1 or 0, and the scale of the next step.
+    /// The sum of the losses; in fp16 with it whether gradients have overflowed, as 1 or 0, and the scale of the next step; the norm, if gradients are clipped by it.
     pub(super) figures: Tensor,
+    /// In fp16.
+    pub(super) is_scaled: bool,
     pub(super) outputs: Vec<O>,
     pub(super) grads: Vec<Option<Tensor>>,
 }
@@ -36,13 +38,14 @@ pub(super) struct Made<O> {
 impl<O> Made<O> {
     /// Waits for the graph, once.
     pub(super) fn read(&self) -> Result<Computed, TorchError> {
-        let figures = self.figures.f_to_device(Device::Cpu)?;
-        let figure = |place: i64| figures.f_double_value(&[place]);
-        let rescaled = match figures.numel() {
-            1 => None,
-            _ => Some(Rescaled { has_overflowed: figure(1)? > 0.0, scale: figure(2)? }),
+        let figures = Vec::<f64>::try_from(self.figures.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?;
+        let (rescaled, norm) = match (self.is_scaled, &figures[1..]) {
+            (true, [overflow, scale, rest @ ..]) => {
+                (Some(Rescaled { has_overflowed: *overflow > 0.0, scale: *scale }), rest.first())
+            }
+            (_, rest) => (None, rest.first()),
         };
-        Ok(Computed { sum: figure(0)?, way: Way::Graphs, rescaled })
+        Ok(Computed { sum: figures[0], way: Way::Graphs, rescaled, norm: norm.copied() })
     }
 }
 

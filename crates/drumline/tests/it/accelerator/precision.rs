@@ -98,3 +98,34 @@ ranks_test!(gradients_are_unscaled_once, 2, {
     added.optimizer.zero_grad()?;
     added.turn(batch)?;
 });
+
+ranks_test!(optimizers_that_step_after_one_backward_have_gradients_of_one_scale, 2, {
+    let group = ProcessGroup::from_env()?;
+    // It grows with each good step.
+    let scale = DynamicScale { init_scale: 1024.0, growth_interval: 1, ..DynamicScale::default() };
+    let builder = Accelerator::builder().group(&group).precision(Precision::Fp16);
+    let accelerator = builder.loss_scale(ScalePolicy::Dynamic(scale)).build()?;
+    let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
+    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let models = [model(&stores[0])?, model(&stores[1])?];
+    let before = weights(&stores[0]);
+    assert_eq!(difference(&before, &weights(&stores[1])), 0.0, "they begin alike");
+    let mut optimizers = [sgd(&stores[0])?, sgd(&stores[1])?].map(|sgd| accelerator.prepare_optimizer(sgd));
+    let (x, y) = &big_batches(16, 0)[0];
+    for steps in 1..4 {
+        for model in &models {
+            model.backward(&model.forward_t(x, true).cross_entropy_for_logits(y))?;
+        }
+        for optimizer in &mut optimizers {
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        assert_eq!(
+            accelerator.loss_scale()?,
+            1024.0 * 2f64.powi(steps),
+            "once a step, not once an optimizer"
+        );
+    }
+    assert_eq!(difference(&weights(&stores[0]), &weights(&stores[1])), 0.0);
+    assert!(difference(&weights(&stores[0]), &before) > 0.0);
+});
