@@ -42,10 +42,11 @@ FLOPS = {
 }
 # What products of matrices reach on an H200, as measured: bf16, 8192 x 8192 x 8192.
 PEAK = 790e12
-# The first loss, ours against PyTorch's in the same precision; later ones are told by rounding as much as by what was computed. Where PyTorch's own
-# ways differ by more, as they do in bf16 for a net whose last norms see one pixel of each image, ours may differ by twice as much, up to a limit.
+# The first loss, ours against PyTorch's in the same precision; later ones are told by rounding as much as by what was computed. In bf16 cuDNN's choice of
+# kernels, another in each process, moves it by a few times that for a net whose last norms see one pixel of each image: so the middle of ours over all blocks and
+# ways is compared with the middle of theirs, and no single one may be further off than MOST.
 CLOSE = {"bf16": 1e-3, "fp32": 1e-5}
-MOST = {"bf16": 5e-3, "fp32": 1e-5}
+MOST = {"bf16": 3e-3, "fp32": 1e-5}
 # In f32 the loss after a step shows backward and optimizer as well. From the third on it is told by the last bits.
 SECOND = 1e-3
 
@@ -74,20 +75,22 @@ def measure(side, case, options):
     return found
 
 
-def check_losses(case, results, precision):
-    """Ours against the middle of PyTorch's first losses: the same start; and a batch that is learnt, by all."""
-    theirs = [found["losses"][0] for (who, _), found in results.items() if who == "pytorch"]
-    middle, spread = statistics.median(theirs or [0]), max(theirs or [0]) - min(theirs or [0])
-    wrong, allowed = [], max(CLOSE[precision] * max(1.0, abs(middle)), min(2 * spread, MOST[precision]))
-    for (who, mode), found in results.items():
-        off = abs(found["losses"][0] - middle)
-        if who == "ours" and theirs and off > allowed:
-            wrong.append(f"{case} {who} {mode}: the first loss is {found['losses'][0]}, PyTorch's {middle}, which differ by {spread:.1e}")
-        second = statistics.median([other["losses"][1] for (other_who, _), other in results.items() if other_who == "pytorch"] or [0])
-        if who == "ours" and theirs and precision == "fp32" and abs(found["losses"][1] - second) > SECOND * max(1.0, abs(second)):
-            wrong.append(f"{case} {who} {mode}: the second loss is {found['losses'][1]}, PyTorch's {second}")
-        if found["losses"][-1] > found["losses"][0] / 2:
-            wrong.append(f"{case} {who} {mode}: a batch that is seen again and again is not learnt: {found['losses'][-1]}")
+def check_losses(case, found_by, precision):
+    """Of all blocks: ours begin where PyTorch's do, and a batch that is seen again and again is learnt, by all."""
+    firsts = {who: [found["losses"][0] for side, found in found_by if side[0] == who] for who in ("ours", "pytorch")}
+    wrong = [f"{case} {' '.join(side)}: a batch that is seen again and again is not learnt: {found['losses'][-1]}"
+             for side, found in found_by if found["losses"][-1] > found["losses"][0] / 2]
+    if not firsts["ours"] or not firsts["pytorch"]:
+        return wrong
+    ours, theirs = (statistics.median(firsts[who]) for who in ("ours", "pytorch"))
+    size = max(1.0, abs(theirs))
+    if abs(ours - theirs) > CLOSE[precision] * size:
+        wrong.append(f"{case}: the middle of our first losses is {ours}, of PyTorch's {theirs}")
+    wrong += [f"{case}: one of our first losses is {loss}, the middle of PyTorch's {theirs}" for loss in firsts["ours"] if abs(loss - theirs) > MOST[precision] * size]
+    if precision == "fp32":
+        second = statistics.median(found["losses"][1] for side, found in found_by if side[0] == "pytorch")
+        wrong += [f"{case} {' '.join(side)}: the second loss is {found['losses'][1]}, PyTorch's {second}"
+                  for side, found in found_by if side[0] == "ours" and abs(found["losses"][1] - second) > SECOND * max(1.0, abs(second))]
     return wrong
 
 
@@ -119,24 +122,23 @@ def main():
     options = parser.parse_args()
     sides = [tuple(side.split(":")) for side in options.sides.split(",")]
 
-    raw, wrong, csv_path = [], [], os.path.join(options.out, "gpu.csv")
+    raw, results, csv_path = [], {}, os.path.join(options.out, "gpu.csv")
     if options.add and os.path.exists(csv_path):
         with open(csv_path, newline="") as file:
             raw = [[row[name] for name in COLUMNS] for row in csv.DictReader(file)]
     for block in range(options.blocks):
         for case in options.cases.split(","):
             turned = sides[block % len(sides):] + sides[: block % len(sides)]
-            results = {}
             for side in turned:
                 if block > 0 and side[1] in COMPILED:
                     continue
                 found = measure(side, case, options)
                 if found is None:
                     continue
-                results[side] = found
+                results.setdefault(case, []).append((side, found))
                 raw.append([block, case, *side, found["step_ms"], found["first_step_s"], found["peak_bytes"], found["losses"][0], found["losses"][9]])
                 write_csv(csv_path, raw)
-            wrong += check_losses(case, results, options.precision)
+    wrong = [line for case, found_by in results.items() for line in check_losses(case, found_by, options.precision)]
 
     times, firsts, memory, losses = {}, {}, {}, {}
     for _, case, who, mode, step_ms, first_step_s, peak_bytes, loss, _ in raw:
@@ -155,15 +157,19 @@ def main():
         rows.append([case, " ".join(side), f"{took:.3f} ({min(values):.3f} to {max(values):.3f})", f"{1e3 / took:.1f}", share,
                      f"{statistics.median(firsts[(case, side)]):.2f}", f"{memory[(case, side)] / 2**30:.2f}",
                      f"{statistics.median(losses[(case, side)]):.5f}"])
-    goals = [["", "case", "against", "goal", "measured"]]
+    goals, measured = [["", "case", "against", "goal", "measured"]], {case for case, _ in median}
     for case, against, least in GOALS if options.precision == "bf16" else []:
         ours = min((median[key] for key in median if key[0] == case and key[1][0] == "ours"), default=None)
-        theirs = [median[key] for key in median if key[0] == case and key[1][0] == "pytorch" and against in (key[1][1], "best")]
-        if ours is None or not theirs:
+        wanted = PEER_MODES if against == "best" else [against]
+        theirs = [median[(case, ("pytorch", mode))] for mode in wanted if (case, ("pytorch", mode)) in median]
+        if case not in measured:
+            continue
+        if ours is None or len(theirs) < len(wanted):
+            goals.append(["MISSING", case, f"PyTorch {against}", f">= {least}x", "not all sides were measured"])
             continue
         ratio = min(theirs) / ours
         goals.append(["PASS" if ratio >= least else "MISS", case, f"PyTorch {against}", f">= {least}x", f"{ratio:.2f}x"])
-    for case in dict.fromkeys(case for case, _ in median):
+    for case in sorted(measured):
         ours, eager, compiled = (min(firsts.get((case, side), [0])) for side in [("ours", "graph"), ("pytorch", "fused"), ("pytorch", "compile")])
         if ours and eager and compiled:
             goals.append(["PASS" if compiled / ours >= 5 else "MISS", case, "first step, PyTorch compile", ">= 5x", f"{compiled / ours:.1f}x"])

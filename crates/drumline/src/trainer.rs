@@ -405,7 +405,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// Whether steps on a GPU are recorded as CUDA graphs where that is possible; they are, if it is not said. The losses are the same either way.
+    /// Whether steps on a GPU are recorded as CUDA graphs where that is possible; they are, if it is not said. The losses are the same either way, unless the
+    /// model or the loss decides anew in each step without a tensor, by a counter or random numbers of Rust's: what it decides in the recording stays.
     #[must_use]
     pub fn cuda_graphs(mut self, wanted: bool) -> Self {
         self.settings.cuda_graphs = wanted;

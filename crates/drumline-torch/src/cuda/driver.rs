@@ -61,7 +61,7 @@ fn check(library: &Library, code: c_int) -> Result<(), CudaError> {
     match code {
         0 => Ok(()),
         NO_DEVICE => Err(CudaError::NoDevice),
-        other => Err(CudaError::NoDriver(words(library, other))),
+        other => Err(CudaError::DriverFailed(words(library, other))),
     }
 }
 

@@ -6,9 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The driver's library is not there, or does not start.
+    /// The driver's library is not there.
     #[error("there is no NVIDIA driver here ({0}); try --device cpu, or a machine with a GPU")]
     NoDriver(String),
+    /// It is, and does not start.
+    #[error("the NVIDIA driver does not start ({0}); try `nvidia-smi`, which may say more, or --device cpu")]
+    DriverFailed(String),
     /// The driver is older than the CUDA that libtorch was made for.
     #[error(
         "the NVIDIA driver offers CUDA {}.{}, expected {}.{} or later; try a newer driver, or --device cpu",

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError, Weak};
 
 use super::library::{Functions, functions};
 use crate::error::TorchError;
@@ -39,11 +40,30 @@ impl Pool {
     }
 }
 
+/// Someone whose calls were recorded, and who must see that they end.
+pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
+    /// A graph with such calls was launched on the current stream.
+    fn launched(&self) -> Result<(), TorchError>;
+}
+
+/// Those of the recording under way. Calls are recorded by any thread: backward has its own. Two recordings at a time may each get the other's, which are then asked
+/// to look more often than they need.
+static FOLLOWERS: Mutex<Vec<Weak<dyn Follower>>> = Mutex::new(Vec::new());
+
+/// A call is being recorded.
+pub(crate) fn follow_launches(follower: Weak<dyn Follower>) {
+    let mut all = FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !all.iter().any(|known| known.ptr_eq(&follower)) {
+        all.push(follower);
+    }
+}
+
 /// Recorded work.
 #[derive(Debug)]
 pub struct Graph {
     raw: *mut CudaGraph,
     functions: &'static Functions,
+    followers: Vec<Weak<dyn Follower>>,
 }
 
 // SAFETY: libtorch's object belongs to no thread; it is changed only while it is recorded, which takes it whole.
@@ -62,7 +82,7 @@ impl Graph {
         let (functions, mut raw) = (functions().map_err(TorchError::from)?, std::ptr::null_mut());
         // SAFETY: fills one pointer, which is ours from then on.
         check(unsafe { (functions.graph_new)(&mut raw) }, "cannot make a graph")?;
-        let graph = Self { raw, functions };
+        let mut graph = Self { raw, functions, followers: Vec::new() };
         // SAFETY: the graph lives.
         check(unsafe { (functions.graph_begin)(graph.raw, pool.0) }, "cannot begin to record")?;
         let made = catch_unwind(AssertUnwindSafe(body));
@@ -71,6 +91,7 @@ impl Graph {
             unsafe { (functions.graph_end)(graph.raw, pool.0) },
             "what was recorded cannot be launched",
         );
+        graph.followers = std::mem::take(&mut *FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner));
         let made = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         ended?;
         Ok((graph, made))
@@ -79,7 +100,8 @@ impl Graph {
     /// Launches it on the current stream.
     pub fn launch(&self) -> Result<(), TorchError> {
         // SAFETY: the graph lives.
-        check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph")
+        check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph")?;
+        self.followers.iter().filter_map(Weak::upgrade).try_for_each(|follower| follower.launched())
     }
 }
 

@@ -123,7 +123,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.graphs = None;
         let why = first_line(why);
         match self.state.rank() {
-            0 => tracing::info!("steps are not made as CUDA graphs: {why}"),
+            0 => tracing::warn!("steps are not made as CUDA graphs: {why}"),
             rank => tracing::debug!(rank, "steps are not made as CUDA graphs: {why}"),
         }
     }
@@ -187,7 +187,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         agreed: &Agreed,
     ) -> Result<Option<Made<M::Output>>, TrainerError> {
         let factor = self.state.group.size() as f64 / agreed.count;
-        let factor = Tensor::f_full([0i64; 0], factor, (Kind::Float, self.state.device))?;
+        let factor = Tensor::f_full([0i64; 0], factor, (Kind::Double, self.state.device))?;
         if !self.ddp.is_reducing() {
             return match guarded_quietly(|| Ok(self.record_whole(pool, batches, factor)?)) {
                 Ok(made) => Ok(Some(made)),
@@ -269,7 +269,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 Some(beside) => beside.forward(forward)?,
                 None => forward()?,
             };
-            let part = &loss * factor;
+            let part = loss.f_mul(&factor.f_to_kind(loss.kind())?)?;
             let backward = || match &beside {
                 Some(beside) => beside.backward(|| self.backward(&part)),
                 None => self.backward(&part),
@@ -282,7 +282,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             sums.push(loss.detach());
             outputs.push(output);
         }
-        Ok((Tensor::f_stack(&sums, 0)?.f_sum(Kind::Float)?, outputs))
+        Ok((Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, outputs))
     }
 
     /// The output of a batch and its loss.
@@ -312,6 +312,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         let norms = self.hooks.gradient_clips().map(|clip| clip.apply_on_device(&self.state.parameters));
         figures.extend(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next());
+        let figures =
+            figures.iter().map(|figure| figure.f_to_kind(Kind::Double)).collect::<Result<Vec<_>, _>>()?;
         Ok(Tensor::f_stack(&figures, 0)?)
     }
 
@@ -335,7 +337,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             graphs.optimizer = match recorded {
                 Ok((graph, ())) => Optimizing::Recorded(graph),
                 Err(why) => {
-                    tracing::debug!("the optimizer is not made as a CUDA graph: {}", first_line(&why.text));
+                    if self.state.group.rank() == 0 {
+                        tracing::warn!(
+                            "the optimizer is not made as a CUDA graph: {}",
+                            first_line(&why.text)
+                        );
+                    }
                     Optimizing::AsItIs
                 }
             };

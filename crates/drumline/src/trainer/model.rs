@@ -46,7 +46,8 @@ pub trait Model<B> {
     /// What the loss and the metrics get.
     type Output;
 
-    /// The output for a batch that is on the model's device.
+    /// The output for a batch that is on the model's device. Where steps are made as CUDA graphs it is not called in each of them: see
+    /// [`DistTrainer::cuda_graphs`](super::DistTrainer::cuda_graphs).
     fn forward_batch(&self, batch: &B, mode: Mode) -> Result<Self::Output, Cause>;
 }
 

@@ -1,18 +1,24 @@
 //! Steps by graphs have the losses of steps as they are; where they cannot be recorded, training goes on, and one line says why.
 
 use drumline::LogOptions;
+use drumline::trainer::Precision;
 use rank_test::ranks_test;
 
 use super::trained::{BRIEF, Case, WARM_UPS, assert_same_losses, join, train};
 
 ranks_test!(a_training_by_graphs_has_the_losses_of_one_without, 1, timeout = BRIEF, {
     let group = join()?;
-    for (adam, update_every) in [(false, 1), (true, 1), (false, 2)] {
-        let case = Case { adam, update_every, epochs: 6 * update_every as u64, ..Case::default() };
+    let cases = [(Precision::F32, 1e-5), (Precision::Bf16, 1e-3)];
+    let ways = [(false, 1), (true, 1), (false, 2)];
+    for ((precision, close), (adam, update_every)) in
+        cases.iter().flat_map(|case| ways.map(|way| (*case, way)))
+    {
+        let epochs = 6 * update_every as u64;
+        let case = Case { precision, adam, update_every, epochs, ..Case::default() };
         let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
         assert_eq!((eager.steps.len(), eager.forwards), (24, 24 * update_every));
         assert_eq!(graphed.forwards, (WARM_UPS + 1) * update_every, "{case:?}");
-        assert_same_losses(&eager, &graphed, 1e-5);
+        assert_same_losses(&eager, &graphed, close);
     }
 });
 

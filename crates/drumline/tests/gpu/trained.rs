@@ -7,11 +7,11 @@ use std::time::Duration;
 use drumline::tch::nn::{Linear, Module, VarStore, linear};
 use drumline::tch::{Device, Kind, Tensor};
 use drumline::trainer::{
-    Callback, CallbackResult, CrossEntropy, DistTrainer, Every, GradientClip, LoadBestModel, Precision,
-    TrainState,
+    Callback, CallbackResult, CrossEntropy, DistTrainer, Every, GradientClip, LearningRate, LoadBestModel,
+    Precision, TrainState,
 };
 use drumline::{
-    AdamOptions, AdamW, Dataset, DdpOptions, DynamicScale, Named, ProcessGroup, Sample, SampleError,
+    AdamOptions, AdamW, At, Dataset, DdpOptions, DynamicScale, Named, ProcessGroup, Sample, SampleError,
     ScalePolicy, Sgd, SgdOptions, TorchError, parameters,
 };
 use drumline_torch::cuda;
@@ -47,6 +47,8 @@ pub(super) struct Case {
     pub(super) reduces_alone: bool,
     /// Whether forward reads a value, which cannot be recorded.
     pub(super) reads: bool,
+    /// Whether forward wants more memory than there is.
+    pub(super) fills: bool,
 }
 
 impl Default for Case {
@@ -63,6 +65,7 @@ impl Default for Case {
             adam: false,
             reduces_alone: false,
             reads: false,
+            fills: false,
         }
     }
 }
@@ -118,7 +121,7 @@ struct Net {
     first: Linear,
     second: Linear,
     forwards: AtomicUsize,
-    reads: bool,
+    case: Case,
 }
 
 impl Net {
@@ -131,7 +134,7 @@ impl Net {
             let values = ((values + place as f64).sin() * bound).view_as(tensor);
             drumline::tch::no_grad(|| tensor.shallow_clone().copy_(&values));
         }
-        Self { first, second, forwards: AtomicUsize::new(0), reads: case.reads }
+        Self { first, second, forwards: AtomicUsize::new(0), case }
     }
 }
 
@@ -139,10 +142,25 @@ impl Module for Net {
     fn forward(&self, input: &Tensor) -> Tensor {
         self.forwards.fetch_add(1, Ordering::Relaxed);
         let hidden = self.first.forward(input).tanh();
-        if self.reads {
+        if self.case.reads {
             assert!(hidden.double_value(&[0, 0]).is_finite());
         }
+        if self.case.fills {
+            let _ = Tensor::zeros([1 << 40], (Kind::Float, GPU));
+        }
         self.second.forward(&hidden)
+    }
+}
+
+/// Changes gradients between the graphs.
+struct Softer;
+
+impl Callback for Softer {
+    fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        for Named { tensor, .. } in state.parameters().iter().filter(|_| !state.has_overflowed()) {
+            let _ = drumline::tch::no_grad(|| tensor.grad().g_mul_scalar_(0.9));
+        }
+        Ok(())
     }
 }
 
@@ -170,9 +188,19 @@ const HIGH: ScalePolicy = ScalePolicy::Dynamic(DynamicScale {
 
 /// Trains from the start. All ranks call it.
 pub(super) fn train(group: &ProcessGroup, case: Case) -> anyhow::Result<Trained> {
+    let data = Waves { len: case.data.0, width: case.data.1 };
+    train_on(group, case, data, Softer)
+}
+
+/// The same on other data, with a callback that comes before the one that looks.
+pub(super) fn train_on(
+    group: &ProcessGroup,
+    case: Case,
+    data: impl Dataset<Batch = (Tensor, Tensor)> + 'static,
+    callback: impl Callback,
+) -> anyhow::Result<Trained> {
     let store = VarStore::new(GPU);
     let (net, noted) = (Net::new(&store, case), Arc::default());
-    let data = Waves { len: case.data.0, width: case.data.1 };
     let trainer = DistTrainer::new(group, &net, &store, data).loss(CrossEntropy::default());
     let trainer = trainer.print_every(0).validate_every(Every::Never).seed(5);
     let trainer =
@@ -180,15 +208,15 @@ pub(super) fn train(group: &ProcessGroup, case: Case) -> anyhow::Result<Trained>
     let trainer = trainer.cuda_graphs(case.graphs).num_workers(case.workers).pin_memory(case.pin_memory);
     let trainer = trainer.precision(case.precision).loss_scale(HIGH);
     let options = DdpOptions { reduces_alone: case.reduces_alone, ..DdpOptions::default() };
-    // Gradients are looked at, and changed, between the graphs.
+    let lr = if case.adam { 0.01 } else { 0.1 };
+    let changing = move |at: At| lr * (1.0 + 0.5 * (at.step as f64).sin());
     let trainer = trainer.ddp_options(options).callback(GradientClip::norm(0.5));
+    let trainer = trainer.callback(LearningRate::by(changing)).callback(callback);
     let trainer = trainer.callback(Noting(Arc::clone(&noted)));
     let trainer = match case.adam {
-        true => {
-            trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr: 0.01, ..Default::default() })?)
-        }
+        true => trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr, ..Default::default() })?),
         false => {
-            let options = SgdOptions { lr: 0.1, momentum: 0.9, ..Default::default() };
+            let options = SgdOptions { lr, momentum: 0.9, ..Default::default() };
             trainer.optimizer(Sgd::new(parameters(&store), options)?)
         }
     };

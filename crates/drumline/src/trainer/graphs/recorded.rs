@@ -2,7 +2,7 @@
 
 use drumline_torch::cuda::{Graph, copy_async};
 use drumline_torch::{Named, TorchError, set_grad};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::super::batch::Batch;
 use super::super::step::{Computed, Rescaled};
@@ -38,7 +38,7 @@ pub(super) struct Made<O> {
 impl<O> Made<O> {
     /// Waits for the graph, once.
     pub(super) fn read(&self) -> Result<Computed, TorchError> {
-        let figures = Vec::<f64>::try_from(self.figures.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?;
+        let figures = Vec::<f64>::try_from(self.figures.f_to_device(Device::Cpu)?)?;
         let (rescaled, norm) = match (self.is_scaled, &figures[1..]) {
             (true, [overflow, scale, rest @ ..]) => {
                 (Some(Rescaled { has_overflowed: *overflow > 0.0, scale: *scale }), rest.first())

@@ -1,0 +1,99 @@
+//! What callbacks, data sets and models may do beside a step that is made by graphs.
+
+use drumline::tch::{Kind, Tensor, no_grad};
+use drumline::trainer::{Callback, CallbackResult, TrainState};
+use drumline::{Dataset, Sample, SampleError};
+use rank_test::ranks_test;
+
+use super::trained::{BRIEF, Case, GPU, WARM_UPS, assert_same_losses, join, train_on};
+
+struct Nothing;
+
+impl Callback for Nothing {}
+
+/// Two batches that lie on the GPU, handed out as they are.
+struct Resident([(Tensor, Tensor); 2]);
+
+impl Resident {
+    fn new(width: i64, rows: i64) -> Self {
+        Self([0.0, 40.0].map(|from| {
+            let input =
+                (Tensor::arange(rows * width, (Kind::Float, GPU)) * 0.9 + from).sin().view([rows, width]);
+            (input, (Tensor::arange(rows, (Kind::Int64, GPU)) * 7).remainder(5).remainder(3))
+        }))
+    }
+
+    fn share(&self) -> Self {
+        Self(self.0.each_ref().map(|(input, target)| (input.shallow_clone(), target.shallow_clone())))
+    }
+}
+
+impl Dataset for Resident {
+    type Batch = (Tensor, Tensor);
+
+    fn len(&self) -> usize {
+        32
+    }
+
+    fn batch(&self, samples: &[Sample]) -> Result<Self::Batch, SampleError> {
+        let (input, target) = &self.0[samples[0].index % 2];
+        Ok((input.shallow_clone(), target.shallow_clone()))
+    }
+}
+
+ranks_test!(a_data_set_on_the_gpu_is_left_as_it_is, 1, timeout = BRIEF, {
+    let group = join()?;
+    let case = Case { data: (32, 16), workers: 0, pin_memory: false, epochs: 12, ..Case::default() };
+    let (data, untouched) = (Resident::new(16, 16), Resident::new(16, 16));
+    let graphed = train_on(&group, case, data.share(), Nothing)?;
+    assert_eq!(graphed.forwards, WARM_UPS + 1, "by graphs");
+    for (place, ((input, target), (same_input, same_target))) in data.0.iter().zip(&untouched.0).enumerate() {
+        assert!(input.equal(same_input) && target.equal(same_target), "batch {place} was written over");
+    }
+    let eager = train_on(&group, Case { graphs: false, ..case }, data.share(), Nothing)?;
+    assert_same_losses(&eager, &graphed, 1e-5);
+});
+
+/// Loads the optimizer's own state again, now and then: what it keeps are other tensors after that.
+struct Reloading;
+
+impl Callback for Reloading {
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.step() % 5 == 4 {
+            let kept = state.optimizer().state();
+            let halved = kept.tensors.iter().map(|named| drumline::Named {
+                name: named.name.clone(),
+                tensor: if named.name.ends_with("step") {
+                    named.tensor.copy()
+                } else {
+                    no_grad(|| &named.tensor * 0.5)
+                },
+            });
+            let kept = drumline::OptimizerState { tensors: halved.collect(), ..kept.clone() };
+            state.optimizer_mut().load_state(&kept)?;
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(an_optimizer_that_is_changed_is_recorded_anew, 1, timeout = BRIEF, {
+    let group = join()?;
+    for adam in [false, true] {
+        let case = Case { adam, ..Case::default() };
+        let data = || Resident::new(16, 16);
+        let eager = train_on(&group, Case { graphs: false, ..case }, data(), Reloading)?;
+        assert_same_losses(&eager, &train_on(&group, case, data(), Reloading)?, 1e-5);
+        let other = train_on(&group, case, data(), Nothing)?;
+        let last = |trained: &super::trained::Trained| trained.steps.last().unwrap().loss;
+        assert!((last(&other) - last(&eager)).abs() > 1e-4, "the control: it does change something");
+    }
+});
+
+ranks_test!(a_model_that_fills_the_gpu_is_told_of_with_who_has_its_memory, 1, timeout = BRIEF, {
+    let group = join()?;
+    let case = Case { fills: true, ..Case::default() };
+    let told = train_on(&group, case, Resident::new(16, 16), Nothing).unwrap_err().to_string();
+    for part in ["GPU 0 (NVIDIA", "is out of memory", "this process's tensors have", "try a smaller batch"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+});
