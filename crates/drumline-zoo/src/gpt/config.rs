@@ -43,11 +43,11 @@ section! {
         "N_EMBD" n_embd: usize = 768;
         /// Tokens of a window: as far as the model sees
         "BLOCK" block: usize = 1024;
-        /// Rows of the embedding are made a multiple of this; GPUs like 64 or 128
+        /// Rows of the embedding are made a multiple of this; GPUs like 64 or 128, and need 8 for our kernels of the loss
         "VOCAB_MULTIPLE" vocab_multiple: usize = 1;
         /// Probability of dropout
         "DROPOUT" dropout: f64 = 0.0;
-        /// Parts in which the loss of a batch is computed, so that its logits need not be there all at once
+        /// Parts in which the loss of a batch is computed, so that its logits need not be there all at once; 1 is the fastest on a GPU
         "LOSS_CHUNKS" loss_chunks: usize = 1;
         /// safetensors file with the first weights, by Hugging Face's names
         "WEIGHTS" weights: Option<PathBuf> = None;
@@ -256,6 +256,7 @@ impl GptConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::PrecisionKind;
 
     #[test]
     fn values_that_cannot_work_are_refused_with_what_to_try() {
@@ -277,6 +278,17 @@ mod tests {
         let path = folder.path().join("c.yaml");
         std::fs::write(&path, config.to_yaml()).unwrap();
         assert_eq!(GptConfig::load::<&str>(Some(&path), &[]).unwrap(), config, "what is saved is read again");
+    }
+
+    #[test]
+    fn the_file_of_gpt2_is_the_setup_that_is_measured_on_gpus() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/gpt2.yaml");
+        let config = GptConfig::load::<&str>(Some(&file), &[]).unwrap();
+        let options = config.model.options(50257);
+        assert_eq!((config.run.precision, options.loss_chunks), (PrecisionKind::Bf16Master, 1));
+        assert_eq!(options.padded_vocab(), 50304, "a multiple of what a thread of the loss's kernels reads");
+        let GptOptions { vocab_multiple, .. } = options;
+        assert_eq!(options, GptOptions { vocab_multiple, ..GptOptions::default() }, "otherwise GPT-2's sizes");
     }
 
     #[test]
