@@ -10,6 +10,7 @@
 pub(crate) mod check;
 mod error;
 pub(crate) mod file;
+mod fp16;
 mod keys;
 mod nearest;
 pub(crate) mod section;
@@ -20,6 +21,7 @@ mod value;
 use std::path::{Path, PathBuf};
 
 pub use error::{ConfigError, Place};
+pub use fp16::Fp16;
 pub use keys::{Config, Cudnn, Data, Model, Optim, Run, Test, Train};
 pub use section::Entry;
 pub use setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind, Switch};

@@ -4,8 +4,8 @@ use drumline::trainer::{Batch, DistTrainer, Model};
 use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions};
 use tch::nn::VarStore;
 
-use crate::config::PrecisionKind;
 use crate::nmt::config::OptimizerName;
+use crate::precision::Numbers;
 
 /// What the keys say of it.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,7 @@ pub(crate) struct OptimizerKeys {
     /// Of adam and adamw.
     pub(crate) eps: f64,
     /// In which numbers.
-    pub(crate) precision: PrecisionKind,
+    pub(crate) numbers: Numbers,
 }
 
 /// With that optimizer, of all parameters of `store`.
@@ -29,12 +29,12 @@ pub(crate) fn with_optimizer<'a, M: Model<B> + ?Sized, B: Batch>(
     keys: OptimizerKeys,
     store: &VarStore,
 ) -> anyhow::Result<DistTrainer<'a, M, B>> {
-    let OptimizerKeys { name, lr, weight_decay, momentum, betas, eps, precision } = keys;
+    let OptimizerKeys { name, lr, weight_decay, momentum, betas, eps, numbers } = keys;
     let adam = AdamOptions { lr, betas, eps, weight_decay: Some(weight_decay), ..AdamOptions::default() };
     let sgd = SgdOptions { lr, weight_decay, momentum, ..SgdOptions::default() };
     Ok(match name {
-        OptimizerName::Adam => precision.with_optimizer(trainer, store, |all| Adam::new(all, adam))?,
-        OptimizerName::Adamw => precision.with_optimizer(trainer, store, |all| AdamW::new(all, adam))?,
-        OptimizerName::Sgd => precision.with_optimizer(trainer, store, |all| Sgd::new(all, sgd))?,
+        OptimizerName::Adam => numbers.with_optimizer(trainer, store, |all| Adam::new(all, adam))?,
+        OptimizerName::Adamw => numbers.with_optimizer(trainer, store, |all| AdamW::new(all, adam))?,
+        OptimizerName::Sgd => numbers.with_optimizer(trainer, store, |all| Sgd::new(all, sgd))?,
     })
 }

@@ -9,6 +9,7 @@ impl Config {
         self.check_sizes()?;
         self.check_optim()?;
         self.check_model()?;
+        self.fp16.check("PRECISION", self.run.precision)?;
         if self.model.pretrained {
             return unfit(
                 "MODEL.PRETRAINED",

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::error::ConfigError;
+use super::fp16::Fp16;
 use super::section::{Section, section};
 use super::setting::{DataKind, DeviceKind, LrPolicy, MemoryFormat, PrecisionKind, Switch};
 use super::table::Table;
@@ -169,18 +170,21 @@ pub struct Config {
     pub optim: Optim,
     /// `CUDNN`
     pub cudnn: Cudnn,
+    /// `FP16`
+    pub fp16: Fp16,
     /// `OUT_DIR`, `CFG_DEST`, `RNG_SEED`, `DEVICE`
     pub run: Run,
 }
 
 impl Table for Config {
     fn sections(&self) -> Vec<&dyn Section> {
-        vec![&self.model, &self.data, &self.train, &self.test, &self.optim, &self.cudnn, &self.run]
+        let Self { model, data, train, test, optim, cudnn, fp16, run } = self;
+        vec![model, data, train, test, optim, cudnn, fp16, run]
     }
 
     fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
-        let Self { model, data, train, test, optim, cudnn, run } = self;
-        vec![model, data, train, test, optim, cudnn, run]
+        let Self { model, data, train, test, optim, cudnn, fp16, run } = self;
+        vec![model, data, train, test, optim, cudnn, fp16, run]
     }
 
     /// `TEST.DATASET` that nobody gives is the folder of `TRAIN.DATASET`.

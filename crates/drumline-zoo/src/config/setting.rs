@@ -71,6 +71,20 @@ impl Setting for u64 {
     }
 }
 
+impl Setting for u32 {
+    fn expects() -> String {
+        u64::expects()
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        u64::read(value)?.try_into().ok()
+    }
+
+    fn write(&self) -> Value {
+        Value::Int((*self).into())
+    }
+}
+
 impl Setting for usize {
     fn expects() -> String {
         u64::expects()

@@ -7,7 +7,7 @@ use crate::config::check::{at_least_1, unfit};
 use crate::config::section::{Section, section};
 use crate::config::setting::choice;
 use crate::config::table::{self, Table};
-use crate::config::{ConfigError, Entry, Run};
+use crate::config::{ConfigError, Entry, Fp16, Run};
 use crate::models::gpt::GptOptions;
 
 choice! {
@@ -129,24 +129,28 @@ pub struct GptConfig {
     pub test: GptTest,
     /// `OPTIM`
     pub optim: GptOptim,
+    /// `FP16`
+    pub fp16: Fp16,
     /// `OUT_DIR`, `CFG_DEST`, `RNG_SEED`, `DEVICE`
     pub run: Run,
 }
 
 impl Table for GptConfig {
     fn sections(&self) -> Vec<&dyn Section> {
-        vec![&self.tokens, &self.model, &self.train, &self.test, &self.optim, &self.run]
+        let Self { tokens, model, train, test, optim, fp16, run } = self;
+        vec![tokens, model, train, test, optim, fp16, run]
     }
 
     fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
-        let Self { tokens, model, train, test, optim, run } = self;
-        vec![tokens, model, train, test, optim, run]
+        let Self { tokens, model, train, test, optim, fp16, run } = self;
+        vec![tokens, model, train, test, optim, fp16, run]
     }
 
     fn settle(&mut self, _: &BTreeSet<String>) {}
 
     fn check(&self) -> Result<(), ConfigError> {
         self.run.check()?;
+        self.fp16.check("PRECISION", self.run.precision)?;
         self.check_sizes()?;
         self.check_optim()?;
         if self.tokens.train.as_os_str().is_empty() {
@@ -288,7 +292,11 @@ mod tests {
         assert_eq!((config.run.precision, options.loss_chunks), (PrecisionKind::Bf16Master, 1));
         assert_eq!(options.padded_vocab(), 50304, "a multiple of what a thread of the loss's kernels reads");
         let GptOptions { vocab_multiple, .. } = options;
-        assert_eq!(options, GptOptions { vocab_multiple, ..GptOptions::default() }, "otherwise GPT-2's sizes");
+        assert_eq!(
+            options,
+            GptOptions { vocab_multiple, ..GptOptions::default() },
+            "otherwise GPT-2's sizes"
+        );
     }
 
     #[test]

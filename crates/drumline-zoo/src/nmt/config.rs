@@ -9,7 +9,7 @@ use crate::config::check::{at_least_1, unfit};
 use crate::config::section::{Section, section};
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{self, Table};
-use crate::config::{ConfigError, DeviceKind, Entry, PrecisionKind, Value};
+use crate::config::{ConfigError, DeviceKind, Entry, Fp16, PrecisionKind, Value};
 
 choice! {
     /// What a vocabulary's tokens are.
@@ -318,19 +318,21 @@ pub struct NmtConfig {
     pub training: TrainingConfigs,
     /// `training_configs.bleu_valid_configs`
     pub bleu: BleuValidConfigs,
+    /// `FP16`
+    pub fp16: Fp16,
     /// `run_configs`
     pub run: RunConfigs,
 }
 
 impl Table for NmtConfig {
     fn sections(&self) -> Vec<&dyn Section> {
-        let Self { data, model, optimizer, optimizer_params, scheduler, training, bleu, run } = self;
-        vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, run]
+        let Self { data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run } = self;
+        vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run]
     }
 
     fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
-        let Self { data, model, optimizer, optimizer_params, scheduler, training, bleu, run } = self;
-        vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, run]
+        let Self { data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run } = self;
+        vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run]
     }
 
     fn settle(&mut self, given: &BTreeSet<String>) {
@@ -350,6 +352,7 @@ impl Table for NmtConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.check_files()?;
+        self.fp16.check("run_configs.precision", self.run.precision)?;
         self.check_sizes()
     }
 }

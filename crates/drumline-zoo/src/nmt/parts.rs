@@ -13,6 +13,7 @@ use super::config::{NmtConfig, ScheduleMethod};
 use crate::error::ZooError;
 use crate::models::transformer::{NormPlace, Specials, Transformer, TransformerOptions};
 use crate::optimizer::OptimizerKeys;
+use crate::precision::Numbers;
 
 /// What NJUNMT multiplies Noam's learning rate by.
 const NOAM: f64 = 10.0;
@@ -54,7 +55,7 @@ pub(crate) fn optimizer_keys(config: &NmtConfig) -> OptimizerKeys {
         momentum: params.momentum,
         betas: (params.betas[0], params.betas[1]),
         eps: params.eps,
-        precision: config.run.precision,
+        numbers: Numbers::of(config.run.precision, &config.fp16),
     }
 }
 

@@ -16,6 +16,7 @@ use super::parity;
 use super::pieces::{self, Percent, Placing};
 use super::text;
 use crate::models::Model;
+use crate::precision::Numbers;
 
 /// Trains as the command line says; an error if that was not possible.
 pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
@@ -95,10 +96,9 @@ fn trainer<'a>(
         .update_every(train.accumulate)
         .num_workers(train.workers)
         .pin_memory(train.pin_memory);
-    trainer = config
-        .run
-        .precision
-        .with_optimizer(trainer, store, |parameters| Sgd::new(parameters, pieces::sgd_options(optim)))?;
+    trainer =
+        Numbers::of(config.run.precision, &config.fp16)
+            .with_optimizer(trainer, store, |parameters| Sgd::new(parameters, pieces::sgd_options(optim)))?;
     let k = train.topk.min(config.model.num_classes);
     if k > 1 {
         trainer = trainer.metric(format!("acc{k}"), Percent::of_top(k));

@@ -11,7 +11,7 @@ use crate::config::check::{at_least_1, unfit};
 use crate::config::section::{Section, section};
 use crate::config::setting::choice;
 use crate::config::table::{self, Table};
-use crate::config::{ConfigError, Entry, Run};
+use crate::config::{ConfigError, Entry, Fp16, Run};
 use crate::nmt::config::OptimizerName;
 
 choice! {
@@ -173,18 +173,21 @@ pub struct TextConfig {
     pub test: TextTest,
     /// `OPTIM`
     pub optim: TextOptim,
+    /// `FP16`
+    pub fp16: Fp16,
     /// `OUT_DIR`, `CFG_DEST`, `RNG_SEED`, `DEVICE`
     pub run: Run,
 }
 
 impl Table for TextConfig {
     fn sections(&self) -> Vec<&dyn Section> {
-        vec![&self.text, &self.model, &self.train, &self.test, &self.optim, &self.run]
+        let Self { text, model, train, test, optim, fp16, run } = self;
+        vec![text, model, train, test, optim, fp16, run]
     }
 
     fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
-        let Self { text, model, train, test, optim, run } = self;
-        vec![text, model, train, test, optim, run]
+        let Self { text, model, train, test, optim, fp16, run } = self;
+        vec![text, model, train, test, optim, fp16, run]
     }
 
     fn settle(&mut self, _: &BTreeSet<String>) {
@@ -195,6 +198,7 @@ impl Table for TextConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.run.check()?;
+        self.fp16.check("PRECISION", self.run.precision)?;
         self.check_sizes()?;
         self.check_text()?;
         self.check_optim()?;

@@ -1,5 +1,6 @@
-//! `PRECISION` and `MODEL.MEMORY_FORMAT`: each trains nearly as f32 does, goes on, and is tested afterwards.
+//! `PRECISION`, `FP16` and `MODEL.MEMORY_FORMAT`: each trains nearly as f32 does, goes on, and is tested afterwards.
 
+use drumline_text::synth_story::SynthStoryOptions;
 use drumline_text::synth_text::SynthTextOptions;
 use serde_json::Value;
 
@@ -54,4 +55,25 @@ fn texts_are_trained_in_fewer_bits() {
             );
         }
     }
+}
+
+/// The loss scale of each of six steps in fp16.
+fn scales(place: &Place, words: &str) -> Vec<f64> {
+    place.passes(1, &format!("train {words} PRECISION fp16 TRAIN.MAX_STEPS 6"));
+    column(&place.events(), "step", "loss_scale")
+}
+
+#[test]
+fn the_loss_is_scaled_as_the_keys_say() {
+    let stories = SynthStoryOptions { train: 60, valid: 4, seed: 1 };
+    let places: [&dyn Fn() -> Place; 3] =
+        [&Place::new, &|| Place::of_texts("tag", &SMALL), &|| Place::of_stories(&stories)];
+    for place in places {
+        assert_eq!(scales(&place(), "FP16.LOSS_SCALE 128"), [128.0; 6]);
+        let moving = scales(&place(), "FP16.INITIAL_SCALE_POWER 4 FP16.LOSS_SCALE_WINDOW 2");
+        assert_eq!(moving, [16.0, 32.0, 32.0, 64.0, 64.0, 128.0]);
+    }
+    let refused = &Place::new().run(1, "train FP16.HYSTERESIS 1")[0];
+    let told = "FP16.HYSTERESIS is given, but PRECISION is fp32; try PRECISION fp16, or leave the key out";
+    assert!(!refused.exit.is_success() && refused.stderr.contains(told), "{}", refused.stderr);
 }

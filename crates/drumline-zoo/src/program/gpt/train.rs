@@ -20,6 +20,7 @@ use super::parts::Checked;
 use crate::gpt::config::{AfterWarmup, GptOptim};
 use crate::gpt::{Begin, GptConfig, PerToken, Perplexity, TokenData, TokensPerSecond};
 use crate::models::gpt::Gpt;
+use crate::precision::Numbers;
 use crate::program::args::TrainArgs;
 use crate::program::course::{self, Course};
 use crate::program::job::Job;
@@ -206,7 +207,7 @@ fn with_optimizer<'a>(
         ..AdamOptions::default()
     };
     let make = |all: ParameterGroups| AdamW::new(no_decay_on_norms(all.into_parameters()), options);
-    Ok(config.run.precision.with_optimizer(trainer, store, make)?)
+    Ok(Numbers::of(config.run.precision, &config.fp16).with_optimizer(trainer, store, make)?)
 }
 
 impl From<&GptConfig> for Course {

@@ -14,6 +14,7 @@ use tch::nn::{ModuleT, VarStore};
 use super::parts;
 use super::sets::Sets;
 use crate::optimizer::{OptimizerKeys, with_optimizer};
+use crate::precision::Numbers;
 use crate::program::args::{RunArgs, TrainArgs};
 use crate::program::course::{Begin, Course};
 use crate::program::job::Job;
@@ -182,7 +183,7 @@ fn optimizer_keys(config: &TextConfig) -> OptimizerKeys {
         momentum: optim.momentum,
         betas,
         eps,
-        precision: config.run.precision,
+        numbers: Numbers::of(config.run.precision, &config.fp16),
     }
 }
 

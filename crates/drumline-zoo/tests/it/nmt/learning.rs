@@ -191,10 +191,12 @@ fn translations_are_trained_in_fewer_bits() {
         let task = Task::new();
         task.train(2, &format!("run_configs.precision {precision}"));
         assert!(!task.column("eval", "bleu").is_empty(), "{precision}");
+        let scales = task.column("step", "loss_scale");
+        assert_eq!(scales.iter().any(|scale| *scale == 256.0), precision.starts_with("fp16"), "{scales:?}");
         task.column("step", "loss")
     };
     let full = losses("fp32");
-    for precision in ["bf16", "fp16", "bf16-master"] {
+    for precision in ["bf16", "fp16 FP16.LOSS_SCALE 256", "bf16-master"] {
         let short = losses(precision);
         let off = short.iter().zip(&full).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(short.len() == full.len() && off > 0.0 && off < 0.2, "{precision}: {short:?}, {full:?}");

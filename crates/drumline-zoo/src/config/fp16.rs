@@ -1,0 +1,175 @@
+//! `FP16`: how the loss of a training in fp16 is scaled, by the names of DeepSpeed's `"fp16"`. The same in all kinds of configurations.
+//!
+//! ```text
+//!   no key ─▶ PyTorch's rule      LOSS_SCALE above 0 ─▶ always that      LOSS_SCALE 0, or any other key ─▶ DeepSpeed's rule
+//! ```
+
+use drumline_torch::{DeepSpeedScale, ScalePolicy};
+
+use super::check::unfit;
+use super::error::ConfigError;
+use super::section::section;
+use super::setting::PrecisionKind;
+
+section! {
+    /// `FP16`: how the loss is scaled where the precision is fp16. A key that is not given is `None`.
+    Fp16 "FP16" {
+        /// Of PRECISION fp16: what the loss is multiplied by; 0: by DeepSpeed's rule; null: by PyTorch's, or DeepSpeed's if a key below is given
+        "LOSS_SCALE" loss_scale: Option<f64> = None;
+        /// DeepSpeed's rule begins with 2 to this power; null: 16
+        "INITIAL_SCALE_POWER" initial_scale_power: Option<u32> = None;
+        /// It doubles the scale after so many steps without overflow; null: 1000
+        "LOSS_SCALE_WINDOW" loss_scale_window: Option<u32> = None;
+        /// It halves the scale at this one of several overflows; null: 2
+        "HYSTERESIS" hysteresis: Option<u32> = None;
+        /// Whether a step without overflow begins that count anew; null: false, only a scale that has grown does
+        "CONSECUTIVE_HYSTERESIS" consecutive_hysteresis: Option<bool> = None;
+        /// It goes no lower; null: 1
+        "MIN_LOSS_SCALE" min_loss_scale: Option<f64> = None;
+    }
+}
+
+impl Fp16 {
+    /// The rule by which the loss is scaled.
+    pub fn policy(&self) -> ScalePolicy {
+        match self.loss_scale {
+            Some(scale) if scale > 0.0 => ScalePolicy::Static(scale),
+            None if self.given().is_none() => ScalePolicy::default(),
+            _ => ScalePolicy::DeepSpeed(self.deepspeed()),
+        }
+    }
+
+    fn deepspeed(&self) -> DeepSpeedScale {
+        let unless_given = DeepSpeedScale::default();
+        DeepSpeedScale {
+            initial_scale_power: self.initial_scale_power.unwrap_or(unless_given.initial_scale_power),
+            loss_scale_window: self.loss_scale_window.unwrap_or(unless_given.loss_scale_window),
+            hysteresis: self.hysteresis.unwrap_or(unless_given.hysteresis),
+            consecutive_hysteresis: self
+                .consecutive_hysteresis
+                .unwrap_or(unless_given.consecutive_hysteresis),
+            min_loss_scale: self.min_loss_scale.unwrap_or(unless_given.min_loss_scale),
+        }
+    }
+
+    /// The first key that is given.
+    fn given(&self) -> Option<&'static str> {
+        self.loss_scale.map(|_| "FP16.LOSS_SCALE").or_else(|| self.given_of_deepspeed())
+    }
+
+    fn given_of_deepspeed(&self) -> Option<&'static str> {
+        let keys = [
+            ("FP16.INITIAL_SCALE_POWER", self.initial_scale_power.is_some()),
+            ("FP16.LOSS_SCALE_WINDOW", self.loss_scale_window.is_some()),
+            ("FP16.HYSTERESIS", self.hysteresis.is_some()),
+            ("FP16.CONSECUTIVE_HYSTERESIS", self.consecutive_hysteresis.is_some()),
+            ("FP16.MIN_LOSS_SCALE", self.min_loss_scale.is_some()),
+        ];
+        keys.into_iter().find(|(_, is_given)| *is_given).map(|(key, _)| key)
+    }
+
+    /// Refuses numbers that cannot scale a loss, and keys that nothing would come of. `of` is the key of the precision.
+    pub(crate) fn check(&self, of: &str, precision: PrecisionKind) -> Result<(), ConfigError> {
+        if let Some(key) = self.given().filter(|_| precision != PrecisionKind::Fp16) {
+            let what =
+                format!("is given, but {of} is {}; try {of} fp16, or leave the key out", precision.name());
+            return unfit(key, what);
+        }
+        if let (Some(scale), Some(key)) =
+            (self.loss_scale.filter(|scale| *scale > 0.0), self.given_of_deepspeed())
+        {
+            return unfit(
+                key,
+                format!("is for a scale that moves; try FP16.LOSS_SCALE 0 instead of {scale}"),
+            );
+        }
+        self.check_numbers()
+    }
+
+    fn check_numbers(&self) -> Result<(), ConfigError> {
+        let most = f64::from(f32::MAX);
+        let DeepSpeedScale { initial_scale_power, loss_scale_window, hysteresis, min_loss_scale, .. } =
+            self.deepspeed();
+        match self.loss_scale {
+            Some(scale) if !(0.0..=most).contains(&scale) => {
+                unfit("FP16.LOSS_SCALE", format!("is {scale}; try 0, or a number such as 1024"))
+            }
+            _ if initial_scale_power > 127 => {
+                unfit("FP16.INITIAL_SCALE_POWER", format!("is {initial_scale_power}; try 16"))
+            }
+            _ if loss_scale_window == 0 => unfit("FP16.LOSS_SCALE_WINDOW", "is 0; try 1 or more"),
+            _ if hysteresis == 0 => unfit("FP16.HYSTERESIS", "is 0; try 1 or more"),
+            _ if min_loss_scale <= 0.0 || min_loss_scale > most => {
+                unfit("FP16.MIN_LOSS_SCALE", format!("is {min_loss_scale}; try 1"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn loaded(pairs: &[&str]) -> Result<Config, ConfigError> {
+        Config::load(None, &[&["PRECISION", "fp16"], pairs].concat())
+    }
+
+    #[test]
+    fn keys_decide_the_rule() {
+        let policy = |pairs: &[&str]| loaded(pairs).unwrap().fp16.policy();
+        let rule = DeepSpeedScale::default();
+        assert_eq!(policy(&[]), ScalePolicy::default());
+        assert_eq!(policy(&["FP16.LOSS_SCALE", "128"]), ScalePolicy::Static(128.0));
+        assert_eq!(policy(&["FP16.LOSS_SCALE", "0"]), ScalePolicy::DeepSpeed(rule));
+        assert_eq!(
+            policy(&["FP16.HYSTERESIS", "4", "FP16.CONSECUTIVE_HYSTERESIS", "True"]),
+            ScalePolicy::DeepSpeed(DeepSpeedScale { hysteresis: 4, consecutive_hysteresis: true, ..rule })
+        );
+        let all =
+            "FP16.LOSS_SCALE 0 FP16.INITIAL_SCALE_POWER 8 FP16.LOSS_SCALE_WINDOW 50 FP16.MIN_LOSS_SCALE 0.5";
+        let all: Vec<_> = all.split(' ').collect();
+        let expected =
+            DeepSpeedScale { initial_scale_power: 8, loss_scale_window: 50, min_loss_scale: 0.5, ..rule };
+        assert_eq!(policy(&all), ScalePolicy::DeepSpeed(expected));
+    }
+
+    #[test]
+    fn what_cannot_scale_a_loss_is_refused() {
+        for (pairs, words) in [
+            (&["FP16.LOSS_SCALE", "-1"][..], "FP16.LOSS_SCALE is -1; try 0, or a number such as 1024"),
+            (&["FP16.LOSS_SCALE", "1e39"], "FP16.LOSS_SCALE is 1"),
+            (&["FP16.INITIAL_SCALE_POWER", "128"], "FP16.INITIAL_SCALE_POWER is 128; try 16"),
+            (&["FP16.LOSS_SCALE_WINDOW", "0"], "FP16.LOSS_SCALE_WINDOW is 0; try 1 or more"),
+            (&["FP16.LOSS_SCALE_WINDOW", "5000000000"], "expected a whole number or null"),
+            (&["FP16.HYSTERESIS", "0"], "FP16.HYSTERESIS is 0; try 1 or more"),
+            (&["FP16.MIN_LOSS_SCALE", "0"], "FP16.MIN_LOSS_SCALE is 0; try 1"),
+            (
+                &["FP16.LOSS_SCALE", "64", "FP16.HYSTERESIS", "2"],
+                "FP16.HYSTERESIS is for a scale that moves; try FP16.LOSS_SCALE 0 instead of 64",
+            ),
+            (
+                &["PRECISION", "bf16", "FP16.MIN_LOSS_SCALE", "1"],
+                "FP16.MIN_LOSS_SCALE is given, but PRECISION is bf16; try PRECISION fp16, or leave the key out",
+            ),
+            (
+                &["PRECISION", "fp32", "FP16.LOSS_SCALE", "0"],
+                "FP16.LOSS_SCALE is given, but PRECISION is fp32",
+            ),
+        ] {
+            let said = loaded(pairs).unwrap_err().to_string();
+            assert!(said.contains(words), "{pairs:?}: {said}");
+        }
+        loaded(&["PRECISION", "bf16", "FP16.LOSS_SCALE", "null"]).unwrap();
+    }
+
+    #[test]
+    fn what_is_saved_is_read_again() {
+        let config = loaded(&["FP16.LOSS_SCALE", "0", "FP16.HYSTERESIS", "3"]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.yaml");
+        std::fs::write(&path, config.to_yaml()).unwrap();
+        assert_eq!(Config::load::<&str>(Some(&path), &[]).unwrap(), config);
+    }
+}
