@@ -2,5 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod gpu {
+    mod doctor;
     mod on_device;
+    /// The same jobs as on a processor, of which only some are made here.
+    #[allow(dead_code)]
+    #[path = "../it/running.rs"]
+    mod running;
 }

@@ -1,11 +1,14 @@
 //! `drumline-train doctor gpu`: what there is of GPUs, their driver and libraries, and how fast they are reached; what is missing, in words.
 //!
 //! ```text
-//!   every rank: its versions ─▶ gathered ─▶ rank 0: GPUs, peer access, bandwidths, NCCL ─▶ Report ─▶ lines, or JSON; exit code 1 for a problem
+//!   every rank: its versions ─▶ gathered ─▶ rank 0: GPUs, peer access, bandwidths, NCCL ─▶ all ranks: an all-reduce ─▶ Report ─▶ lines, or JSON
+//!                                                                                            exit code 1 for a problem ┘
 //! ```
 
 mod bandwidth;
+mod problems;
 mod report;
+mod together;
 
 use std::io::Write;
 
@@ -17,7 +20,8 @@ use drumline_torch::nccl;
 use tch::{Device, Kind, Tensor};
 
 use super::job::Job;
-use report::{Gpu, NcclAlone, Rank, Report, Software, version};
+use problems::problems;
+use report::{Found, Gpu, NcclAlone, Rank, Report, Software, version};
 
 /// Look at GPUs, driver and libraries, and measure how fast they are reached
 #[derive(Debug, Args)]
@@ -30,11 +34,14 @@ pub(super) struct DoctorGpuArgs {
 /// Prints what was found. An error if something is missing.
 pub(super) fn run(args: &DoctorGpuArgs) -> anyhow::Result<()> {
     let job = Job::join()?;
-    let software = software();
-    let gpu = software.problems().is_empty().then(|| own_gpu(job.local_rank)).and_then(Result::ok);
-    let mine = Rank { rank: job.group.rank(), host: host(), gpu, software };
+    let (mine, gpu) = this_rank(&job);
     let ranks = job.group.all_gather_object(&mine)?;
-    let outcome = if job.is_first() { tell(examine(mine.software, ranks), args) } else { Ok(()) };
+    let is_well = problems(&ranks).is_empty();
+    let report = job.is_first().then(|| examine(mine.software, ranks));
+    // All have found the same problems, so all are here or none is.
+    let gpu = gpu.filter(|_| is_well && job.group.size() > 1);
+    let reduced = gpu.map(|gpu| together::all_reduce(&job.group, gpu));
+    let outcome = report.map_or(Ok(()), |report| tell(report.with_all_reduce(reduced), args));
     // The others stay until the first has measured: a rank that ends makes launchers look at the rest.
     job.group.barrier()?;
     outcome
@@ -53,11 +60,27 @@ fn tell(report: Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
     }
 }
 
+/// What this rank says of itself, and its GPU if that can be used.
+fn this_rank(job: &Job) -> (Rank, Option<usize>) {
+    let mut software = software();
+    let found = software.problems().is_empty().then(|| own_gpu(job.local_rank));
+    if let Some(Err(error)) = &found {
+        software.libraries = Found::Problem(error.to_string());
+    }
+    let (gpu, num_gpus, bus) = match found.and_then(Result::ok) {
+        Some((gpu, count, bus)) => (Some(gpu), count, Some(bus)),
+        None => (None, 0, None),
+    };
+    (Rank { rank: job.group.rank(), host: host(), num_gpus, gpu: bus, software }, gpu)
+}
+
 /// What this process finds.
 fn software() -> Software {
     let driver = Driver::find().map(|driver| format!("CUDA {}", version(driver.version)));
     let runtime = cuda::open().map_err(TorchError::from).and_then(|()| Properties::of(0));
     Software {
+        drumline: env!("CARGO_PKG_VERSION").into(),
+        libtorch: drumline::LIBTORCH.into(),
         driver: driver.map_err(|error| error.to_string()).into(),
         libraries: runtime
             .map(|gpu| format!("CUDA {}", version(gpu.versions.1)))
@@ -67,8 +90,11 @@ fn software() -> Software {
     }
 }
 
-fn own_gpu(local_rank: usize) -> Result<String, TorchError> {
-    Ok(Properties::of(local_rank % cuda::device_count()?.max(1))?.pci_bus_id)
+/// Its number, of how many, and its place on the bus.
+fn own_gpu(local_rank: usize) -> Result<(usize, usize, String), TorchError> {
+    let count = cuda::device_count()?.max(1);
+    let gpu = local_rank % count;
+    Ok((gpu, count, Properties::of(gpu)?.pci_bus_id))
 }
 
 fn host() -> String {
@@ -96,6 +122,7 @@ fn look(report: &mut Report) -> Result<(), TorchError> {
         report.peer_access.push(peers.collect::<Result<_, _>>()?);
         report.bandwidths.extend(bandwidth::measure(gpu)?);
     }
+    report.between = bandwidth::between(count)?;
     report.nccl_alone = Some(nccl_alone()?);
     Ok(())
 }

@@ -4,6 +4,8 @@ use std::process::{Command, Output};
 
 use drumline::worker_env;
 
+use super::running::{ended, job};
+
 /// On a machine with GPUs they are hidden.
 fn doctor(words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drumline-train"));
@@ -36,5 +38,18 @@ fn programs_can_read_it() {
         "{json}"
     );
     assert_eq!(json["gpus"], serde_json::json!([]));
-    assert_eq!(json["ranks"][0]["rank"], 0);
+    let rank = &json["ranks"][0];
+    assert_eq!((&rank["rank"], &rank["num_gpus"], &rank["gpu"]), (&0.into(), &0.into(), &json["all_reduce"]));
+    assert_eq!((&rank["drumline"], &rank["libtorch"]), (&json["drumline"], &"2.11.0".into()));
+}
+
+#[test]
+fn what_all_ranks_lack_is_told_once() {
+    let ranks = job(2, vec!["doctor".into(), "gpu".into()]).env("CUDA_VISIBLE_DEVICES", "");
+    let ranks = ended(ranks.start().unwrap());
+    let told = &ranks[0].stdout;
+    assert!(!ranks[0].exit.is_success() && ranks[1].stdout.is_empty(), "{told}{}", ranks[1].stdout);
+    let lines = |word: &str| told.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!([lines("problem "), lines("rank 0 "), lines("rank 1 ")], [1, 1, 1], "{told}");
+    assert!(told.contains("problem     ") && !told.contains("all-reduce"), "{told}");
 }

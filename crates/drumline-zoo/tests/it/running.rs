@@ -11,7 +11,8 @@ use drumline_zoo::synth_cifar;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const BINARY: &str = env!("CARGO_BIN_EXE_drumline-train");
+/// Where cargo has built it.
+const BUILT: &str = env!("CARGO_BIN_EXE_drumline-train");
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// A data set, and a configuration for it.
@@ -29,8 +30,13 @@ pub(super) struct Rank {
 impl Place {
     /// 40 training and 21 test images.
     pub(super) fn new() -> Self {
+        Self::of_images(40, 21)
+    }
+
+    /// So many training and test images.
+    pub(super) fn of_images(train: usize, test: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        synth_cifar::write(&folder.path().join("data"), 40, 21, 1).unwrap();
+        synth_cifar::write(&folder.path().join("data"), train, test, 1).unwrap();
         let text = format!(
             "MODEL: {{ARCH: mlp, NUM_CLASSES: 10}}\n\
              TRAIN: {{DATASET: {0}/data, BATCH_SIZE: 4, IM_SIZE: 32, WORKERS: 1, PRINT_FREQ: 2}}\n\
@@ -83,11 +89,15 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// Starts `drumline-train`; `words` are split at spaces, and `--cfg` is put behind the first.
-    pub(super) fn start(&self, nproc: usize, words: &str) -> RunningJob {
+    /// `drumline-train`; `words` are split at spaces, and `--cfg` is put behind the first.
+    pub(super) fn job(&self, nproc: usize, words: &str) -> LocalJob {
         let mut args: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         args.splice(1..1, ["--cfg".to_owned(), self.path("c.yaml").display().to_string()]);
-        start(nproc, args)
+        job(nproc, args)
+    }
+
+    pub(super) fn start(&self, nproc: usize, words: &str) -> RunningJob {
+        self.job(nproc, words).start().unwrap()
     }
 
     pub(super) fn run(&self, nproc: usize, words: &str) -> Vec<Rank> {
@@ -109,15 +119,26 @@ impl Place {
     }
 }
 
-/// Starts `drumline-train` with these words as so many ranks.
+/// `drumline-train` with these words as so many ranks. It lies beside the tests where these were packed for another machine.
+pub(super) fn job(nproc: usize, args: Vec<String>) -> LocalJob {
+    let beside = std::env::current_exe().unwrap().with_file_name("drumline-train");
+    let program = if beside.is_file() { beside } else { BUILT.into() };
+    job_of(&program, nproc, args)
+}
+
+fn job_of(program: &Path, nproc: usize, args: Vec<String>) -> LocalJob {
+    let job = LocalJob::new(nproc, program, args).env("OMP_NUM_THREADS", "1");
+    job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30))
+}
+
+/// Starts it.
 pub(super) fn start(nproc: usize, args: Vec<String>) -> RunningJob {
-    start_program(BINARY, nproc, args)
+    job(nproc, args).start().unwrap()
 }
 
 /// The same with another program.
 pub(super) fn start_program(program: &str, nproc: usize, args: Vec<String>) -> RunningJob {
-    let job = LocalJob::new(nproc, program, args).env("OMP_NUM_THREADS", "1");
-    job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30)).start().unwrap()
+    job_of(program.as_ref(), nproc, args).start().unwrap()
 }
 
 pub(super) fn ended(job: RunningJob) -> Vec<Rank> {

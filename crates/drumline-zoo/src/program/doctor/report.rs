@@ -5,6 +5,8 @@ use std::fmt;
 use drumline_torch::cuda::{Memory, Properties};
 use serde::{Deserialize, Serialize};
 
+use super::problems::problems;
+
 /// A version as people write it: 13000 is 13.0.
 pub(super) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
@@ -38,6 +40,8 @@ impl fmt::Display for Found {
 /// What a process finds on its machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Software {
+    pub(super) drumline: String,
+    pub(super) libtorch: String,
     pub(super) driver: Found,
     pub(super) libraries: Found,
     pub(super) nccl: Found,
@@ -63,6 +67,8 @@ impl Software {
 pub(super) struct Rank {
     pub(super) rank: usize,
     pub(super) host: String,
+    /// How many it sees.
+    pub(super) num_gpus: usize,
     /// Where its GPU is on the bus.
     pub(super) gpu: Option<String>,
     #[serde(flatten)]
@@ -97,6 +103,41 @@ pub(super) struct Bandwidth {
     pub(super) gb_per_s: f64,
 }
 
+/// From one GPU's memory to another's.
+#[derive(Debug, Serialize)]
+pub(super) struct Between {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) gb_per_s: f64,
+}
+
+/// Of all ranks.
+#[derive(Debug, Serialize)]
+pub(super) struct AllReduce {
+    ranks: usize,
+    bytes: u64,
+    milliseconds: f64,
+    /// What each link carries in a ring: comparable whatever the number of ranks, as in nccl-tests.
+    bus_gb_per_s: f64,
+    over_nccl: bool,
+    /// Why it did not go over NCCL.
+    why_not: Option<String>,
+}
+
+impl AllReduce {
+    pub(super) fn new(ranks: usize, bytes: u64, seconds: f64, why_not: Option<String>) -> Self {
+        let bus_gb_per_s = bytes as f64 / seconds / 1e9 * 2.0 * (ranks as f64 - 1.0) / ranks as f64;
+        Self {
+            ranks,
+            bytes,
+            milliseconds: seconds * 1e3,
+            bus_gb_per_s,
+            over_nccl: why_not.is_none(),
+            why_not,
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct NcclAlone {
     pub(super) gpu: usize,
@@ -107,63 +148,74 @@ pub(super) struct NcclAlone {
 /// All that was found.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    drumline: &'static str,
-    libtorch: &'static str,
     #[serde(flatten)]
     software: Software,
     pub(super) gpus: Vec<Gpu>,
     /// Whether the GPU of the row can read the memory of the column's by itself.
     pub(super) peer_access: Vec<Vec<bool>>,
     pub(super) bandwidths: Vec<Bandwidth>,
+    /// Where there are several GPUs.
+    pub(super) between: Vec<Between>,
     pub(super) nccl_alone: Option<NcclAlone>,
+    /// Where there are several ranks.
+    all_reduce: Option<AllReduce>,
     ranks: Vec<Rank>,
     /// Empty where all is well.
     pub(super) problems: Vec<String>,
 }
 
 impl Report {
-    /// With the problems of this rank, and how others differ from it.
+    /// Of rank 0's machine, with the problems of all ranks.
     pub(super) fn new(software: Software, ranks: Vec<Rank>) -> Self {
-        let mut problems = software.problems();
-        problems.extend(ranks.iter().filter_map(|rank| difference(&software, rank)));
-        let (gpus, peer_access, bandwidths) = (Vec::new(), Vec::new(), Vec::new());
-        let (drumline, libtorch) = (env!("CARGO_PKG_VERSION"), drumline::LIBTORCH);
+        let problems = problems(&ranks);
         Self {
-            drumline,
-            libtorch,
             software,
-            gpus,
-            peer_access,
-            bandwidths,
+            gpus: Vec::new(),
+            peer_access: Vec::new(),
+            bandwidths: Vec::new(),
+            between: Vec::new(),
             nccl_alone: None,
+            all_reduce: None,
             ranks,
             problems,
         }
     }
+
+    /// With what came of it, if it was made.
+    pub(super) fn with_all_reduce(mut self, made: Option<anyhow::Result<AllReduce>>) -> Self {
+        match made {
+            Some(Ok(all_reduce)) => self.all_reduce = Some(all_reduce),
+            Some(Err(error)) => self.problems.push(format!("an all-reduce of all ranks: {error:#}")),
+            None => {}
+        }
+        self
+    }
 }
 
-fn difference(first: &Software, rank: &Rank) -> Option<String> {
-    let pairs = [
-        ("driver", &first.driver, &rank.software.driver),
-        ("libraries", &first.libraries, &rank.software.libraries),
-        ("NCCL", &first.nccl, &rank.software.nccl),
-    ];
-    let (what, first, other) = pairs.into_iter().find(|(_, first, other)| first != other)?;
-    let told = match other {
-        Found::Problem(problem) => problem.clone(),
-        version => format!("{what} {version}, rank 0 has {first}; try the same versions on all hosts"),
-    };
-    Some(format!("rank {} ({}): {told}", rank.rank, rank.host))
+impl fmt::Display for AllReduce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, bytes, milliseconds, bus_gb_per_s, why_not, .. } = self;
+        write!(
+            f,
+            "{ranks} ranks: {} MiB in {milliseconds:.3} ms, bus {bus_gb_per_s:.1} GB/s, ",
+            bytes >> 20
+        )?;
+        match why_not {
+            None => f.write_str("over NCCL"),
+            Some(why) => write!(f, "not over NCCL: {why}"),
+        }
+    }
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "drumline    {}, libtorch {}", self.drumline, self.libtorch)?;
-        writeln!(f, "driver      {}", self.software.driver)?;
-        writeln!(f, "libraries   {}", self.software.libraries)?;
-        writeln!(f, "NCCL        {}", self.software.nccl)?;
+        let Software { drumline, libtorch, driver, libraries, nccl } = &self.software;
+        writeln!(f, "drumline    {drumline}, libtorch {libtorch}")?;
+        writeln!(f, "driver      {driver}")?;
+        writeln!(f, "libraries   {libraries}")?;
+        writeln!(f, "NCCL        {nccl}")?;
         for gpu in &self.gpus {
             let Gpu { gpu: number, name, capability, multiprocessors, pci_bus_id, .. } = gpu;
             let (memory, free) = (gpu.memory_bytes as f64 / GIB, gpu.free_bytes as f64 / GIB);
@@ -176,11 +228,15 @@ impl fmt::Display for Report {
         for Bandwidth { gpu, way, memory, gb_per_s } in &self.bandwidths {
             writeln!(f, "bandwidth   GPU {gpu}: {way}, {memory} memory: {gb_per_s:.1} GB/s")?;
         }
+        self.write_between(f)?;
         if let Some(NcclAlone { gpu, bytes, milliseconds }) = &self.nccl_alone {
             writeln!(f, "NCCL alone  GPU {gpu}: all-reduce of {} MiB in {milliseconds:.3} ms", bytes >> 20)?;
         }
         if self.ranks.len() > 1 {
             self.write_ranks(f)?;
+        }
+        if let Some(all_reduce) = &self.all_reduce {
+            writeln!(f, "all-reduce  {all_reduce}")?;
         }
         self.problems.iter().try_for_each(|problem| writeln!(f, "problem     {problem}"))
     }
@@ -199,8 +255,20 @@ impl Report {
         Ok(())
     }
 
+    /// A line for each GPU that is copied from.
+    fn write_between(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for from in 0..self.gpus.len() {
+            let ways = self.between.iter().filter(|way| way.from == from);
+            let told: Vec<_> = ways.map(|way| format!("{} {:.1}", way.to, way.gb_per_s)).collect();
+            if !told.is_empty() {
+                writeln!(f, "bandwidth   GPU {from} to GPU: {} GB/s", told.join(", "))?;
+            }
+        }
+        Ok(())
+    }
+
     fn write_ranks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Rank { rank, host, gpu, software } in &self.ranks {
+        for Rank { rank, host, gpu, software, .. } in &self.ranks {
             let gpu = gpu.as_deref().unwrap_or("none");
             let Software { driver, nccl, .. } = software;
             writeln!(f, "rank {rank:<7}{host}, GPU {gpu}, driver {driver}, NCCL {nccl}")?;
@@ -210,22 +278,28 @@ impl Report {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn software(nccl: &str) -> Software {
+    pub(in super::super) fn software(nccl: &str) -> Software {
         let version = |text: &str| Found::Version(text.into());
-        Software { driver: version("CUDA 13.0"), libraries: version("CUDA 13.0"), nccl: version(nccl) }
+        Software {
+            drumline: env!("CARGO_PKG_VERSION").into(),
+            libtorch: "2.11.0".into(),
+            driver: version("CUDA 13.0"),
+            libraries: version("CUDA 13.0"),
+            nccl: version(nccl),
+        }
     }
 
-    fn rank(rank: usize, software: Software) -> Rank {
-        Rank { rank, host: "node1".into(), gpu: Some("0000:3b:00.0".into()), software }
+    pub(in super::super) fn rank(rank: usize, software: Software) -> Rank {
+        Rank { rank, host: "node1".into(), num_gpus: 8, gpu: Some("0000:3b:00.0".into()), software }
     }
 
     #[test]
     fn one_missing_driver_is_one_problem() {
         let missing = || Found::Problem("there is no NVIDIA driver here".into());
-        let none = Software { driver: missing(), libraries: missing(), nccl: missing() };
+        let none = Software { driver: missing(), libraries: missing(), nccl: missing(), ..software("") };
         let report = Report::new(none.clone(), vec![rank(0, none)]);
         assert_eq!(report.problems, ["there is no NVIDIA driver here"]);
         let told = report.to_string();
@@ -262,13 +336,53 @@ mod tests {
     }
 
     #[test]
+    fn copies_between_gpus_take_a_line_for_each() {
+        let mut report = Report::new(software("2.28.9"), Vec::new());
+        let gpu = |gpu| Gpu {
+            gpu,
+            name: "H200".into(),
+            memory_bytes: 1,
+            free_bytes: 1,
+            capability: "9.0".into(),
+            multiprocessors: 132,
+            pci_bus_id: "0000:3b:00.0".into(),
+        };
+        report.gpus = (0..3).map(gpu).collect();
+        let ways = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];
+        let way = |(from, to)| Between { from, to, gb_per_s: 100.0 + from as f64 * 10.0 + to as f64 };
+        report.between = ways.map(way).into();
+        let told = report.to_string();
+        assert!(told.contains("bandwidth   GPU 1 to GPU: 0 110.0, 2 112.0 GB/s\n"), "{told}");
+        assert_eq!(told.lines().filter(|line| line.contains(" to GPU: ")).count(), 3, "{told}");
+    }
+
+    #[test]
+    fn an_all_reduce_of_all_ranks_says_how_it_went() {
+        let report =
+            || Report::new(software("2.28.9"), (0..4).map(|at| rank(at, software("2.28.9"))).collect());
+        let made = |why: Option<&str>| Some(Ok(AllReduce::new(4, 64 << 20, 1e-3, why.map(Into::into))));
+        let told = report().with_all_reduce(made(None)).to_string();
+        // 67.1 MB in a millisecond, and 2 · 3/4 of it by each link.
+        assert!(
+            told.ends_with("all-reduce  4 ranks: 64 MiB in 1.000 ms, bus 100.7 GB/s, over NCCL\n"),
+            "{told}"
+        );
+        let staged = report().with_all_reduce(made(Some("ranks 0, 1 share the GPU")));
+        assert!(staged.to_string().contains("GB/s, not over NCCL: ranks 0, 1 share the GPU\n"));
+        assert!(staged.problems.is_empty(), "slower, and right");
+        let failed = report().with_all_reduce(Some(Err(anyhow::anyhow!("rank 3: out of memory"))));
+        assert_eq!(failed.problems, ["an all-reduce of all ranks: rank 3: out of memory"]);
+    }
+
+    #[test]
     fn json_names_versions_and_problems() {
         let found = Software { nccl: Found::Problem("gone".into()), ..software("") };
-        let json = serde_json::to_value(Report::new(found, Vec::new())).unwrap();
+        let json = serde_json::to_value(Report::new(found.clone(), vec![rank(0, found)])).unwrap();
         assert_eq!(
             (&json["driver"]["version"], &json["nccl"]["problem"]),
             (&"CUDA 13.0".into(), &"gone".into())
         );
         assert_eq!(json["problems"], serde_json::json!(["gone"]));
+        assert_eq!((&json["libtorch"], &json["ranks"][0]["libtorch"]), (&"2.11.0".into(), &"2.11.0".into()));
     }
 }
