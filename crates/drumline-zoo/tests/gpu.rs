@@ -4,6 +4,7 @@
 mod gpu {
     mod doctor;
     mod on_device;
+    mod programs;
     /// The same jobs as on a processor, of which only some are made here.
     #[allow(dead_code)]
     #[path = "../it/running.rs"]

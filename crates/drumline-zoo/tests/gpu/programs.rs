@@ -1,0 +1,84 @@
+//! `drumline-train` on a GPU, from the command line to `metrics.jsonl`: by graphs and without, in two parts, a GPT that then goes on with a text.
+
+use drumline_text::synth_story::SynthStoryOptions;
+
+use super::running::{Place, column, ended, job};
+
+/// A small run by graphs, of ten steps in each of two epochs. Kernels are the same in each run, but may add up in another order.
+const IMAGES: &str = "train --device cuda MODEL.ARCH resnet18 PRECISION bf16-master TRAIN.BATCH_SIZE 64 OPTIM.LR_POLICY steps OPTIM.STEPS [0] \
+                      CUDNN.BENCHMARK False CUDNN.DETERMINISTIC True";
+const STEPS: usize = 20;
+
+/// What losses of two runs may differ by: a hundredth of a gradient, which is what bfloat16 keeps, moves them by about as much as a hundredth of what
+/// the whole run learns. Those of neighbouring batches differ by more, so that a batch that is taken twice is seen.
+const ROUNDING: f64 = 0.05;
+
+fn images() -> Place {
+    Place::of_images(640, 64)
+}
+
+/// Runs to a good end; whether a line says that graphs cannot be used.
+fn went_without_graphs(place: &Place, words: &str) -> bool {
+    let rank = ended(place.job(1, words).env("DRUMLINE_LOG", "info").start().unwrap()).remove(0);
+    assert!(rank.exit.is_success(), "{words}: {}{}", rank.stdout, rank.stderr);
+    rank.stderr.contains("steps are not made as CUDA graphs")
+}
+
+fn losses(place: &Place) -> Vec<f64> {
+    column(&place.events(), "step", "loss")
+}
+
+#[track_caller]
+fn assert_same(some: &[f64], others: &[f64]) {
+    assert_eq!((some.len(), others.len()), (STEPS, STEPS));
+    let off = some.iter().zip(others).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(off < ROUNDING, "{off}: {some:?}, {others:?}");
+    let (least, most) =
+        some.iter().fold((f64::MAX, 0f64), |(least, most), loss| (least.min(*loss), most.max(*loss)));
+    assert!(most - least > 4.0 * ROUNDING, "too little is learnt to tell runs apart: {some:?}");
+}
+
+#[test]
+fn a_resnet_by_graphs_has_the_losses_of_one_without() {
+    let (graphed, eager) = (images(), images());
+    assert!(!went_without_graphs(&graphed, IMAGES));
+    went_without_graphs(&eager, &format!("{IMAGES} CUDA_GRAPHS False"));
+    assert_same(&losses(&graphed), &losses(&eager));
+    let evaluated = |place: &Place| column(&place.events(), "eval", "loss");
+    assert_eq!([evaluated(&graphed).len(), evaluated(&eager).len()], [2, 2]);
+}
+
+#[test]
+fn a_run_by_graphs_goes_on_where_it_stopped() {
+    let (whole, parts) = (images(), images());
+    assert!(!went_without_graphs(&whole, IMAGES));
+    assert!(!went_without_graphs(&parts, &format!("{IMAGES} OPTIM.MAX_EPOCH 1")));
+    assert_eq!(losses(&parts).len(), STEPS / 2);
+    assert!(!went_without_graphs(&parts, IMAGES));
+    assert_same(&losses(&whole), &losses(&parts));
+}
+
+#[test]
+fn a_gpt_is_trained_by_graphs_and_goes_on_with_a_text() {
+    let place = Place::of_stories(&SynthStoryOptions { train: 200, valid: 10, seed: 3 });
+    // Rows of the embedding are a multiple of 8, so the loss is that of our kernels.
+    let words = "train --device cuda PRECISION bf16-master MODEL.VOCAB_MULTIPLE 64";
+    assert!(!went_without_graphs(&place, words));
+    let losses = losses(&place);
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    assert!(losses.len() > 20 && last < 0.7 * first, "{losses:?}");
+    let (from, prompt) = (place.path("exp").display().to_string(), "Ada had a ");
+    let words = ["generate", "--from", &from, "--device", "cuda", "--greedy", "--max-tokens", "40", prompt];
+    let rank = ended(job(1, words.map(str::to_owned).into()).start().unwrap()).remove(0);
+    assert!(rank.exit.is_success(), "{}", rank.stderr);
+    assert!(rank.stdout.starts_with(prompt) && rank.stdout.len() > prompt.len() + 20, "{}", rank.stdout);
+}
+
+#[test]
+fn the_gpu_is_told_once_whatever_the_number_of_ranks() {
+    let ranks = Place::new().run(2, "train --device cuda OPTIM.MAX_EPOCH 1");
+    let all: String = ranks.iter().map(|rank| rank.stdout.as_str()).collect();
+    assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{all}{}", ranks[0].stderr);
+    assert_eq!(all.matches("[init] == device: cuda:0, NVIDIA ").count(), 1, "{all}");
+    assert_eq!(all.matches("[init] == local rank: ").count(), 2, "{all}");
+}
