@@ -74,6 +74,11 @@ impl Communicator {
         Ok(Self { line, announcer, watcher })
     }
 
+    /// An error if the group was given up, so that what calls have written is worth nothing.
+    pub(crate) fn check(&self) -> Result {
+        Ok(self.watcher.check()?)
+    }
+
     /// Puts the calls that `body` makes on the stream as one, and lets the current stream go on after them.
     pub(crate) fn call(&self, call: Announced, body: impl FnOnce(&mut Calls) -> Result) -> Result {
         self.watcher.check()?;
@@ -105,7 +110,9 @@ impl Communicator {
         settled.map_err(|error| match error {
             TorchError::Refused { .. } => self.watcher.fail_soon(&error.to_string()).into(),
             other => other,
-        })
+        })?;
+        // Where it was aborted while it was made, nothing runs that could be waited for.
+        self.check()
     }
 }
 
@@ -136,22 +143,27 @@ impl Line {
                 return Err(TorchError::Refused { doing: "cannot reach the other GPUs", message });
             }
             std::thread::sleep(Duration::from_micros(100));
-            code = self.state(&self.gate());
+            code = match self.state(&self.gate()) {
+                Some(code) => code,
+                // Closed meanwhile: its cause was noted before that.
+                None => return Err(is_over().map_or_else(closed, TorchError::from)),
+            };
         }
         self.nccl.check(code, "a collective from GPU to GPU failed")
     }
 
-    /// How the communicator is: well, at work, or the error that it has run into. Asking ends what NCCL did beside, so that only one may ask.
-    fn state(&self, _gate: &MutexGuard<'_, ()>) -> Code {
-        let mut code = SUCCESS;
+    /// How the communicator is: well, at work, or the error that it has run into; nothing if it is closed. Asking ends what NCCL did beside, so
+    /// that only one may ask.
+    fn state(&self, _gate: &MutexGuard<'_, ()>) -> Option<Code> {
         if self.is_closed.load(Ordering::Acquire) {
-            return code;
+            return None;
         }
+        let mut code = SUCCESS;
         // SAFETY: the communicator is not closed, nor can it be as long as the gate is held; fills one number.
-        match unsafe { (self.nccl.async_error)(self.raw, &mut code) } {
+        Some(match unsafe { (self.nccl.async_error)(self.raw, &mut code) } {
             SUCCESS => code,
             other => other,
-        }
+        })
     }
 
     fn gate(&self) -> MutexGuard<'_, ()> {
@@ -161,7 +173,7 @@ impl Line {
     /// NCCL's words for how it is, if that is not well. While a call is made it is not asked.
     pub(super) fn trouble(&self) -> Option<String> {
         let gate = self.gate.try_lock().ok()?;
-        match self.state(&gate) {
+        match self.state(&gate)? {
             SUCCESS | IN_PROGRESS => None,
             code => Some(self.nccl.words(code)),
         }
@@ -229,6 +241,10 @@ impl Drop for Communicator {
             Err(_) => self.line.abort(),
         }
     }
+}
+
+fn closed() -> TorchError {
+    TorchError::Unfit("this communicator of NCCL was closed".into())
 }
 
 fn no_thread(error: std::io::Error) -> TorchError {
