@@ -4,7 +4,7 @@ use anyhow::Result;
 use drumline_comm::{ProcessGroup, ReduceOp, Source};
 use drumline_torch::TensorCollectives;
 use rank_test::ranks_test;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{GPU, join};
 
@@ -161,6 +161,46 @@ fn forms(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
+/// Calls with some tensors on the CPU, also where only some ranks have them so: memory of the host never reaches NCCL.
+fn mixed(group: &ProcessGroup) -> Result<()> {
+    let (me, n) = (group.rank(), group.size());
+    let here = |tensor: Tensor| if me % 2 == 0 { tensor.to_device(Device::Cpu) } else { tensor };
+    let float = |rank: usize, len: usize| mine(rank, len as i64, Kind::Float);
+    for everywhere in [true, false] {
+        let odd = |tensor: Tensor| if everywhere { tensor.to_device(Device::Cpu) } else { here(tensor) };
+        let mut all = odd(float(9, 3 * n));
+        group.all_gather_into_tensor(&mut all, &float(me, 3))?;
+        (0..n).for_each(|rank| {
+            assert_all(&all.narrow(0, 3 * rank as i64, 3), rank as f64 + 1.0, "gathered to the CPU");
+        });
+        let mut all = float(9, 3 * n);
+        group.all_gather_into_tensor(&mut all, &odd(float(me, 3)))?;
+        assert_all(&all.narrow(0, 0, 3), 1.0, "gathered from the CPU");
+        let mut part = odd(float(9, 4));
+        group.reduce_scatter_tensor(&mut part, &float(me, 4 * n), ReduceOp::Sum)?;
+        assert_all(&part, expected(ReduceOp::Sum, Kind::Float, n), "scattered to the CPU");
+        let mut turned = odd(float(9, 2 * n));
+        group.all_to_all_tensor(&mut turned, &float(me, 2 * n))?;
+        assert_all(&turned.narrow(0, 0, 2), 1.0, "all_to_all to the CPU");
+        let inputs: Vec<Tensor> = (0..n).map(|rank| odd(float(rank, 4))).collect();
+        let mut part = float(9, 4);
+        group.scatter_tensor(&mut part, (me == 0).then_some(&inputs[..]), 0)?;
+        assert_all(&part, me as f64 + 1.0, "scattered from the CPU");
+        let to_all: Vec<Tensor> = (0..n).map(|rank| odd(float(me, rank + me))).collect();
+        let mut from_all: Vec<Tensor> = (0..n).map(|rank| float(9, rank + me)).collect();
+        group.all_to_all_tensors(&mut from_all, &to_all)?;
+        from_all
+            .iter()
+            .enumerate()
+            .for_each(|(rank, part)| assert_all(part, rank as f64 + 1.0, "all_to_all"));
+        let mut list = [float(me, 5), odd(float(me, 7))];
+        group.all_reduce_tensors(&mut list, ReduceOp::Sum)?;
+        list.iter().for_each(|x| assert_all(x, expected(ReduceOp::Sum, Kind::Float, n), "a mixed list"));
+        assert_eq!(list[1].device(), odd(float(0, 1)).device(), "tensors stay where they are");
+    }
+    Ok(())
+}
+
 /// Groups of some ranks have ways of their own.
 fn groups(group: &ProcessGroup) -> Result<()> {
     let half = group.split(Some((group.rank() % 2) as u32), 0)?.unwrap();
@@ -179,6 +219,8 @@ fn all_of_it() -> Result<()> {
     println!("moves are right");
     forms(&group)?;
     println!("forms are right");
+    mixed(&group)?;
+    println!("mixed devices are right");
     groups(&group)
 }
 

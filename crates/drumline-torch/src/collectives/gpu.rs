@@ -1,6 +1,7 @@
 //! Collectives on tensors of a GPU: by NCCL, or in pieces through the host's memory. Which way is found out in the first one that a group
 //! makes, and kept with the group.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{ProcessGroup, ReduceOp};
@@ -34,25 +35,28 @@ enum Route {
 }
 
 impl Gpu {
-    /// The way for a tensor, if it is on a GPU. The first time all ranks of the group are here: the call that is made is a collective.
+    /// The way for a call on these tensors, if one of them is on a GPU; those that are on the CPU go along. The first time all ranks of the
+    /// group are here: the call that is made is a collective.
     #[track_caller]
-    pub(super) fn of(group: &ProcessGroup, tensor: &Tensor) -> Result<Option<Arc<Self>>> {
-        let Some(device) = facts(tensor)?.gpu() else { return Ok(None) };
+    pub(super) fn of<'t>(
+        group: &ProcessGroup,
+        tensors: impl IntoIterator<Item = &'t Tensor>,
+    ) -> Result<Option<Arc<Self>>> {
+        let devices = devices(tensors)?;
+        let Some(&device) = devices.first() else { return Ok(None) };
         let kept = group.attached(Kept::default);
         let mut kept = kept.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpu = match &*kept {
+        let own = kept.as_ref().map_or(device, |gpu| gpu.device);
+        check_devices(group, own, &devices)?;
+        Ok(Some(match &*kept {
             Some(gpu) => gpu.clone(),
             None => kept.insert(Arc::new(Self::new(group, device)?)).clone(),
-        };
-        if gpu.device != device {
-            return Err(TorchError::Unfit(format!(
-                "rank {} speaks in group `{}` for GPU {}, and this tensor is on GPU {device}; try one GPU for each rank",
-                group.rank(),
-                group.name(),
-                gpu.device
-            )));
-        }
-        Ok(Some(gpu))
+        }))
+    }
+
+    /// An error, on all ranks, if one of the tensors is on another GPU than this one.
+    pub(super) fn check(&self, group: &ProcessGroup, tensors: &[Tensor]) -> Result {
+        check_devices(group, self.device, &devices(tensors)?)
     }
 
     #[track_caller]
@@ -85,7 +89,7 @@ impl Gpu {
     /// NCCL's way, if it is that.
     pub(super) fn nccl<'a>(&'a self, group: &'a ProcessGroup) -> Option<OverNccl<'a>> {
         match &self.route {
-            Route::Nccl(communicator) => Some(OverNccl { group, communicator }),
+            Route::Nccl(communicator) => Some(OverNccl { group, communicator, gpu: self.device }),
             Route::Staged(_) => None,
         }
     }
@@ -94,7 +98,9 @@ impl Gpu {
     #[track_caller]
     pub(super) fn all_reduce(&self, group: &ProcessGroup, tensors: &[Tensor], op: ReduceOp) -> Result<bool> {
         match &self.route {
-            Route::Nccl(communicator) => OverNccl { group, communicator }.all_reduce(tensors, op),
+            Route::Nccl(communicator) => {
+                OverNccl { group, communicator, gpu: self.device }.all_reduce(tensors, op)
+            }
             Route::Staged(staged) => staged.all_reduce(group, tensors, op),
         }
     }
@@ -103,10 +109,30 @@ impl Gpu {
     #[track_caller]
     pub(super) fn broadcast(&self, group: &ProcessGroup, tensors: &[Tensor], root: usize) -> Result<bool> {
         match &self.route {
-            Route::Nccl(communicator) => OverNccl { group, communicator }.broadcast(tensors, root),
+            Route::Nccl(communicator) => {
+                OverNccl { group, communicator, gpu: self.device }.broadcast(tensors, root)?;
+                Ok(true)
+            }
             Route::Staged(staged) => staged.broadcast(group, tensors, root),
         }
     }
+}
+
+/// The GPUs that the tensors are on.
+fn devices<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<BTreeSet<usize>> {
+    tensors.into_iter().filter_map(|tensor| facts(tensor).map(|facts| facts.gpu()).transpose()).collect()
+}
+
+/// An error if there are others than the rank's own. The others may have queued the call already, and their GPUs wait in it: the group is called off.
+fn check_devices(group: &ProcessGroup, own: usize, devices: &BTreeSet<usize>) -> Result {
+    match devices.iter().find(|device| **device != own) {
+        None => Ok(()),
+        Some(other) => Err(group.abort(&two_gpus(own, *other)).into()),
+    }
+}
+
+fn two_gpus(own: usize, other: usize) -> String {
+    format!("it speaks for GPU {own}, and gave a tensor of GPU {other}; try one GPU for each rank")
 }
 
 /// The id travels by the group, as all that ranks must agree on.

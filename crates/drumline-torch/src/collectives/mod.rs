@@ -6,7 +6,8 @@
 //!                         └─ ranks share a GPU ───▶ `staged`: in pieces through the host's memory, or `Host`
 //! ```
 //! All ranks give tensors of the same type and size. Elements go in the order of their indices, whatever the strides, so ranks
-//! may differ in those. Messages (`send_tensor`, `recv_tensor`), 16-bit integers and what NCCL cannot reduce go through the host's memory.
+//! may differ in those. A call with a tensor on a GPU goes the GPU's way with all of its tensors, so that a rank that has some of them on the CPU
+//! still meets the others. Messages (`send_tensor`, `recv_tensor`), 16-bit integers and what NCCL cannot reduce go through the host's memory.
 //!
 //! Types: all that `drumline-comm` has. For `bool` a sum is "any" and a product "all". Complex numbers are pairs of reals: sums and
 //! averages have a meaning, other reductions are refused. `float8` can be moved but not reduced. Sparse tensors are refused.
@@ -126,7 +127,7 @@ pub trait TensorCollectives {
 impl TensorCollectives for ProcessGroup {
     #[track_caller]
     fn all_reduce_tensor(&self, tensor: &mut Tensor, op: ReduceOp) -> Result {
-        if let Some(gpu) = Gpu::of(self, tensor)?
+        if let Some(gpu) = Gpu::of(self, [&*tensor])?
             && gpu.all_reduce(self, std::slice::from_ref(tensor), op)?
         {
             return Ok(());
@@ -139,7 +140,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_reduce_tensors(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result {
-        if let Some(gpu) = of_first(self, tensors)?
+        if let Some(gpu) = Gpu::of(self, &*tensors)?
             && gpu.all_reduce(self, tensors, op)?
         {
             return Ok(());
@@ -161,7 +162,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn broadcast_tensor(&self, tensor: &mut Tensor, root: usize) -> Result {
-        if let Some(gpu) = Gpu::of(self, tensor)?
+        if let Some(gpu) = Gpu::of(self, [&*tensor])?
             && gpu.broadcast(self, std::slice::from_ref(tensor), root)?
         {
             return Ok(());
@@ -173,7 +174,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn broadcast_tensors(&self, tensors: &mut [Tensor], root: usize) -> Result {
-        if let Some(gpu) = of_first(self, tensors)?
+        if let Some(gpu) = Gpu::of(self, &*tensors)?
             && gpu.broadcast(self, tensors, root)?
         {
             return Ok(());
@@ -193,7 +194,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn reduce_tensor(&self, tensor: &mut Tensor, root: usize, op: ReduceOp) -> Result {
-        if let Some(gpu) = Gpu::of(self, tensor)?
+        if let Some(gpu) = Gpu::of(self, [&*tensor])?
             && let Some(nccl) = gpu.nccl(self)
             && nccl.reduce(tensor, root, op)?
         {
@@ -207,11 +208,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
-        if let Some(gpu) = Gpu::of(self, tensor)?
+        if let Some(gpu) = Gpu::of(self, [tensor])?
             && let Some(nccl) = gpu.nccl(self)
         {
-            let room = Resident::room(tensor, &stacked(tensor, self.size()))?;
-            let all = nccl.all_gather(room, &Resident::read(tensor)?)?;
+            let room = Resident::room(tensor, &stacked(tensor, self.size()), nccl.gpu)?;
+            let all = nccl.all_gather(room, &Resident::read(tensor, nccl.gpu)?)?;
             return parts(&all.into_tensor());
         }
         let input = Host::read(tensor)?;
@@ -237,11 +238,11 @@ impl TensorCollectives for ProcessGroup {
         let row: i64 = sizes[1..].iter().product();
         let counts: Vec<usize> = all_rows.iter().map(|rows| (rows * row) as usize * lanes).collect();
         sizes[0] = all_rows.iter().sum();
-        if let Some(gpu) = Gpu::of(self, tensor)?
+        if let Some(gpu) = Gpu::of(self, [tensor])?
             && let Some(nccl) = gpu.nccl(self)
         {
-            let room = Resident::room(tensor, &sizes)?;
-            let all = nccl.all_gather_uneven(room, &Resident::read(tensor)?, &counts)?;
+            let room = Resident::room(tensor, &sizes, nccl.gpu)?;
+            let all = nccl.all_gather_uneven(room, &Resident::read(tensor, nccl.gpu)?, &counts)?;
             return Ok(all.into_tensor().f_split_with_sizes(&all_rows, 0)?);
         }
         let mut room = Host::room(tensor, &sizes)?;
@@ -253,11 +254,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_gather_into_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
-        if let Some(gpu) = Gpu::of(self, input)?
+        if let Some(gpu) = Gpu::of(self, [&*output, input])?
             && let Some(nccl) = gpu.nccl(self)
         {
-            let (output, input) = over_nccl::pair(output, input)?;
-            return nccl.all_gather(output, &input)?.finish();
+            let (output, input) = nccl.pair(output, input)?;
+            return nccl.finish([nccl.all_gather(output, &input)?]);
         }
         let (mut output, input) = pair(output, input)?;
         with_elements!(input.carried.dtype, T => {
@@ -268,12 +269,12 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn gather_tensor(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>> {
-        if let Some(gpu) = Gpu::of(self, tensor)?
+        if let Some(gpu) = Gpu::of(self, [tensor])?
             && let Some(nccl) = gpu.nccl(self)
         {
-            let make = || Resident::room(tensor, &stacked(tensor, self.size()));
+            let make = || Resident::room(tensor, &stacked(tensor, self.size()), nccl.gpu);
             let room = (self.rank() == root).then(make).transpose()?;
-            nccl.gather(room.as_ref(), &Resident::read(tensor)?, root)?;
+            nccl.gather(room.as_ref(), &Resident::read(tensor, nccl.gpu)?, root)?;
             return room.map(|room| parts(&room.into_tensor())).transpose();
         }
         let input = Host::read(tensor)?;
@@ -287,16 +288,16 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn scatter_tensor(&self, output: &mut Tensor, inputs: Option<&[Tensor]>, root: usize) -> Result {
-        if let Some(gpu) = Gpu::of(self, output)?
+        // Only the output decides: it is what every rank has.
+        if let Some(gpu) = Gpu::of(self, [&*output])?
             && let Some(nccl) = gpu.nccl(self)
         {
-            let output = Resident::write(output)?;
-            let inputs = inputs
-                .filter(|_| self.rank() == root)
-                .map(|inputs| residents(inputs, &output))
-                .transpose()?;
+            let inputs = inputs.filter(|_| self.rank() == root);
+            gpu.check(self, inputs.unwrap_or_default())?;
+            let output = Resident::write(output, nccl.gpu)?;
+            let inputs = inputs.map(|inputs| residents(inputs, &output, nccl.gpu)).transpose()?;
             nccl.scatter(&output, inputs.as_deref(), root)?;
-            return output.finish();
+            return nccl.finish([output]);
         }
         let mut data = Host::write(output)?;
         let inputs = inputs.filter(|_| self.rank() == root).map(|inputs| all(inputs, &data)).transpose()?;
@@ -309,7 +310,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn reduce_scatter_tensor(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result {
-        if let Some(gpu) = Gpu::of(self, input)?
+        if let Some(gpu) = Gpu::of(self, [&*output, input])?
             && let Some(nccl) = gpu.nccl(self)
             && nccl.reduce_scatter(output, input, op)?
         {
@@ -325,13 +326,15 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_to_all_tensors(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result {
-        if let Some(gpu) = of_first(self, outputs)?
+        if let Some(gpu) = Gpu::of(self, outputs.iter().chain(inputs))?
             && let Some(nccl) = gpu.nccl(self)
+            && !outputs.is_empty()
         {
-            let outputs = outputs.iter().map(Resident::write).collect::<Result<Vec<_>>>()?;
+            let write = |output| Resident::write(output, nccl.gpu);
+            let outputs = outputs.iter().map(write).collect::<Result<Vec<_>>>()?;
             outputs.iter().try_for_each(|output| same_resident(output, &outputs[0]))?;
-            nccl.all_to_all(&outputs, &residents(inputs, &outputs[0])?)?;
-            return outputs.into_iter().try_for_each(Resident::finish);
+            nccl.all_to_all(&outputs, &residents(inputs, &outputs[0], nccl.gpu)?)?;
+            return nccl.finish(outputs);
         }
         let outputs = outputs.iter().map(Host::write).collect::<Result<Vec<_>>>()?;
         let Some(first) = outputs.first() else {
@@ -357,7 +360,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_to_all_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
-        if let Some(gpu) = Gpu::of(self, input)?
+        if let Some(gpu) = Gpu::of(self, [&*output, input])?
             && let Some(nccl) = gpu.nccl(self)
         {
             return nccl.all_to_all_parts(output, input);
@@ -388,12 +391,6 @@ impl TensorCollectives for ProcessGroup {
     }
 }
 
-/// The way of the first tensor, if it is on a GPU; the others are looked at there.
-#[track_caller]
-fn of_first(group: &ProcessGroup, tensors: &[Tensor]) -> Result<Option<std::sync::Arc<Gpu>>> {
-    tensors.first().map_or(Ok(None), |tensor| Gpu::of(group, tensor))
-}
-
 /// An output and an input of the same type, whose memory is apart.
 fn pair(output: &Tensor, input: &Tensor) -> Result<(Host, Host)> {
     let (output, mut input) = (Host::write(output)?, Host::read(input)?);
@@ -411,9 +408,10 @@ fn all(tensors: &[Tensor], like: &Host) -> Result<Vec<Host>> {
     Ok(tensors)
 }
 
-/// All of the tensors of a GPU, which must be of the type of `like`.
-fn residents(tensors: &[Tensor], like: &Resident) -> Result<Vec<Resident>> {
-    let tensors = tensors.iter().map(Resident::read).collect::<Result<Vec<_>>>()?;
+/// All of the tensors, on a GPU, which must be of the type of `like`.
+fn residents(tensors: &[Tensor], like: &Resident, gpu: usize) -> Result<Vec<Resident>> {
+    let read = |tensor| Resident::read(tensor, gpu);
+    let tensors = tensors.iter().map(read).collect::<Result<Vec<_>>>()?;
     tensors.iter().try_for_each(|tensor| same_resident(tensor, like))?;
     Ok(tensors)
 }

@@ -6,7 +6,6 @@
 use drumline_comm::{Announced, CommError, Op, ProcessGroup, ReduceOp};
 use tch::Tensor;
 
-use super::facts::facts;
 use super::resident::Resident;
 use crate::error::TorchError;
 use crate::nccl::{Communicator, Reduction, reduction};
@@ -18,12 +17,14 @@ type Result<T = ()> = std::result::Result<T, TorchError>;
 pub(super) struct OverNccl<'a> {
     pub(super) group: &'a ProcessGroup,
     pub(super) communicator: &'a Communicator,
+    /// This rank's GPU.
+    pub(super) gpu: usize,
 }
 
 impl OverNccl<'_> {
     #[track_caller]
     pub(super) fn all_reduce(self, tensors: &[Tensor], op: ReduceOp) -> Result<bool> {
-        let Some(residents) = all(tensors)? else { return Ok(false) };
+        let residents = self.all(tensors)?;
         residents.iter().try_for_each(|resident| resident.carried.check(op))?;
         let plans: Option<Vec<_>> =
             residents.iter().map(|resident| reduction(resident.carried.dtype, op)).collect();
@@ -36,26 +37,25 @@ impl OverNccl<'_> {
             let mut each = residents.iter().map(Resident::span).zip(plans);
             each.try_for_each(|(span, plan)| calls.all_reduce(span, span, plan))
         })?;
-        residents.into_iter().try_for_each(Resident::finish)?;
+        self.finish(residents)?;
         Ok(true)
     }
 
     #[track_caller]
-    pub(super) fn broadcast(self, tensors: &[Tensor], root: usize) -> Result<bool> {
+    pub(super) fn broadcast(self, tensors: &[Tensor], root: usize) -> Result {
         self.check_root(root)?;
-        let Some(residents) = all(tensors)? else { return Ok(false) };
-        let Some(call) = announced(Op::Broadcast, &residents) else { return Ok(true) };
+        let residents = self.all(tensors)?;
+        let Some(call) = announced(Op::Broadcast, &residents) else { return Ok(()) };
         self.communicator.call(call.root(root), |calls| {
             residents.iter().map(Resident::span).try_for_each(|span| calls.broadcast(span, span, root))
         })?;
-        residents.into_iter().try_for_each(Resident::finish)?;
-        Ok(true)
+        self.finish(residents)
     }
 
     #[track_caller]
     pub(super) fn reduce(self, tensor: &Tensor, root: usize, op: ReduceOp) -> Result<bool> {
         self.check_root(root)?;
-        let data = Resident::write(tensor)?;
+        let data = Resident::write(tensor, self.gpu)?;
         data.carried.check(op)?;
         let (span, dtype) = (data.span(), data.carried.dtype);
         let Some(plan) = reduction(dtype, op) else { return Ok(false) };
@@ -63,7 +63,7 @@ impl OverNccl<'_> {
         let call = Announced::new(Op::Reduce, dtype, span.count).reduce(op).root(root);
         self.communicator.call(call, |calls| calls.reduce(span, span, plan, root))?;
         if self.group.rank() == root {
-            data.finish()?;
+            self.finish([data])?;
         }
         Ok(true)
     }
@@ -136,7 +136,7 @@ impl OverNccl<'_> {
 
     #[track_caller]
     pub(super) fn reduce_scatter(self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<bool> {
-        let (output, mut input) = pair(output, input)?;
+        let (output, mut input) = self.pair(output, input)?;
         output.carried.check(op)?;
         let Some(mut plan) = reduction(input.carried.dtype, op) else { return Ok(false) };
         if self.group.size() == 1 {
@@ -148,7 +148,7 @@ impl OverNccl<'_> {
         check_count("input", from.count, to.count * self.group.size())?;
         let call = Announced::new(Op::ReduceScatter, from.dtype, from.count).reduce(op);
         self.communicator.call(call, |calls| calls.reduce_scatter(from, to, plan))?;
-        output.finish()?;
+        self.finish([output])?;
         Ok(true)
     }
 
@@ -169,7 +169,7 @@ impl OverNccl<'_> {
     /// Equal parts of one tensor each.
     #[track_caller]
     pub(super) fn all_to_all_parts(self, output: &Tensor, input: &Tensor) -> Result {
-        let (output, input) = pair(output, input)?;
+        let (output, input) = self.pair(output, input)?;
         let (from, to, size) = (input.span(), output.span(), self.group.size());
         check_count("output", to.count, from.count)?;
         if !from.count.is_multiple_of(size) {
@@ -186,7 +186,7 @@ impl OverNccl<'_> {
                 calls.recv(to.part(rank * part, part), rank)
             })
         })?;
-        output.finish()
+        self.finish([output])
     }
 
     /// NCCL leaves the last elements out when it scales for one rank (seen in 2.28.9). There the elements are scaled here, and summed after that.
@@ -203,42 +203,45 @@ impl OverNccl<'_> {
         }
     }
 
+    /// What was written becomes the tensors'. If that is taken off the GPU the host has waited for the call, so how it ended is known.
+    pub(super) fn finish(self, written: impl IntoIterator<Item = Resident>) -> Result {
+        let mut has_waited = false;
+        for resident in written {
+            has_waited |= resident.leaves_gpu();
+            resident.finish()?;
+        }
+        if has_waited { self.communicator.check() } else { Ok(()) }
+    }
+
+    /// All of them for writing.
+    fn all(self, tensors: &[Tensor]) -> Result<Vec<Resident>> {
+        let mut residents: Vec<Resident> = Vec::new();
+        for tensor in tensors {
+            let mut resident = Resident::write(tensor, self.gpu)?;
+            if residents.iter().any(|other| other.overlaps(&resident)) {
+                resident.stage()?;
+            }
+            residents.push(resident);
+        }
+        Ok(residents)
+    }
+
+    /// An output and an input of the same type, whose memory is apart.
+    pub(super) fn pair(self, output: &Tensor, input: &Tensor) -> Result<(Resident, Resident)> {
+        let (output, mut input) = (Resident::write(output, self.gpu)?, Resident::read(input, self.gpu)?);
+        same_type(&input, &output)?;
+        if output.overlaps(&input) {
+            input.stage()?;
+        }
+        Ok((output, input))
+    }
+
     fn check_root(self, root: usize) -> Result {
         if root < self.group.size() {
             return Ok(());
         }
         unfit(format!("root {root} is not in group `{}` of {} ranks", self.group.name(), self.group.size()))
     }
-}
-
-/// All of them for writing, if they lie on one GPU.
-fn all(tensors: &[Tensor]) -> Result<Option<Vec<Resident>>> {
-    let mut gpu = None;
-    for tensor in tensors {
-        let here = facts(tensor)?.gpu();
-        if here.is_none() || *gpu.get_or_insert(here) != here {
-            return Ok(None);
-        }
-    }
-    let mut residents: Vec<Resident> = Vec::new();
-    for tensor in tensors {
-        let mut resident = Resident::write(tensor)?;
-        if residents.iter().any(|other| other.overlaps(&resident)) {
-            resident.stage()?;
-        }
-        residents.push(resident);
-    }
-    Ok(Some(residents))
-}
-
-/// An output and an input of the same type, whose memory is apart.
-pub(super) fn pair(output: &Tensor, input: &Tensor) -> Result<(Resident, Resident)> {
-    let (output, mut input) = (Resident::write(output)?, Resident::read(input)?);
-    same_type(&input, &output)?;
-    if output.overlaps(&input) {
-        input.stage()?;
-    }
-    Ok((output, input))
 }
 
 pub(super) fn same_type(input: &Resident, output: &Resident) -> Result {

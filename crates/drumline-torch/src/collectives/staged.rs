@@ -80,7 +80,7 @@ impl Staged {
                 self.why
             )));
         }
-        let resident = Resident::write(tensor)?;
+        let resident = Resident::write(tensor, self.device)?;
         if let Act::AllReduce(op) = act {
             resident.carried.check(op)?;
         }
