@@ -34,6 +34,7 @@ use tch::Tensor;
 use crate::error::TorchError;
 use carried::{Carried, with_elements};
 use coalesced::{batches, dtype_of};
+use facts::facts;
 use gpu::Gpu;
 use host::{Host, overlap};
 use over_nccl::same_type as same_resident;
@@ -230,8 +231,7 @@ impl TensorCollectives for ProcessGroup {
                 "a tensor without dimensions has no length that could differ; try all_gather_tensor".into(),
             ));
         };
-        let input = Host::read(tensor)?;
-        let lanes = input.carried.lanes();
+        let lanes = facts(tensor)?.carried()?.lanes();
         let mut all_rows = vec![0; self.size()];
         self.all_gather(&[rows], &mut all_rows)?;
         let mut sizes = tensor.size();
@@ -245,7 +245,7 @@ impl TensorCollectives for ProcessGroup {
             let all = nccl.all_gather_uneven(room, &Resident::read(tensor, nccl.gpu)?, &counts)?;
             return Ok(all.into_tensor().f_split_with_sizes(&all_rows, 0)?);
         }
-        let mut room = Host::room(tensor, &sizes)?;
+        let (input, mut room) = (Host::read(tensor)?, Host::room(tensor, &sizes)?);
         with_elements!(input.carried.dtype, T => {
             self.all_gather_uneven::<T>(input.elements(), room.elements_mut(), &counts)?;
         });
