@@ -83,6 +83,17 @@ impl ProcessGroup {
         self.run(call.0, |tiers, cx| tiers.barrier(cx))
     }
 
+    /// As [`meet`](Self::meet), for a call in which each rank knows only its own lengths: `sends[i]` elements go to rank `i`, `receives[i]` come from
+    /// it. Lists that do not fit together are told as [`all_to_all_uneven`](Self::all_to_all_uneven) tells them.
+    pub fn meet_in_parts(
+        &self,
+        call: Announced,
+        sends: &[usize],
+        receives: &[usize],
+    ) -> Result<(), CommError> {
+        self.run(call.0, |tiers, cx| tiers.compare_cells(cx, sends, receives))
+    }
+
     /// How long a call waits for a rank that makes no progress.
     pub fn timeout(&self) -> Duration {
         self.inner.process.options.timeout
@@ -178,6 +189,37 @@ mod tests {
             assert!(
                 outcome.unwrap_err().to_string().contains("rank 1 called off group `world`: the GPU is gone")
             );
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_told_as_in_a_call_with_data() {
+        let told = |receives_of_1: [usize; 2], with_data: bool| {
+            LocalGroup::outcomes(2, &GroupOptions::default(), move |group| {
+                let gpu = group.companion("gpu")?;
+                let (sends, receives) = match group.rank() {
+                    0 => ([1, 3], [1, 2]),
+                    _ => ([2, 4], receives_of_1),
+                };
+                if with_data {
+                    let (input, mut output) =
+                        (vec![0f32; sends.iter().sum()], vec![0f32; receives.iter().sum()]);
+                    return gpu.all_to_all_uneven(&input, &sends, &mut output, &receives);
+                }
+                let call = Announced::new(Op::AllToAll, DType::F32, 0).counts([2]);
+                gpu.meet_in_parts(call, &sends, &receives)?;
+                gpu.meet(call)
+            })
+        };
+        assert!(told([3, 4], false).iter().all(Result::is_ok), "control: they fit");
+        let words = |outcome: &Result<(), CommError>| {
+            let told = outcome.as_ref().unwrap_err().to_string();
+            // Where the call was made is another place.
+            told.split(" at ").next().unwrap().to_owned() + told.rsplit(": ").next().unwrap()
+        };
+        for (beside, with_data) in told([5, 4], false).iter().zip(&told([5, 4], true)) {
+            assert_eq!(words(beside), words(with_data));
+            assert!(words(beside).contains("it sends 3 elements to this rank, which expects 5"));
         }
     }
 

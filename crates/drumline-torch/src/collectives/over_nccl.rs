@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use super::resident::Resident;
 use crate::error::TorchError;
-use crate::nccl::{Communicator, Reduction, reduction};
+use crate::nccl::{Communicator, Parts, Reduction, reduction};
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
@@ -160,7 +160,9 @@ impl OverNccl<'_> {
         let me = self.group.rank();
         check_count("this rank's output", outputs[me].span().count, inputs[me].span().count)?;
         let call = Announced::new(Op::AllToAll, inputs[0].carried.dtype, 0).counts([self.group.size()]);
-        self.communicator.call(call, |calls| {
+        let counts = |all: &[Resident]| all.iter().map(|one| one.span().count).collect();
+        let parts = Parts { sends: counts(inputs), receives: counts(outputs) };
+        self.communicator.call_in_parts(call, parts, |calls| {
             inputs.iter().enumerate().try_for_each(|(rank, input)| calls.send(input.span(), rank))?;
             outputs.iter().enumerate().try_for_each(|(rank, output)| calls.recv(output.span(), rank))
         })

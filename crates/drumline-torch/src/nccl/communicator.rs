@@ -12,7 +12,7 @@ use drumline_comm::{Announced, CommError, ProcessGroup};
 
 use super::calls::{Calls, index};
 use super::library::{Code, Config, IN_PROGRESS, Nccl, RawComm, SUCCESS, UniqueId};
-use super::watcher::{Announcer, Outstanding, Watcher};
+use super::watcher::{Announcer, Outstanding, Parts, Watcher};
 use crate::cuda::{Event, Priority, Stream, Timing, set_device};
 use crate::error::TorchError;
 
@@ -81,11 +81,30 @@ impl Communicator {
 
     /// Puts the calls that `body` makes on the stream as one, and lets the current stream go on after them.
     pub(crate) fn call(&self, call: Announced, body: impl FnOnce(&mut Calls) -> Result) -> Result {
+        self.call_with(call, None, body)
+    }
+
+    /// As [`call`](Self::call), where lengths are each rank's own: the others are told of them, beside.
+    pub(crate) fn call_in_parts(
+        &self,
+        call: Announced,
+        parts: Parts,
+        body: impl FnOnce(&mut Calls) -> Result,
+    ) -> Result {
+        self.call_with(call, Some(parts), body)
+    }
+
+    fn call_with(
+        &self,
+        call: Announced,
+        parts: Option<Parts>,
+        body: impl FnOnce(&mut Calls) -> Result,
+    ) -> Result {
         self.watcher.check()?;
         let Line { stream, .. } = *self.line;
         let current = Stream::current(stream.device())?;
         let is_recording = current.is_recording()?;
-        self.announcer.announce(call);
+        self.announcer.announce(call, parts);
         stream.wait_for_stream(current)?;
         self.make(body)?;
         let done = Event::new(Timing::Off)?;

@@ -21,6 +21,7 @@ pub(crate) use calls::Span;
 pub(crate) use communicator::Communicator;
 pub(crate) use library::{Nccl, UniqueId};
 pub(crate) use plan::{Reduction, reduction};
+pub(crate) use watcher::Parts;
 
 /// NCCL's version as people write it, such as `2.28.9`; an error that says what is missing.
 pub fn version() -> Result<String, crate::TorchError> {

@@ -24,25 +24,37 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long news of a lost rank may take, after NCCL has noticed that something is wrong.
 const NEWS_WAIT: Duration = Duration::from_millis(600);
 
+/// How many elements this rank sends to each, and expects of each: what the others must know where lengths are each rank's own.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) sends: Vec<usize>,
+    pub(crate) receives: Vec<usize>,
+}
+
 /// Tells the other ranks of calls, beside the calls themselves.
 #[derive(Debug)]
 pub(super) struct Announcer {
-    calls: Option<Sender<Announced>>,
+    calls: Option<Sender<(Announced, Option<Parts>)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Announcer {
     pub(super) fn new(companion: ProcessGroup) -> std::io::Result<Self> {
-        let (sender, calls) = channel::<Announced>();
+        let (sender, calls) = channel::<(Announced, Option<Parts>)>();
         // A group that is given up stays so; the watcher sees it and acts.
-        let run = move || calls.into_iter().for_each(|call| drop(companion.meet(call)));
+        let run = move || {
+            calls.into_iter().for_each(|(call, parts)| match parts {
+                None => drop(companion.meet(call)),
+                Some(Parts { sends, receives }) => drop(companion.meet_in_parts(call, &sends, &receives)),
+            });
+        };
         let thread = std::thread::Builder::new().name("nccl-announcer".into()).spawn(run)?;
         Ok(Self { calls: Some(sender), thread: Some(thread) })
     }
 
-    pub(super) fn announce(&self, call: Announced) {
+    pub(super) fn announce(&self, call: Announced, parts: Option<Parts>) {
         // The thread lives until the sender is dropped.
-        let _ = self.calls.as_ref().map(|calls| calls.send(call));
+        let _ = self.calls.as_ref().map(|calls| calls.send((call, parts)));
     }
 
     /// Waits until all has been said: other ranks may be on their way to calls that this one has made, and each has its deadline.

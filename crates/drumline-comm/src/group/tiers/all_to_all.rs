@@ -40,6 +40,19 @@ impl Tiers {
         let takes = cells(output, receives.iter().copied()).enumerate();
         step.finish(takes.filter(|(rank, _)| is_away(rank)))
     }
+
+    /// Compares everybody's lists, without the cells.
+    pub(crate) fn compare_cells(
+        &mut self,
+        cx: &Context<'_>,
+        sends: &[usize],
+        receives: &[usize],
+    ) -> Result<(), Stop> {
+        let (me, mine) = (self.mesh.me(), numbers(sends));
+        let mut all = vec![0u64; mine.len() * mine.len()];
+        self.gather_all(cx, &mine, &mut all, &vec![mine.len(); mine.len()])?;
+        fit(&all, me, receives, |peer| peer)
+    }
 }
 
 /// All-to-all among the ranks of a node.
@@ -73,15 +86,25 @@ fn longest_cell(
     sends: &[usize],
     receives: &[usize],
 ) -> Result<usize, Stop> {
-    let mine: Vec<u64> = sends.iter().map(|&count| count as u64).collect();
+    let mine = numbers(sends);
     let mut all = vec![0u64; mine.len() * mine.len()];
     node.gather(cx, (&mine, None), (Some(&mut all), &vec![mine.len(); mine.len()]), Keep::All)?;
-    for (peer, (row, &expected)) in all.chunks(mine.len()).zip(receives).enumerate() {
-        let given = row[node.me()];
+    fit(&all, node.me(), receives, |peer| node.members()[peer])?;
+    Ok(all.into_iter().max().unwrap_or(0) as usize)
+}
+
+fn numbers(counts: &[usize]) -> Vec<u64> {
+    counts.iter().map(|&count| count as u64).collect()
+}
+
+/// Whether the others send what rank `me` expects; `all` are their lists. `rank_of` says which rank the `i`-th of them is.
+fn fit(all: &[u64], me: usize, receives: &[usize], rank_of: impl Fn(usize) -> usize) -> Result<(), Stop> {
+    for (peer, (row, &expected)) in all.chunks(receives.len()).zip(receives).enumerate() {
+        let given = row[me];
         if given != expected as u64 {
             let cause = format!("it sends {given} elements to this rank, which expects {expected}");
-            return Err(Stop::Link { peer: node.members()[peer], cause });
+            return Err(Stop::Link { peer: rank_of(peer), cause });
         }
     }
-    Ok(all.into_iter().max().unwrap_or(0) as usize)
+    Ok(())
 }
