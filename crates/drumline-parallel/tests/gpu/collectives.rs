@@ -6,6 +6,7 @@ use drumline_torch::TensorCollectives;
 use rank_test::ranks_test;
 use tch::{Device, Kind, Tensor};
 
+use super::stand_in::StandIn;
 use super::{GPU, join};
 
 /// Nothing, one, an odd number, and more than three pieces of 4 MiB hold.
@@ -211,7 +212,7 @@ fn groups(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-fn all_of_it() -> Result<()> {
+fn all_of_it() -> Result<ProcessGroup> {
     let group = join()?;
     reductions(&group)?;
     println!("reductions are right");
@@ -221,16 +222,28 @@ fn all_of_it() -> Result<()> {
     println!("forms are right");
     mixed(&group)?;
     println!("mixed devices are right");
-    groups(&group)
+    groups(&group)?;
+    Ok(group)
 }
 
 ranks_test!(a_rank_alone_by_nccl, 1, timeout = super::BRIEF, {
-    all_of_it()?;
+    drop(all_of_it()?);
     let version = drumline_torch::nccl::version()?;
     assert!(version.starts_with("2."), "{version}");
 });
-ranks_test!(two_ranks_share_a_gpu, 2, { all_of_it()? });
-ranks_test!(four_ranks_share_a_gpu, 4, { all_of_it()? });
+ranks_test!(two_ranks_share_a_gpu, 2, { drop(all_of_it()?) });
+ranks_test!(four_ranks_share_a_gpu, 4, { drop(all_of_it()?) });
+
+ranks_test!(
+    three_ranks_by_the_stand_in_for_nccl,
+    3,
+    {
+        assert_eq!(all_of_it()?.is_recordable(), Ok(()), "they went NCCL's way");
+    },
+    |ranks| {
+        StandIn::new()?.with(&ranks).pass()?;
+    }
+);
 
 ranks_test!(what_a_group_says_of_recording, 2, {
     let group = join()?;

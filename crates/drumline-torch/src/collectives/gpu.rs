@@ -13,7 +13,7 @@ use super::places::{Place, Way, choose};
 use super::staged::Staged;
 use crate::cuda::Properties;
 use crate::error::TorchError;
-use crate::nccl::{Communicator, Nccl, UniqueId};
+use crate::nccl::{Communicator, Nccl, UniqueId, stand_in};
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
@@ -61,7 +61,11 @@ impl Gpu {
 
     #[track_caller]
     fn new(group: &ProcessGroup, device: usize) -> Result<Self> {
-        let bus = Properties::of(device)?.pci_bus_id;
+        let mut bus = Properties::of(device)?.pci_bus_id;
+        if stand_in().is_some() {
+            // It does not mind ranks that share a GPU.
+            bus = format!("{bus}, of rank {}", group.rank());
+        }
         let nccl = Nccl::open().and_then(Nccl::version).map_err(|error| error.to_string());
         let places = group.all_gather_object(&Place::of(bus, nccl))?;
         let route = match choose(&places) {

@@ -51,6 +51,15 @@ impl Config {
     }
 }
 
+/// For tests only: names a library that is opened instead of NCCL and that lets ranks share a GPU, which NCCL refuses. See `tests/gpu/nccl_stand_in`
+/// of `drumline-parallel`.
+const STAND_IN: &str = "DRUMLINE_TEST_NCCL";
+
+/// The library that stands in for NCCL, if a test has named one.
+pub(crate) fn stand_in() -> Option<PathBuf> {
+    std::env::var_os(STAND_IN).map(PathBuf::from)
+}
+
 /// Names a function of NCCL once, with its type.
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) -> $answer:ty;)*) => {
@@ -146,6 +155,9 @@ fn text(text: *const c_char) -> String {
 
 /// Where it may be, in the order in which it is looked for.
 fn places() -> Vec<PathBuf> {
+    if let Some(library) = stand_in() {
+        return vec![library];
+    }
     let beside = cuda::libtorch_folder().map(|folder| folder.join("../../nvidia/nccl/lib/libnccl.so.2"));
     std::iter::once(PathBuf::from("libnccl.so.2")).chain(beside).collect()
 }

@@ -1,0 +1,27 @@
+//! For the tests that need a GPU: compiles the stand-in for NCCL (`tests/gpu/nccl_stand_in`), which becomes part of the test program. The machine
+//! with the GPU needs no compiler.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+const SOURCES: &str = "tests/gpu/nccl_stand_in";
+
+fn main() {
+    println!("cargo::rerun-if-changed={SOURCES}");
+    if env::var_os("CARGO_FEATURE_GPU").is_some() {
+        compile_stand_in();
+    }
+}
+
+/// It is linked against nothing: what it needs of CUDA is there when it is opened. Its own names come before the real NCCL's, which libtorch opens for all.
+fn compile_stand_in() {
+    let library =
+        PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where")).join("libnccl_stand_in.so");
+    let mut compiler = cc::Build::new();
+    compiler.cpp(true).std("c++17").opt_level(2).debug(false).warnings(true).warnings_into_errors(true);
+    compiler.cargo_metadata(false).flag("-shared").flag("-Wl,-Bsymbolic");
+    let mut command = compiler.get_compiler().to_command();
+    command.args(["exchange.cpp", "nccl.cpp", "reduce.cpp"].map(|file| Path::new(SOURCES).join(file)));
+    let status = command.arg("-o").arg(&library).status().expect("the C++ compiler can be started");
+    assert!(status.success(), "the stand-in for NCCL was not compiled: {status}");
+}
