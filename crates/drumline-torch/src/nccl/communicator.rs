@@ -111,8 +111,9 @@ impl Communicator {
         done.record(stream)?;
         current.wait_for(&done)?;
         // What is recorded does not run now, and its marks cannot be asked.
-        if !is_recording {
-            self.watcher.follow(Outstanding { done, call, since: Instant::now() });
+        match is_recording {
+            true => self.watcher.follow_launches(),
+            false => self.watcher.follow(Outstanding { done, call: Some(call), since: Instant::now() }),
         }
         Ok(())
     }

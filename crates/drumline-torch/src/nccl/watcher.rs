@@ -8,15 +8,17 @@
 //! A call after that gives the same error as on the CPU. Neither thread is ever waited for by a call.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use drumline_comm::{Announced, CommError, ProcessGroup, Standing};
 
 use super::communicator::Line;
-use crate::cuda::{Event, set_device};
+use crate::cuda::{Event, Follower, Stream, Timing, follow_launches, set_device};
+use crate::error::TorchError;
 
 /// How often the watcher looks.
 const LOOK: Duration = Duration::from_millis(20);
@@ -64,12 +66,22 @@ impl Announcer {
     }
 }
 
-/// A call on the GPU that has not ended.
+/// What was put on the GPU and has not ended.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     pub(super) done: Event,
-    pub(super) call: Announced,
+    /// A call, or a launched graph with calls.
+    pub(super) call: Option<Announced>,
     pub(super) since: Instant,
+}
+
+impl fmt::Display for Outstanding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.call {
+            Some(call) => write!(f, "{call}"),
+            None => f.write_str("a CUDA graph with collectives"),
+        }
+    }
 }
 
 /// The thread and what it looks at.
@@ -124,6 +136,12 @@ impl Watcher {
         self.watch.state().outstanding.push_back(call);
     }
 
+    /// Each launch of the graph that is being recorded is followed like a call.
+    pub(super) fn follow_launches(&self) {
+        let watch: Weak<Watch> = Arc::downgrade(&self.watch);
+        follow_launches(watch);
+    }
+
     /// NCCL refused a call: the cause is that, unless a rank turns out to be gone.
     pub(super) fn fail_soon(&self, trouble: &str) -> CommError {
         let cause = self.watch.news_soon().unwrap_or_else(|| self.watch.group.abort(trouble));
@@ -151,6 +169,15 @@ impl Watcher {
         } else {
             Err(self.watch.group.abort("calls on a GPU were still under way at its end"))
         }
+    }
+}
+
+impl Follower for Watch {
+    fn launched(&self) -> Result<(), TorchError> {
+        let done = Event::new(Timing::Off)?;
+        done.record(Stream::current(self.line.stream.device())?)?;
+        self.state().outstanding.push_back(Outstanding { done, call: None, since: Instant::now() });
+        Ok(())
     }
 }
 
@@ -201,13 +228,15 @@ impl Watch {
         Some(self.group.abort(&trouble))
     }
 
-    /// All ranks have made the call, or its announcement would have failed: it is the GPUs that do not come to an end.
+    /// All ranks have made the call, or its announcement would have failed: it is the GPUs that do not come to an end. Of a graph that is not known: a rank may not have
+    /// launched its own.
     fn overdue(&self) -> Option<String> {
         let state = self.state();
         let oldest = state.outstanding.front().filter(|call| call.since.elapsed() > self.timeout)?;
+        let or_late = if oldest.call.is_none() { "; another rank may be late" } else { "" };
         Some(format!(
-            "{} has not ended on the GPU after {:?}; try a longer timeout (DRUMLINE_TIMEOUT) if the work before it takes that long",
-            oldest.call, self.timeout
+            "{oldest} has not ended on the GPU after {:?}{or_late}; try a longer timeout (DRUMLINE_TIMEOUT) if the work before it takes that long",
+            self.timeout
         ))
     }
 
@@ -232,7 +261,7 @@ impl State {
             match oldest.done.is_done() {
                 Ok(true) => drop(self.outstanding.pop_front()),
                 Ok(false) => return Ok(false),
-                Err(error) => return Err(format!("{}: {error}", oldest.call)),
+                Err(error) => return Err(format!("{oldest}: {error}")),
             }
         }
         Ok(true)

@@ -1,5 +1,7 @@
 //! What callbacks, data sets and models may do beside a step that is made by graphs.
 
+use std::sync::{Arc, Mutex};
+
 use drumline::tch::{Kind, Tensor, no_grad};
 use drumline::trainer::{Callback, CallbackResult, TrainState};
 use drumline::{Dataset, Sample, SampleError};
@@ -12,19 +14,18 @@ struct Nothing;
 impl Callback for Nothing {}
 
 /// Two batches that lie on the GPU, handed out as they are.
-struct Resident([(Tensor, Tensor); 2]);
+struct Resident(Arc<Mutex<[(Tensor, Tensor); 2]>>);
+
+fn two_batches() -> [(Tensor, Tensor); 2] {
+    [0.0, 40.0].map(|from| {
+        let input = (Tensor::arange(16 * 16, (Kind::Float, GPU)) * 0.9 + from).sin().view([16, 16]);
+        (input, (Tensor::arange(16, (Kind::Int64, GPU)) * 7).remainder(5).remainder(3))
+    })
+}
 
 impl Resident {
-    fn new(width: i64, rows: i64) -> Self {
-        Self([0.0, 40.0].map(|from| {
-            let input =
-                (Tensor::arange(rows * width, (Kind::Float, GPU)) * 0.9 + from).sin().view([rows, width]);
-            (input, (Tensor::arange(rows, (Kind::Int64, GPU)) * 7).remainder(5).remainder(3))
-        }))
-    }
-
-    fn share(&self) -> Self {
-        Self(self.0.each_ref().map(|(input, target)| (input.shallow_clone(), target.shallow_clone())))
+    fn new() -> Self {
+        Self(Arc::new(Mutex::new(two_batches())))
     }
 }
 
@@ -36,7 +37,7 @@ impl Dataset for Resident {
     }
 
     fn batch(&self, samples: &[Sample]) -> Result<Self::Batch, SampleError> {
-        let (input, target) = &self.0[samples[0].index % 2];
+        let (input, target) = &self.0.lock().unwrap()[samples[0].index % 2];
         Ok((input.shallow_clone(), target.shallow_clone()))
     }
 }
@@ -44,13 +45,13 @@ impl Dataset for Resident {
 ranks_test!(a_data_set_on_the_gpu_is_left_as_it_is, 1, timeout = BRIEF, {
     let group = join()?;
     let case = Case { data: (32, 16), workers: 0, pin_memory: false, epochs: 12, ..Case::default() };
-    let (data, untouched) = (Resident::new(16, 16), Resident::new(16, 16));
-    let graphed = train_on(&group, case, data.share(), Nothing)?;
+    let data = Resident::new();
+    let graphed = train_on(&group, case, Resident(Arc::clone(&data.0)), Nothing)?;
     assert_eq!(graphed.forwards, WARM_UPS + 1, "by graphs");
-    for (place, ((input, target), (same_input, same_target))) in data.0.iter().zip(&untouched.0).enumerate() {
-        assert!(input.equal(same_input) && target.equal(same_target), "batch {place} was written over");
+    for (place, (found, made)) in data.0.lock().unwrap().iter().zip(&two_batches()).enumerate() {
+        assert!(found.0.equal(&made.0) && found.1.equal(&made.1), "batch {place} was written over");
     }
-    let eager = train_on(&group, Case { graphs: false, ..case }, data.share(), Nothing)?;
+    let eager = train_on(&group, Case { graphs: false, ..case }, data, Nothing)?;
     assert_same_losses(&eager, &graphed, 1e-5);
 });
 
@@ -80,10 +81,9 @@ ranks_test!(an_optimizer_that_is_changed_is_recorded_anew, 1, timeout = BRIEF, {
     let group = join()?;
     for adam in [false, true] {
         let case = Case { adam, ..Case::default() };
-        let data = || Resident::new(16, 16);
-        let eager = train_on(&group, Case { graphs: false, ..case }, data(), Reloading)?;
-        assert_same_losses(&eager, &train_on(&group, case, data(), Reloading)?, 1e-5);
-        let other = train_on(&group, case, data(), Nothing)?;
+        let eager = train_on(&group, Case { graphs: false, ..case }, Resident::new(), Reloading)?;
+        assert_same_losses(&eager, &train_on(&group, case, Resident::new(), Reloading)?, 1e-5);
+        let other = train_on(&group, case, Resident::new(), Nothing)?;
         let last = |trained: &super::trained::Trained| trained.steps.last().unwrap().loss;
         assert!((last(&other) - last(&eager)).abs() > 1e-4, "the control: it does change something");
     }
@@ -92,7 +92,7 @@ ranks_test!(an_optimizer_that_is_changed_is_recorded_anew, 1, timeout = BRIEF, {
 ranks_test!(a_model_that_fills_the_gpu_is_told_of_with_who_has_its_memory, 1, timeout = BRIEF, {
     let group = join()?;
     let case = Case { fills: true, ..Case::default() };
-    let told = train_on(&group, case, Resident::new(16, 16), Nothing).unwrap_err().to_string();
+    let told = train_on(&group, case, Resident::new(), Nothing).unwrap_err().to_string();
     for part in ["GPU 0 (NVIDIA", "is out of memory", "this process's tensors have", "try a smaller batch"] {
         assert!(told.contains(part), "{part}: {told}");
     }

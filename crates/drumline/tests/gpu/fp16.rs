@@ -17,6 +17,7 @@ const FP16: Case = Case {
     adam: false,
     reduces_alone: false,
     reads: false,
+    fills: false,
 };
 
 fn check(eager: &Trained, graphed: &Trained) {
