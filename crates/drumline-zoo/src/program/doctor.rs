@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   every rank: its versions ─▶ gathered ─▶ rank 0: GPUs, peer access, bandwidths, NCCL ─▶ all ranks: an all-reduce ─▶ Report ─▶ lines, or JSON
-//!                                                                                            exit code 1 for a problem ┘
 //! ```
+//! The exit code is 1 for a problem.
 
 mod bandwidth;
 mod problems;
@@ -103,10 +103,10 @@ fn host() -> String {
 
 /// The whole report: what cannot be looked at is a problem.
 fn examine(software: Software, ranks: Vec<Rank>) -> Report {
+    // What is wrong on other hosts does not hide what is here.
+    let can_look = software.problems().is_empty();
     let mut report = Report::new(software, ranks);
-    if report.problems.is_empty()
-        && let Err(error) = look(&mut report)
-    {
+    if can_look && let Err(error) = look(&mut report) {
         report.problems.push(error.to_string());
     }
     report
