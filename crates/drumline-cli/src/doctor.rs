@@ -8,7 +8,7 @@ const EXAMPLES: &str = "\
 Examples:
   drumline doctor gpu                                      this machine's GPUs, driver, libraries, bandwidths, NCCL
   drumline doctor gpu --json                               the same as one JSON object
-  drumline run --nproc-per-node 4 drumline doctor gpu      also whether all ranks have the same versions
+  drumline run --nproc-per-node 4 drumline doctor gpu      also whether all ranks have the same versions, and an all-reduce of theirs
 
 The exit code is 1 where something is missing or does not fit, and the lines say what.";
 

@@ -1,7 +1,7 @@
 //! What needs a GPU, one of which is enough: `cargo test -p drumline-parallel --features gpu --test gpu`.
 //!
 //! Ranks of these tests share the first GPU, so that several of them go through the host's memory; a rank alone goes by NCCL. Several go NCCL's way
-//! with a library that stands in for it (`stand_in`).
+//! with a library that stands in for it (`rank_test::StandIn`).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -22,8 +22,6 @@ mod net;
 mod norms;
 #[path = "gpu/recording.rs"]
 mod recording;
-#[path = "gpu/stand_in.rs"]
-mod stand_in;
 
 use std::time::Duration;
 

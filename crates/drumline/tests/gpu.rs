@@ -6,6 +6,7 @@ mod gpu {
     mod edges;
     mod fp16;
     mod graphs;
+    mod several;
     mod trained;
     mod uploads;
 }

@@ -19,6 +19,8 @@ mod ranks_test;
 mod running;
 pub mod slurm;
 pub mod sshd;
+#[cfg(feature = "nccl-stand-in")]
+mod stand_in;
 mod tools;
 
 pub use anyhow;
@@ -26,4 +28,6 @@ pub use drumline_launch::{Exit, JobReport, RankReport, Signal};
 pub use ranks::{DEFAULT_TIMEOUT, Ranks};
 pub use ranks_test::run_test;
 pub use running::RunningRanks;
+#[cfg(feature = "nccl-stand-in")]
+pub use stand_in::StandIn;
 pub use tools::{REQUIRE_ALL, python_with_tensorboard, python_with_torch, require_tool, skipped};

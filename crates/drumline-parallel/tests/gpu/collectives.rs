@@ -3,10 +3,9 @@
 use anyhow::Result;
 use drumline_comm::{ProcessGroup, ReduceOp, Source};
 use drumline_torch::TensorCollectives;
-use rank_test::ranks_test;
+use rank_test::{StandIn, ranks_test};
 use tch::{Device, Kind, Tensor};
 
-use super::stand_in::StandIn;
 use super::{GPU, join};
 
 /// Nothing, one, an odd number, and more than three pieces of 4 MiB hold.

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_torch::{TensorCollectives, TorchError, cuda};
-use rank_test::{Exit, Ranks, ranks_test};
+use rank_test::{Exit, Ranks, StandIn, ranks_test};
 use tch::{Kind, Tensor};
 
 use super::GPU;
-use super::stand_in::StandIn;
 
 /// How long a call waits for a rank.
 const TIMEOUT: Duration = Duration::from_secs(6);

@@ -51,8 +51,8 @@ impl Config {
     }
 }
 
-/// For tests only: names a library that is opened instead of NCCL and that lets ranks share a GPU, which NCCL refuses. See `tests/gpu/nccl_stand_in`
-/// of `drumline-parallel`.
+/// For tests only: names a library that is opened instead of NCCL and that lets ranks share a GPU, which NCCL refuses. See `nccl_stand_in`
+/// of `rank-test`.
 const STAND_IN: &str = "DRUMLINE_TEST_NCCL";
 
 /// The library that stands in for NCCL, if a test has named one.

@@ -5,20 +5,7 @@ use rank_test::ranks_test;
 
 use super::trained::{BRIEF, Case, Trained, WARM_UPS, assert_same_losses, join, train};
 
-const FP16: Case = Case {
-    graphs: true,
-    workers: 1,
-    pin_memory: true,
-    data: (64, 16),
-    batch_size: 16,
-    update_every: 1,
-    epochs: 10,
-    precision: Precision::Fp16,
-    adam: false,
-    reduces_alone: false,
-    reads: false,
-    fills: false,
-};
+const FP16: Case = Case { epochs: 10, precision: Precision::Fp16, ..Case::DEFAULT };
 
 fn check(eager: &Trained, graphed: &Trained) {
     println!("{:?}", graphed.steps);

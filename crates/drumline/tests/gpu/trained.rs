@@ -51,22 +51,27 @@ pub(super) struct Case {
     pub(super) fills: bool,
 }
 
+impl Case {
+    /// For constants.
+    pub(super) const DEFAULT: Self = Self {
+        graphs: true,
+        workers: 1,
+        pin_memory: true,
+        data: (64, 16),
+        batch_size: 16,
+        update_every: 1,
+        epochs: 6,
+        precision: Precision::F32,
+        adam: false,
+        reduces_alone: false,
+        reads: false,
+        fills: false,
+    };
+}
+
 impl Default for Case {
     fn default() -> Self {
-        Self {
-            graphs: true,
-            workers: 1,
-            pin_memory: true,
-            data: (64, 16),
-            batch_size: 16,
-            update_every: 1,
-            epochs: 6,
-            precision: Precision::F32,
-            adam: false,
-            reduces_alone: false,
-            reads: false,
-            fills: false,
-        }
+        Self::DEFAULT
     }
 }
 
@@ -89,9 +94,9 @@ pub(super) struct Trained {
 }
 
 /// Samples that all differ, in batches of pairs.
-struct Waves {
-    len: usize,
-    width: i64,
+pub(super) struct Waves {
+    pub(super) len: usize,
+    pub(super) width: i64,
 }
 
 impl Dataset for Waves {

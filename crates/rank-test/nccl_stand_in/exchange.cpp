@@ -50,6 +50,9 @@ bool receive(const Comm& comm, const Message& message) {
 
 }  // namespace
 
+Comm::Comm() = default;
+Comm::~Comm() = default;
+
 bool Comm::join() {
   int file = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0) return false;

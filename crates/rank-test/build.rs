@@ -1,14 +1,13 @@
-//! For the tests that need a GPU: compiles the stand-in for NCCL (`tests/gpu/nccl_stand_in`), which becomes part of the test program. The machine
-//! with the GPU needs no compiler.
+//! For the tests that need a GPU: compiles the stand-in for NCCL (`nccl_stand_in`), which becomes part of the test program. The machine with the GPU needs no compiler.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: &str = "tests/gpu/nccl_stand_in";
+const SOURCES: &str = "nccl_stand_in";
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCES}");
-    if env::var_os("CARGO_FEATURE_GPU").is_some() {
+    if env::var_os("CARGO_FEATURE_NCCL_STAND_IN").is_some() {
         compile_stand_in();
     }
 }

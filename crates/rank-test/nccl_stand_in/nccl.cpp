@@ -92,10 +92,10 @@ bool is_fault(const Comm& comm, const char* kind) {
 }
 
 void run_step(void* data) {
-  std::unique_ptr<Step> step(static_cast<Step*>(data));
-  Comm* comm = step->comm;
+  Step* step = static_cast<Step*>(data);
+  ++step->comm->under_way;
   step->run();
-  --comm->under_way;
+  --step->comm->under_way;
 }
 
 int queue(const Exchange& exchange, void* stream) {
@@ -106,8 +106,8 @@ int queue(const Exchange& exchange, void* stream) {
     if (!fits(copy)) return kInvalidArgument;
     code |= cudaMemcpyAsync(comm->out + copy.offset, copy.gpu, copy.bytes, kCopyAnyWay, stream);
   }
-  ++comm->under_way;
-  code |= cudaLaunchHostFunc(stream, run_step, new Step(exchange.step));
+  comm->steps.push_back(std::make_unique<Step>(exchange.step));
+  code |= cudaLaunchHostFunc(stream, run_step, comm->steps.back().get());
   for (const Copy& copy : exchange.ups) {
     if (!fits(copy)) return kInvalidArgument;
     code |= cudaMemcpyAsync(copy.gpu, comm->in + copy.offset, copy.bytes, kCopyAnyWay, stream);

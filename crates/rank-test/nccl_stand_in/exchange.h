@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct Board {
   Cell cells[kMostRanks][kMostRanks];  // from, to
 };
 
+struct Step;
+
 // One rank's side.
 struct Comm {
   int rank = 0;
@@ -40,9 +43,13 @@ struct Comm {
   std::atomic<bool> is_aborted{false};
   std::atomic<bool> has_failed{false};
   std::atomic<bool> is_connecting{false};
-  // Steps that the GPU's queue has not come past.
+  // Steps that wait in the GPU's queue.
   std::atomic<int> under_way{0};
+  // All that were queued: a graph runs them again and again.
+  std::vector<std::unique_ptr<Step>> steps;
 
+  Comm();
+  ~Comm();
   bool join();
   bool are_all_here() const;
   void leave();

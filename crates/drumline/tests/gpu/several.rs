@@ -1,0 +1,82 @@
+//! Several ranks that reduce in their graphs, on one GPU, with a library that stands in for NCCL.
+
+use std::time::Duration;
+
+use drumline::trainer::{Callback, CallbackResult, Precision, TrainState};
+use rank_test::{Ranks, StandIn, ranks_test};
+
+use super::trained::{Case, WARM_UPS, Waves, assert_same_losses, join, train, train_on};
+
+/// Enough for several trainings in a row.
+const LONG: Duration = Duration::from_secs(90);
+
+/// How long a rank is waited for where one is late.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+const SHARE: Case = Case { batch_size: 8, ..Case::DEFAULT };
+
+ranks_test!(
+    two_ranks_by_graphs_have_the_losses_of_two_without,
+    2,
+    timeout = LONG,
+    {
+        let group = join()?;
+        for (precision, update_every) in [(Precision::F32, 1), (Precision::F32, 2), (Precision::Fp16, 1)] {
+            let epochs = 6 * update_every as u64;
+            let case = Case { precision, update_every, epochs, ..SHARE };
+            let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+            assert_eq!(graphed.forwards, (WARM_UPS + 2) * update_every, "rehearsed and recorded: {case:?}");
+            assert_same_losses(&eager, &graphed, 1e-5);
+        }
+    },
+    |ranks| {
+        StandIn::new()?.with(&ranks).pass()?;
+    }
+);
+
+/// Rank 1 comes late to a step that is long recorded.
+struct Late;
+
+impl Callback for Late {
+    fn on_batch_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        let is_wanted = std::env::var_os("LATE").is_some();
+        if is_wanted && state.rank() == 1 && state.step() == 12 {
+            std::thread::sleep(2 * TIMEOUT);
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(
+    a_rank_that_comes_late_to_a_launch_is_told_of_and_nothing_hangs,
+    2,
+    timeout = LONG,
+    {
+        let group = join()?;
+        let data = Waves { len: SHARE.data.0, width: SHARE.data.1 };
+        match train_on(&group, SHARE, data, Late) {
+            Ok(trained) => println!("went well by {} forwards", trained.forwards),
+            Err(error) => println!("told: {error:#}"),
+        }
+    },
+    |ranks| {
+        let library = StandIn::new()?;
+        let printed = |ranks: Ranks| -> anyhow::Result<Vec<String>> {
+            let timeout = format!("{}s", TIMEOUT.as_secs());
+            let report = library.with(&ranks).env([("DRUMLINE_TIMEOUT", timeout)]).pass()?;
+            Ok(report.ranks.iter().map(|rank| String::from_utf8_lossy(&rank.stdout).into_owned()).collect())
+        };
+        for stdout in printed(ranks.clone().env([("LATE", "1")]))? {
+            for words in [
+                "told: ",
+                "a CUDA graph with collectives has not ended on the GPU after 5s",
+                "another rank may be late",
+            ] {
+                assert!(stdout.contains(words), "no `{words}`: {stdout}");
+            }
+        }
+        for stdout in printed(ranks)? {
+            assert!(stdout.contains("went well by 5 forwards"), "control: {stdout}");
+        }
+    }
+);
