@@ -165,3 +165,30 @@ pub(super) fn is_recordable(group: &ProcessGroup) -> std::result::Result<(), Str
         None => Err(format!("group `{}` has made no collective on a GPU's tensor yet", group.name())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use drumline_comm::{CommError, GroupOptions, LocalGroup};
+
+    use super::*;
+
+    #[test]
+    fn a_tensor_of_another_gpu_is_an_error_on_all_ranks() {
+        let outcomes = |given: [usize; 2]| {
+            LocalGroup::outcomes(2, &GroupOptions::default(), move |group| {
+                let devices = if group.rank() == 0 { given.into() } else { BTreeSet::from([0]) };
+                match check_devices(&group, 0, &devices) {
+                    Err(TorchError::Comm(error)) => Err(*error),
+                    Err(other) => panic!("refused in another way: {other}"),
+                    Ok(()) => group.barrier(),
+                }
+            })
+        };
+        assert!(outcomes([0, 0]).iter().all(|outcome| outcome.is_ok()), "control: all on one");
+        for outcome in outcomes([0, 1]) {
+            let error = outcome.unwrap_err();
+            assert!(matches!(error, CommError::CalledOff { by: 0, .. }), "{error}");
+            assert!(error.to_string().contains("it speaks for GPU 0, and gave a tensor of GPU 1"), "{error}");
+        }
+    }
+}
