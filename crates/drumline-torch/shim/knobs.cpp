@@ -1,5 +1,6 @@
 // Settings of libtorch that tch does not reach.
 #include <ATen/Context.h>
+#include <c10/util/env.h>
 
 #include "status.h"
 
@@ -13,7 +14,11 @@ Message drumline_flush_denormal(bool on, bool* supported) {
 }
 
 Message drumline_deterministic(bool on, bool warn_only) {
-  return guarded([&] { at::globalContext().setDeterministicAlgorithms(on, warn_only); });
+  return guarded([&] {
+    // libtorch refuses matrix products on GPUs unless cuBLAS was told to keep its workspaces apart.
+    if (on) c10::utils::set_env("CUBLAS_WORKSPACE_CONFIG", ":4096:8", false);
+    at::globalContext().setDeterministicAlgorithms(on, warn_only);
+  });
 }
 
 Message drumline_allow_tf32(bool on) {

@@ -42,7 +42,10 @@ impl Pool {
 
 /// Someone whose calls were recorded, and who must see that they end.
 pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
-    /// A graph with such calls was launched on the current stream.
+    /// A graph with such calls is about to be launched, which may take as long as its calls do.
+    fn launches(&self);
+
+    /// It was launched on the current stream.
     fn launched(&self) -> Result<(), TorchError>;
 }
 
@@ -99,9 +102,11 @@ impl Graph {
 
     /// Launches it on the current stream.
     pub fn launch(&self) -> Result<(), TorchError> {
+        let followers: Vec<_> = self.followers.iter().filter_map(Weak::upgrade).collect();
+        followers.iter().for_each(|follower| follower.launches());
         // SAFETY: the graph lives.
-        check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph")?;
-        self.followers.iter().filter_map(Weak::upgrade).try_for_each(|follower| follower.launched())
+        let launched = check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph");
+        launched.and(followers.iter().try_for_each(|follower| follower.launched()))
     }
 }
 

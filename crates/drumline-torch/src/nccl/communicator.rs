@@ -113,7 +113,10 @@ impl Communicator {
         // What is recorded does not run now, and its marks cannot be asked.
         match is_recording {
             true => self.watcher.follow_launches(),
-            false => self.watcher.follow(Outstanding { done, call: Some(call), since: Instant::now() }),
+            false => {
+                let since = Instant::now();
+                self.watcher.follow(Outstanding { done: Some(done), call: Some(call), since });
+            }
         }
         Ok(())
     }
@@ -255,6 +258,8 @@ impl Line {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        // A group that was called off takes its companion along, or others would hear first that this rank has left that.
+        self.watcher.spread_failure();
         self.announcer.end();
         match self.watcher.end() {
             Ok(()) => self.line.end(),

@@ -69,7 +69,8 @@ impl Announcer {
 /// What was put on the GPU and has not ended.
 #[derive(Debug)]
 pub(super) struct Outstanding {
-    pub(super) done: Event,
+    /// Behind it on the GPU. A graph that is just being launched has none yet.
+    pub(super) done: Option<Event>,
     /// A call, or a launched graph with calls.
     pub(super) call: Option<Announced>,
     pub(super) since: Instant,
@@ -148,6 +149,13 @@ impl Watcher {
         self.watch.fail(cause)
     }
 
+    /// Gives all up, if one of the groups was.
+    pub(super) fn spread_failure(&self) {
+        if let Some(cause) = self.failure() {
+            self.watch.fail(cause);
+        }
+    }
+
     /// Waits until all calls have ended on the GPU, then ends the thread; an error if they do not.
     pub(super) fn end(&mut self) -> Result<(), CommError> {
         let deadline = Instant::now() + self.timeout;
@@ -173,10 +181,18 @@ impl Watcher {
 }
 
 impl Follower for Watch {
+    fn launches(&self) {
+        tracing::trace!("a graph with collectives is launched");
+        self.state().outstanding.push_back(Outstanding { done: None, call: None, since: Instant::now() });
+    }
+
     fn launched(&self) -> Result<(), TorchError> {
         let done = Event::new(Timing::Off)?;
         done.record(Stream::current(self.line.stream.device())?)?;
-        self.state().outstanding.push_back(Outstanding { done, call: None, since: Instant::now() });
+        tracing::trace!("it is on its way");
+        if let Some(launched) = self.state().outstanding.iter_mut().find(|launched| launched.done.is_none()) {
+            launched.done = Some(done);
+        }
         Ok(())
     }
 }
@@ -258,7 +274,7 @@ impl State {
     /// Forgets the calls that have ended; says whether none is left. An error is the GPU's.
     fn drop_ended(&mut self) -> Result<bool, String> {
         while let Some(oldest) = self.outstanding.front() {
-            match oldest.done.is_done() {
+            match oldest.done.as_ref().map_or(Ok(false), Event::is_done) {
                 Ok(true) => drop(self.outstanding.pop_front()),
                 Ok(false) => return Ok(false),
                 Err(error) => return Err(format!("{oldest}: {error}")),

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use drumline::LogOptions;
 use drumline::trainer::{Callback, CallbackResult, Precision, TrainState};
-use rank_test::{Ranks, StandIn, ranks_test};
+use rank_test::{RankReport, Ranks, StandIn, ranks_test};
 
 use super::trained::{Case, WARM_UPS, Waves, assert_same_losses, join, train, train_on};
 
@@ -52,6 +53,8 @@ ranks_test!(
     2,
     timeout = LONG,
     {
+        let filter = Some("drumline_torch=trace".into());
+        drumline::init_logging(LogOptions { filter, ..LogOptions::default() })?;
         let group = join()?;
         let data = Waves { len: SHARE.data.0, width: SHARE.data.1 };
         match train_on(&group, SHARE, data, Late) {
@@ -64,7 +67,10 @@ ranks_test!(
         let printed = |ranks: Ranks| -> anyhow::Result<Vec<String>> {
             let timeout = format!("{}s", TIMEOUT.as_secs());
             let report = library.with(&ranks).env([("DRUMLINE_TIMEOUT", timeout)]).pass()?;
-            Ok(report.ranks.iter().map(|rank| String::from_utf8_lossy(&rank.stdout).into_owned()).collect())
+            let said = |rank: &RankReport| {
+                format!("{}{}", rank.stderr_text(), String::from_utf8_lossy(&rank.stdout))
+            };
+            Ok(report.ranks.iter().map(said).collect())
         };
         for stdout in printed(ranks.clone().env([("LATE", "1")]))? {
             for words in [
