@@ -12,7 +12,7 @@ use drumline_comm::{Announced, CommError, ProcessGroup};
 
 use super::calls::{Calls, index};
 use super::library::{Code, Config, IN_PROGRESS, Nccl, RawComm, SUCCESS, UniqueId};
-use super::watcher::{Announcer, Outstanding, Parts, Watcher};
+use super::watcher::{Announcer, Outstanding, Parts, Watcher, Work};
 use crate::cuda::{Event, Priority, Stream, Timing, set_device};
 use crate::error::TorchError;
 
@@ -113,10 +113,7 @@ impl Communicator {
         // What is recorded does not run now, and its marks cannot be asked.
         match is_recording {
             true => self.watcher.follow_launches(),
-            false => {
-                let since = Instant::now();
-                self.watcher.follow(Outstanding { done: Some(done), call: Some(call), since });
-            }
+            false => self.watcher.follow(Outstanding { done: Some(done), work: Work::new(Some(call)) }),
         }
         Ok(())
     }

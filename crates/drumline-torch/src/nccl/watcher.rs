@@ -1,11 +1,14 @@
-//! The two threads of a communicator that see to it that nothing hangs.
+//! The threads of a communicator that see to it that nothing hangs.
 //!
 //! ```text
 //!   announcer   one call after the other: meets the other ranks in the companion group, which finds calls that differ and ranks that are late
-//!   watcher     every few milliseconds: is a group given up (lost rank, differing calls)? has NCCL an error? is a call on the GPU overdue?
+//!   asker       every few milliseconds: which calls have ended on the GPU?
+//!   watcher     as often: is a group given up (lost rank, differing calls)? has NCCL an error? is a call overdue that is not known to have ended?
 //!               ─▶ both groups are given up with that cause ─▶ the communicator is aborted, which ends its kernels
 //! ```
-//! A call after that gives the same error as on the CPU. Neither thread is ever waited for by a call.
+//! The watcher itself asks the driver nothing: that may be busy for as long as the program copies from a GPU that waits, to memory that is not pinned.
+//!
+//! A call after a failure gives the same error as on the CPU. None of the threads is ever waited for by a call.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,7 +23,7 @@ use super::communicator::Line;
 use crate::cuda::{Event, Follower, Stream, Timing, follow_launches, set_device};
 use crate::error::TorchError;
 
-/// How often the watcher looks.
+/// How often watcher and asker look.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How long news of a lost rank may take, after NCCL has noticed that something is wrong.
@@ -71,12 +74,23 @@ impl Announcer {
 pub(super) struct Outstanding {
     /// Behind it on the GPU. A graph that is just being launched has none yet.
     pub(super) done: Option<Event>,
-    /// A call, or a launched graph with calls.
-    pub(super) call: Option<Announced>,
-    pub(super) since: Instant,
+    pub(super) work: Work,
 }
 
-impl fmt::Display for Outstanding {
+/// A call, or a launched graph with calls, and since when it has been there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work {
+    call: Option<Announced>,
+    since: Instant,
+}
+
+impl Work {
+    pub(super) fn new(call: Option<Announced>) -> Self {
+        Self { call, since: Instant::now() }
+    }
+}
+
+impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.call {
             Some(call) => write!(f, "{call}"),
@@ -85,12 +99,12 @@ impl fmt::Display for Outstanding {
     }
 }
 
-/// The thread and what it looks at.
+/// The threads and what they look at.
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) timeout: Duration,
     watch: Arc<Watch>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -106,8 +120,24 @@ struct Watch {
 #[derive(Debug, Default)]
 struct State {
     outstanding: VecDeque<Outstanding>,
+    /// The oldest of them, while the driver is asked about it.
+    asked: Option<Work>,
     failure: Option<CommError>,
     is_ending: bool,
+}
+
+impl State {
+    fn oldest(&self) -> Option<Work> {
+        self.asked.or_else(|| self.outstanding.front().map(|oldest| oldest.work))
+    }
+
+    /// The oldest, for the driver to be asked about.
+    fn take_oldest(&mut self) -> Option<(Event, Work)> {
+        let event = self.outstanding.front_mut()?.done.take()?;
+        let work = self.outstanding.pop_front()?.work;
+        self.asked = Some(work);
+        Some((event, work))
+    }
 }
 
 impl Watcher {
@@ -119,9 +149,13 @@ impl Watcher {
         let (state, woken, timeout) = (Mutex::default(), Condvar::new(), group.timeout());
         let (group, companion) = (group.standing(), companion.standing());
         let watch = Arc::new(Watch { line, group, companion, timeout, state, woken });
-        let watching = watch.clone();
-        let thread = std::thread::Builder::new().name("nccl-watcher".into()).spawn(move || watching.run())?;
-        Ok(Self { timeout, watch, thread: Some(thread) })
+        let (watching, asking) = (watch.clone(), watch.clone());
+        let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let threads = vec![
+            named("nccl-watcher").spawn(move || watching.watch())?,
+            named("nccl-asker").spawn(move || asking.ask())?,
+        ];
+        Ok(Self { timeout, watch, threads })
     }
 
     /// An error if the group was given up.
@@ -156,21 +190,18 @@ impl Watcher {
         }
     }
 
-    /// Waits until all calls have ended on the GPU, then ends the thread; an error if they do not.
+    /// Waits until all calls have ended on the GPU, then ends the threads; an error if they do not.
     pub(super) fn end(&mut self) -> Result<(), CommError> {
-        let deadline = Instant::now() + self.timeout;
-        while self.failure().is_none() && Instant::now() < deadline {
-            if self.watch.state().drop_ended().is_ok_and(|is_empty| is_empty) {
-                break;
-            }
+        let (deadline, is_idle) = (Instant::now() + self.timeout, || self.watch.state().oldest().is_none());
+        while !is_idle() && self.failure().is_none() && Instant::now() < deadline {
+            self.watch.woken.notify_all();
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut state = self.watch.state();
-        let is_idle = state.outstanding.is_empty();
-        state.is_ending = true;
-        drop(state);
+        let is_idle = is_idle();
+        self.watch.state().is_ending = true;
         self.watch.woken.notify_all();
-        let _ = self.thread.take().map(JoinHandle::join);
+        // The asker may be kept by the driver until the abort.
+        self.threads.drain(..).filter(|_| is_idle).for_each(|thread| drop(thread.join()));
         self.check()?;
         if is_idle {
             Ok(())
@@ -183,7 +214,7 @@ impl Watcher {
 impl Follower for Watch {
     fn launches(&self) {
         tracing::trace!("a graph with collectives is launched");
-        self.state().outstanding.push_back(Outstanding { done: None, call: None, since: Instant::now() });
+        self.state().outstanding.push_back(Outstanding { done: None, work: Work::new(None) });
     }
 
     fn launched(&self) -> Result<(), TorchError> {
@@ -215,16 +246,16 @@ impl Watch {
         self.news()
     }
 
-    fn run(&self) {
-        // Else questions about the GPU's marks would wake the first GPU for this thread.
+    /// Waits a little; false if there is nothing to look at any more.
+    fn goes_on(&self) -> bool {
+        let (state, _) = self.woken.wait_timeout(self.state(), LOOK).unwrap_or_else(PoisonError::into_inner);
+        !state.is_ending && state.failure.is_none()
+    }
+
+    fn watch(&self) {
+        // For NCCL, when it is asked how it is.
         let _ = set_device(self.line.stream.device());
-        loop {
-            let state = self.state();
-            let (state, _) = self.woken.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
-            if state.is_ending || state.failure.is_some() {
-                return;
-            }
-            drop(state);
+        while self.goes_on() {
             if let Some(cause) = self.look() {
                 self.fail(cause);
                 return;
@@ -239,16 +270,42 @@ impl Watch {
         if let Some(trouble) = self.line.trouble() {
             return Some(self.news_soon().unwrap_or_else(|| self.group.abort(&trouble)));
         }
-        let ended = self.state().drop_ended();
-        let trouble = ended.map_or_else(Some, |_| self.overdue())?;
-        Some(self.group.abort(&trouble))
+        self.overdue().map(|trouble| self.group.abort(&trouble))
+    }
+
+    fn ask(&self) {
+        // Else questions about the GPU's marks would wake the first GPU for this thread.
+        let _ = set_device(self.line.stream.device());
+        while self.goes_on() {
+            if let Err(trouble) = self.drop_ended() {
+                self.fail(self.group.abort(&trouble));
+                return;
+            }
+        }
+    }
+
+    /// Forgets the calls that have ended. An error is the GPU's.
+    fn drop_ended(&self) -> Result<(), String> {
+        loop {
+            let Some((done, work)) = self.state().take_oldest() else { return Ok(()) };
+            let answer = done.is_done();
+            let mut state = self.state();
+            state.asked = None;
+            match answer {
+                Ok(true) => {}
+                Ok(false) => {
+                    state.outstanding.push_front(Outstanding { done: Some(done), work });
+                    return Ok(());
+                }
+                Err(error) => return Err(format!("{work}: {error}")),
+            }
+        }
     }
 
     /// All ranks have made the call, or its announcement would have failed: it is the GPUs that do not come to an end. Of a graph that is not known: a rank may not have
     /// launched its own.
     fn overdue(&self) -> Option<String> {
-        let state = self.state();
-        let oldest = state.outstanding.front().filter(|call| call.since.elapsed() > self.timeout)?;
+        let oldest = self.state().oldest().filter(|oldest| oldest.since.elapsed() > self.timeout)?;
         let or_late = if oldest.call.is_none() { "; another rank may be late" } else { "" };
         Some(format!(
             "{oldest} has not ended on the GPU after {:?}{or_late}; try a longer timeout (DRUMLINE_TIMEOUT) if the work before it takes that long",
@@ -258,28 +315,13 @@ impl Watch {
 
     /// Gives both groups up, and ends what is under way.
     fn fail(&self, cause: CommError) -> CommError {
-        let cause = {
-            let mut state = self.state();
-            state.outstanding.clear();
-            state.failure.get_or_insert(cause).clone()
-        };
+        let cause = self.state().failure.get_or_insert(cause).clone();
         self.group.give_up(cause.clone());
         self.companion.give_up(cause.clone());
         self.line.abort();
+        // Only now: marks are the driver's, which may be busy until the abort.
+        let ended = std::mem::take(&mut self.state().outstanding);
+        drop(ended);
         cause
-    }
-}
-
-impl State {
-    /// Forgets the calls that have ended; says whether none is left. An error is the GPU's.
-    fn drop_ended(&mut self) -> Result<bool, String> {
-        while let Some(oldest) = self.outstanding.front() {
-            match oldest.done.as_ref().map_or(Ok(false), Event::is_done) {
-                Ok(true) => drop(self.outstanding.pop_front()),
-                Ok(false) => return Ok(false),
-                Err(error) => return Err(format!("{oldest}: {error}")),
-            }
-        }
-        Ok(true)
     }
 }

@@ -14,7 +14,7 @@
 
 mod recorded;
 
-use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope};
+use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope, pinned_like};
 use drumline_torch::{Beside, TensorCollectives, TorchError, grad};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -257,7 +257,15 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             outputs.clear();
         }
         let grads: Result<_, _> = self.state.parameters.iter().map(|named| grad(&named.tensor)).collect();
-        Ok(Made { graph, factor, figures, is_scaled: self.scaler.is_some(), outputs, grads: grads? })
+        Ok(Made {
+            graph,
+            factor,
+            read: pinned_like(&figures)?,
+            figures,
+            is_scaled: self.scaler.is_some(),
+            outputs,
+            grads: grads?,
+        })
     }
 
     /// The sum of the losses, and the outputs.

@@ -1,6 +1,6 @@
 //! A recorded step: forward, loss and backward in one graph, what it reads and what it leaves.
 
-use drumline_torch::cuda::{Graph, copy_async};
+use drumline_torch::cuda::{Graph, Stream, copy_async};
 use drumline_torch::{Named, TorchError, set_grad};
 use tch::{Device, Tensor};
 
@@ -29,6 +29,8 @@ pub(super) struct Made<O> {
     pub(super) factor: Tensor,
     /// The sum of the losses; in fp16 with it whether gradients have overflowed, as 1 or 0, and the scale of the next step; the norm, if gradients are clipped by it.
     pub(super) figures: Tensor,
+    /// Their place on the host.
+    pub(super) read: Tensor,
     /// In fp16.
     pub(super) is_scaled: bool,
     pub(super) outputs: Vec<O>,
@@ -36,9 +38,14 @@ pub(super) struct Made<O> {
 }
 
 impl<O> Made<O> {
-    /// Waits for the graph, once.
+    /// Waits for the graph, once: by way of pinned memory, or the driver would be busy until then, and nobody could end a graph that waits for a lost rank.
     pub(super) fn read(&self) -> Result<Computed, TorchError> {
-        let figures = Vec::<f64>::try_from(self.figures.f_to_device(Device::Cpu)?)?;
+        let mut read = self.read.shallow_clone();
+        copy_async(&mut read, &self.figures)?;
+        if let Device::Cuda(gpu) = self.figures.device() {
+            Stream::current(gpu)?.synchronize()?;
+        }
+        let figures = Vec::<f64>::try_from(read)?;
         let (rescaled, norm) = match (self.is_scaled, &figures[1..]) {
             (true, [overflow, scale, rest @ ..]) => {
                 (Some(Rescaled { has_overflowed: *overflow > 0.0, scale: *scale }), rest.first())
