@@ -47,8 +47,9 @@ PEAK = 790e12
 # ways is compared with the middle of theirs, and no single one may be further off than MOST.
 CLOSE = {"bf16": 1e-3, "fp32": 1e-5}
 MOST = {"bf16": 3e-3, "fp32": 1e-5}
-# In f32 the loss after a step shows backward and optimizer as well. From the third on it is told by the last bits.
-SECOND = 1e-3
+# In f32 the loss after a step shows backward and optimizer as well, of nets in which last bits do not tell it: ResNet-50's first step from these weights is so long that
+# PyTorch's own second loss moves by 2 % where images are multiplied by 1 + 2e-7. From the third on last bits tell it in all nets.
+SECOND = {"resnet18-128": 1e-3, "resnet18-1024": 1e-3, "gpt2-16x1024": 1e-3}
 
 
 def arguments(case, mode, precision, steps):
@@ -87,10 +88,10 @@ def check_losses(case, found_by, precision):
     if abs(ours - theirs) > CLOSE[precision] * size:
         wrong.append(f"{case}: the middle of our first losses is {ours}, of PyTorch's {theirs}")
     wrong += [f"{case}: one of our first losses is {loss}, the middle of PyTorch's {theirs}" for loss in firsts["ours"] if abs(loss - theirs) > MOST[precision] * size]
-    if precision == "fp32":
+    if precision == "fp32" and case in SECOND:
         second = statistics.median(found["losses"][1] for side, found in found_by if side[0] == "pytorch")
         wrong += [f"{case} {' '.join(side)}: the second loss is {found['losses'][1]}, PyTorch's {second}"
-                  for side, found in found_by if side[0] == "ours" and abs(found["losses"][1] - second) > SECOND * max(1.0, abs(second))]
+                  for side, found in found_by if side[0] == "ours" and abs(found["losses"][1] - second) > SECOND[case] * max(1.0, abs(second))]
     return wrong
 
 

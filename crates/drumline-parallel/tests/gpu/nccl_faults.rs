@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_torch::{TensorCollectives, TorchError, cuda};
 use rank_test::{Exit, Ranks, StandIn, ranks_test};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::GPU;
 
@@ -89,7 +89,11 @@ fn call(group: &ProcessGroup, wrong: &str) -> Result<(), TorchError> {
         }
         _ => group.all_reduce_tensor(&mut x, ReduceOp::Sum)?,
     }
-    let _ = x.double_value(&[0]);
+    // To memory that is not pinned, which keeps the driver busy until the GPU has come so far.
+    match std::env::var_os("COPIES") {
+        Some(_) => drop(x.to_device(Device::Cpu)),
+        None => _ = x.double_value(&[0]),
+    }
     Ok(())
 }
 
@@ -174,6 +178,7 @@ ranks_test!(an_error_that_nccl_runs_into_is_told_on_all_ranks, 2, { program()? }
 ranks_test!(a_call_that_does_not_end_on_the_gpu_is_told_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["all_reduce(1000 f32, sum)", "has not ended on the GPU after 6s"];
     all_told(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2")], &words)?;
+    all_told(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2"), ("COPIES", "1")], &words)?;
     control(&ranks)?;
 });
 

@@ -199,7 +199,8 @@ impl Line {
         }
     }
 
-    /// Ends what is under way on the GPU, on a thread of its own: it may take long, and then is left alone.
+    /// Ends what is under way on the GPU, on a thread of its own: it may take long, and then is left alone. The driver is not asked for anything before: it may be busy until
+    /// what is under way has ended. NCCL finds its GPU by itself.
     pub(super) fn abort(self: &Arc<Self>) {
         self.close(|nccl, raw| {
             // SAFETY: not used again.
@@ -235,7 +236,6 @@ impl Line {
         self.wait_for_gate();
         let (line, (done, ended)) = (self.clone(), std::sync::mpsc::channel());
         let run = move || {
-            let _ = set_device(line.stream.device());
             how(line.nccl, line.raw);
             let _ = done.send(());
         };
