@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drumline::tch::nn::{Linear, Module, VarStore, linear};
+use drumline::tch::nn::{Linear, Module, ModuleT, VarStore, linear};
 use drumline::tch::{Device, Kind, Tensor};
 use drumline::trainer::{
     Callback, CallbackResult, CrossEntropy, DistTrainer, Every, GradientClip, LearningRate, LoadBestModel,
@@ -12,7 +12,7 @@ use drumline::trainer::{
 };
 use drumline::{
     AdamOptions, AdamW, At, Dataset, DdpOptions, DynamicScale, Named, ProcessGroup, Sample, SampleError,
-    ScalePolicy, Sgd, SgdOptions, TorchError, parameters,
+    ScalePolicy, Sgd, SgdOptions, SyncBatchNorm, SyncGroup, TorchError, parameters,
 };
 use drumline_torch::cuda;
 
@@ -49,6 +49,8 @@ pub(super) struct Case {
     pub(super) reads: bool,
     /// Whether forward wants more memory than there is.
     pub(super) fills: bool,
+    /// Whether ranks share the statistics of a norm.
+    pub(super) syncs: bool,
 }
 
 impl Case {
@@ -66,6 +68,7 @@ impl Case {
         reduces_alone: false,
         reads: false,
         fills: false,
+        syncs: false,
     };
 }
 
@@ -125,21 +128,24 @@ impl Dataset for Waves {
 struct Net {
     first: Linear,
     second: Linear,
+    norm: Option<SyncBatchNorm>,
     forwards: AtomicUsize,
     case: Case,
 }
 
 impl Net {
-    fn new(store: &VarStore, case: Case) -> Self {
+    fn new(store: &VarStore, case: Case, sync: Option<&SyncGroup>) -> Self {
         let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
         let (first, second) = (layer("first", case.data.1, HIDDEN), layer("second", HIDDEN, CLASSES));
+        let norm = |sync| SyncBatchNorm::new(store.root() / "norm", HIDDEN, Default::default(), sync);
+        let norm = sync.map(norm);
         for (place, Named { tensor, .. }) in parameters(store).iter().enumerate() {
             let values = Tensor::arange(tensor.numel() as i64, (Kind::Float, Device::Cpu)) * 0.7;
             let bound = 1.0 / (tensor.size()[tensor.dim() - 1] as f64).sqrt();
             let values = ((values + place as f64).sin() * bound).view_as(tensor);
             drumline::tch::no_grad(|| tensor.shallow_clone().copy_(&values));
         }
-        Self { first, second, forwards: AtomicUsize::new(0), case }
+        Self { first, second, norm, forwards: AtomicUsize::new(0), case }
     }
 }
 
@@ -147,6 +153,8 @@ impl Module for Net {
     fn forward(&self, input: &Tensor) -> Tensor {
         self.forwards.fetch_add(1, Ordering::Relaxed);
         let hidden = self.first.forward(input).tanh();
+        let hidden =
+            self.norm.as_ref().map_or_else(|| hidden.shallow_clone(), |norm| norm.forward_t(&hidden, true));
         if self.case.reads {
             assert!(hidden.double_value(&[0, 0]).is_finite());
         }
@@ -205,14 +213,15 @@ pub(super) fn train_on(
     callback: impl Callback,
 ) -> anyhow::Result<Trained> {
     let store = VarStore::new(GPU);
-    let (net, noted) = (Net::new(&store, case), Arc::default());
+    let sync_group = case.syncs.then(|| SyncGroup::new(group)).transpose()?;
+    let (net, noted) = (Net::new(&store, case, sync_group.as_ref()), Arc::default());
     let trainer = DistTrainer::new(group, &net, &store, data).loss(CrossEntropy::default());
     let trainer = trainer.print_every(0).validate_every(Every::Never).seed(5);
     let trainer =
         trainer.batch_size_per_gpu(case.batch_size).update_every(case.update_every).n_epochs(case.epochs);
     let trainer = trainer.cuda_graphs(case.graphs).num_workers(case.workers).pin_memory(case.pin_memory);
     let trainer = trainer.precision(case.precision).loss_scale(HIGH);
-    let options = DdpOptions { reduces_alone: case.reduces_alone, ..DdpOptions::default() };
+    let options = DdpOptions { reduces_alone: case.reduces_alone, sync_group, ..DdpOptions::default() };
     let lr = if case.adam { 0.01 } else { 0.1 };
     let changing = move |at: At| lr * (1.0 + 0.5 * (at.step as f64).sin());
     let trainer = trainer.ddp_options(options).callback(GradientClip::norm(0.5));
