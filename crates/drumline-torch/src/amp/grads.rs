@@ -132,15 +132,18 @@ impl Unscaled {
         scaler: &mut LossScaler,
         optimizer: &mut dyn Optimizer,
     ) -> Result<StepMade, TorchError> {
-        let made = match self.has_overflowed()? {
-            true => StepMade::Skipped,
-            false => {
-                optimizer.step()?;
-                StepMade::Yes
-            }
-        };
+        let made = self.step_alone(optimizer)?;
         scaler.update(&self.found_inf)?;
         Ok(made)
+    }
+
+    /// A step, unless gradients have overflowed; the scale stays, for other optimizers of the same backward. [`update`](Self::update) moves it on.
+    pub fn step_alone(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade, TorchError> {
+        if self.has_overflowed()? {
+            return Ok(StepMade::Skipped);
+        }
+        optimizer.step()?;
+        Ok(StepMade::Yes)
     }
 
     /// The same without a wait for the device, so that a graph can capture it: the kernels find out by themselves whether the step is made.

@@ -116,13 +116,7 @@ impl Scaled<'_> {
     pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade> {
         self.unscale(optimizer.parameters())?;
         let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
-        let made = match unscaled.has_overflowed()? {
-            true => StepMade::Skipped,
-            false => {
-                optimizer.step()?;
-                StepMade::Yes
-            }
-        };
+        let made = unscaled.step_alone(optimizer)?;
         self.scaling.note_found(unscaled)?;
         self.own.stepped_at.set(at);
         self.own.was_skipped.set(made == StepMade::Skipped);

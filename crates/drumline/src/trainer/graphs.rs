@@ -15,7 +15,7 @@
 mod recorded;
 
 use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope, pinned_like};
-use drumline_torch::{Beside, TensorCollectives, TorchError, grad};
+use drumline_torch::{Beside, TensorCollectives, TorchError, clip_grad_norm_on_device, grad};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -318,7 +318,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             unscaled.agree(&self.state.group)?;
             figures.extend(<[Tensor; 2]>::from(unscaled.update(scaler)?));
         }
-        let norms = self.hooks.gradient_clips().map(|clip| clip.apply_on_device(&self.state.parameters));
+        let (clips, parameters) = (self.hooks.gradient_clips(), &self.state.parameters);
+        let norms = clips.map(|clip| clip.apply(parameters, clip_grad_norm_on_device));
         figures.extend(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next());
         let figures =
             figures.iter().map(|figure| figure.f_to_kind(Kind::Double)).collect::<Result<Vec<_>, _>>()?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use drumline_comm::ReduceOp;
 use drumline_observe::trace::Track;
 use drumline_parallel::ParallelError;
-use drumline_torch::{Autocast, StepMade, TorchError, Unscaled};
+use drumline_torch::{Autocast, StepMade, TorchError, Unscaled, clip_grad_norm};
 use tch::{Tensor, no_grad};
 
 use super::batch::Batch;
@@ -151,7 +151,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             Way::Graphs if computed.norm.is_none_or(f64::is_finite) => Ok(computed.norm),
             // Where a graph has found no number, this finds out whose.
             _ => guarded(|| {
-                let norms = self.hooks.gradient_clips().map(|clip| clip.apply(&self.state.parameters));
+                let norms = self
+                    .hooks
+                    .gradient_clips()
+                    .map(|clip| clip.apply(&self.state.parameters, clip_grad_norm));
                 Ok(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
             }),
         };

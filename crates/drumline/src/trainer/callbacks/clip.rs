@@ -1,7 +1,6 @@
 //! Gradients within bounds.
 
-use drumline_torch::{Named, TorchError, clip_grad_norm, clip_grad_norm_on_device, clip_grad_value};
-use tch::Tensor;
+use drumline_torch::{Named, TorchError, clip_grad_value};
 
 use crate::trainer::callback::Callback;
 
@@ -31,29 +30,16 @@ impl GradientClip {
 }
 
 impl GradientClip {
-    /// Clips; the norm before that, where it goes by it. One that is no number is an error that names the parameter.
-    pub(in crate::trainer) fn apply(&self, parameters: &[Named]) -> Result<Option<f64>, TorchError> {
-        Ok(match self.bound {
-            Bound::Norm(max_norm) => Some(clip_grad_norm(parameters, max_norm)?),
-            Bound::Value(max_value) => {
-                clip_grad_value(parameters, max_value)?;
-                None
-            }
-        })
-    }
-
-    /// The same without a wait for the device, so that it can be part of a graph. A norm that is no number leaves the gradients as they are.
-    pub(in crate::trainer) fn apply_on_device(
+    /// Clips, by a norm with `by_norm`; what that gives, the norm before.
+    pub(in crate::trainer) fn apply<T>(
         &self,
         parameters: &[Named],
-    ) -> Result<Option<Tensor>, TorchError> {
-        Ok(match self.bound {
-            Bound::Norm(max_norm) => Some(clip_grad_norm_on_device(parameters, max_norm)?),
-            Bound::Value(max_value) => {
-                clip_grad_value(parameters, max_value)?;
-                None
-            }
-        })
+        by_norm: fn(&[Named], f64) -> Result<T, TorchError>,
+    ) -> Result<Option<T>, TorchError> {
+        match self.bound {
+            Bound::Norm(max_norm) => by_norm(parameters, max_norm).map(Some),
+            Bound::Value(max_value) => clip_grad_value(parameters, max_value).map(|()| None),
+        }
     }
 }
 
