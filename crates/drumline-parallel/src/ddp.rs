@@ -373,6 +373,13 @@ impl<M> Ddp<M> {
         self.others.as_ref().map_or(Ok(()), |others| others.reducer().is_recordable())
     }
 
+    /// An error if what backward has queued on a GPU failed, so that gradients are worth nothing. Asked after a wait for the GPU, such as the reading of a
+    /// loss: backward itself returns before.
+    pub fn check(&self) -> Result {
+        self.sync_group.as_ref().map_or(Ok(()), SyncGroup::check)?;
+        self.others.as_ref().map_or(Ok(()), |others| others.reducer().check())
+    }
+
     /// The parameters whose gradients are reduced.
     pub fn parameters(&self) -> Vec<Named> {
         self.params.clone()

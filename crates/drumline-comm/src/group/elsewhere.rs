@@ -99,6 +99,12 @@ impl ProcessGroup {
         self.inner.process.options.timeout
     }
 
+    /// An error if the group was given up. What calls elsewhere have written is worth nothing then, and none of them could say so, as they
+    /// return before they are done.
+    pub fn check(&self) -> Result<(), CommError> {
+        self.standing().failure().map_or(Ok(()), Err)
+    }
+
     /// Whether the group can still be used, for threads that must not keep it alive.
     pub fn standing(&self) -> Standing {
         let Self { inner, .. } = self;
@@ -182,7 +188,11 @@ mod tests {
     #[test]
     fn giving_up_by_way_of_the_standing_reaches_all_ranks() {
         let outcomes = LocalGroup::outcomes(2, &GroupOptions::default(), |group| match group.rank() {
-            0 => group.barrier(),
+            0 => {
+                assert!(group.check().is_ok(), "control");
+                group.barrier().unwrap_err();
+                group.check()
+            }
             _ => Err(group.standing().abort("the GPU is gone")),
         });
         for outcome in outcomes {

@@ -42,11 +42,8 @@ impl Pool {
 
 /// Someone whose calls were recorded, and who must see that they end.
 pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
-    /// A graph with such calls is about to be launched, which may take as long as its calls do.
-    fn launches(&self);
-
-    /// It was launched on the current stream.
-    fn launched(&self) -> Result<(), TorchError>;
+    /// Has a graph with such calls launched on the current stream, unless they cannot be made any more.
+    fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError>;
 }
 
 /// Those of the recording under way. Calls are recorded by any thread: backward has its own. Two recordings at a time may each get the other's, which are then asked
@@ -95,18 +92,30 @@ impl Graph {
             "what was recorded cannot be launched",
         );
         graph.followers = std::mem::take(&mut *FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner));
+        // In one order for all graphs: each keeps its calls to itself while one is launched.
+        graph.followers.sort_by_key(|follower| follower.as_ptr().addr());
         let made = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         ended?;
         Ok((graph, made))
     }
 
-    /// Launches it on the current stream.
+    /// Launches it on the current stream. An error if it has calls to other ranks, and their group was given up: also where that was in the launch
+    /// before, of which nobody was told.
     pub fn launch(&self) -> Result<(), TorchError> {
-        let followers: Vec<_> = self.followers.iter().filter_map(Weak::upgrade).collect();
-        followers.iter().for_each(|follower| follower.launches());
-        // SAFETY: the graph lives.
-        let launched = check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph");
-        launched.and(followers.iter().try_for_each(|follower| follower.launched()))
+        self.launch_for(&self.followers)
+    }
+
+    fn launch_for(&self, followers: &[Weak<dyn Follower>]) -> Result<(), TorchError> {
+        match followers {
+            // SAFETY: the graph lives.
+            [] => check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph"),
+            [first, rest @ ..] => match first.upgrade() {
+                Some(first) => first.launch(&mut || self.launch_for(rest)),
+                None => Err(TorchError::Unfit(
+                    "a graph has calls to other ranks, and their group has ended; try dropping the graph first".into(),
+                )),
+            },
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Line {
     nccl: &'static Nccl,
     raw: RawComm,
     pub(super) stream: Stream,
-    /// Held while a call is made; an abort waits for it, but not for long.
+    /// Held while a call is made or a graph with calls is launched; an abort waits for it, but not for long.
     gate: Mutex<()>,
     /// Once raised, `raw` must not be used.
     is_closed: AtomicBool,
@@ -186,7 +186,7 @@ impl Line {
         })
     }
 
-    fn gate(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn gate(&self) -> MutexGuard<'_, ()> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -26,7 +26,7 @@ use crate::error::TorchError;
 /// How often watcher and asker look.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long news of a lost rank may take, after NCCL has noticed that something is wrong.
+/// How long news of a rank that is lost or late may take, after something is seen to be wrong: they say more.
 const NEWS_WAIT: Duration = Duration::from_millis(600);
 
 /// How many elements this rank sends to each, and expects of each: what the others must know where lengths are each rank's own.
@@ -164,7 +164,7 @@ impl Watcher {
     }
 
     pub(super) fn failure(&self) -> Option<CommError> {
-        self.watch.state().failure.clone().or_else(|| self.watch.news())
+        self.watch.failure()
     }
 
     pub(super) fn follow(&self, call: Outstanding) {
@@ -212,15 +212,15 @@ impl Watcher {
 }
 
 impl Follower for Watch {
-    fn launches(&self) {
-        tracing::trace!("a graph with collectives is launched");
+    fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError> {
+        let _gate = self.line.gate();
+        // What was recorded is NCCL's to run no more.
+        self.failure().map_or(Ok(()), Err)?;
+        // Launching may take as long as the calls do.
         self.state().outstanding.push_back(Outstanding { done: None, work: Work::new(None) });
-    }
-
-    fn launched(&self) -> Result<(), TorchError> {
+        launch()?;
         let done = Event::new(Timing::Off)?;
         done.record(Stream::current(self.line.stream.device())?)?;
-        tracing::trace!("it is on its way");
         if let Some(launched) = self.state().outstanding.iter_mut().find(|launched| launched.done.is_none()) {
             launched.done = Some(done);
         }
@@ -231,6 +231,10 @@ impl Follower for Watch {
 impl Watch {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.state().failure.clone().or_else(|| self.news())
     }
 
     /// Why one of the groups was given up, if it was.
@@ -267,10 +271,8 @@ impl Watch {
         if let Some(cause) = self.news() {
             return Some(cause);
         }
-        if let Some(trouble) = self.line.trouble() {
-            return Some(self.news_soon().unwrap_or_else(|| self.group.abort(&trouble)));
-        }
-        self.overdue().map(|trouble| self.group.abort(&trouble))
+        let trouble = self.line.trouble().or_else(|| self.overdue())?;
+        Some(self.news_soon().unwrap_or_else(|| self.group.abort(&trouble)))
     }
 
     fn ask(&self) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use drumline_torch::{Named, RngState};
 use serde_json::json;
+use tch::Device;
 
 use super::Accelerator;
 use super::error::{AcceleratorError, Result};
@@ -92,6 +93,10 @@ impl Accelerator {
     }
 
     fn state(&self) -> std::result::Result<TrainState, Cause> {
+        if let Device::Cuda(gpu) = self.shared.device {
+            tch::Cuda::synchronize(gpu as i64);
+        }
+        self.models.borrow().iter().try_for_each(|model| model.replica.check())?;
         let place = self.shared.place.get().map(|place| place.now());
         let optimizers = self.optimizers.borrow();
         let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();

@@ -68,6 +68,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             Way::AsItIs => self.gradients(window.batches, agreed)?,
             Way::Graphs => self.graphed_gradients(window, agreed, supply)?,
         };
+        // The loss was read: what the GPU had to do is done, or was given up.
+        self.ddp.check()?;
         let own = [&[computed.sum], &self.train_scores.sums()[..]].concat();
         let sums = waits.over(|| self.add_up(own))?;
         self.state.loss = sums[0] / agreed.count;

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use drumline::LogOptions;
 use drumline::trainer::{Callback, CallbackResult, Precision, TrainState};
-use rank_test::{RankReport, Ranks, StandIn, ranks_test};
+use rank_test::{StandIn, ranks_test};
 
 use super::trained::{Case, WARM_UPS, Waves, assert_same_losses, join, train, train_on};
 
@@ -57,36 +56,39 @@ ranks_test!(
     2,
     timeout = LONG,
     {
-        let filter = Some("drumline_torch=trace".into());
-        drumline::init_logging(LogOptions { filter, ..LogOptions::default() })?;
         let group = join()?;
+        let case = Case { graphs: std::env::var_os("EAGER").is_none(), ..SHARE };
         let data = Waves { len: SHARE.data.0, width: SHARE.data.1 };
-        match train_on(&group, SHARE, data, Late) {
+        match train_on(&group, case, data, Late) {
             Ok(trained) => println!("went well by {} forwards", trained.forwards),
             Err(error) => println!("told: {error:#}"),
         }
     },
     |ranks| {
         let library = StandIn::new()?;
-        let printed = |ranks: Ranks| -> anyhow::Result<Vec<String>> {
+        let all_say = |variables: &[(&str, &str)], words: &[&str]| -> anyhow::Result<()> {
             let timeout = format!("{}s", TIMEOUT.as_secs());
-            let report = library.with(&ranks).env([("DRUMLINE_TIMEOUT", timeout)]).pass()?;
-            let said = |rank: &RankReport| {
-                format!("{}{}", rank.stderr_text(), String::from_utf8_lossy(&rank.stdout))
-            };
-            Ok(report.ranks.iter().map(said).collect())
-        };
-        for stdout in printed(ranks.clone().env([("LATE", "1")]))? {
-            for words in [
-                "told: ",
-                "a CUDA graph with collectives has not ended on the GPU after 5s",
-                "another rank may be late",
-            ] {
-                assert!(stdout.contains(words), "no `{words}`: {stdout}");
+            let ranks = library.with(&ranks).env(variables.iter().copied());
+            for rank in ranks.env([("DRUMLINE_TIMEOUT", timeout)]).pass()?.ranks {
+                let said = String::from_utf8_lossy(&rank.stdout);
+                for words in words {
+                    assert!(
+                        said.contains(words),
+                        "no `{words}` with {variables:?}: {said}{}",
+                        rank.stderr_text()
+                    );
+                }
             }
-        }
-        for stdout in printed(ranks)? {
-            assert!(stdout.contains("went well by 5 forwards"), "control: {stdout}");
-        }
+            Ok(())
+        };
+        let of_graph =
+            "a CUDA graph with collectives has not ended on the GPU after 5s; another rank may be late";
+        all_say(&[("LATE", "1")], &["told: ", of_graph])?;
+        all_say(&[], &["went well by 5 forwards"])?;
+        all_say(
+            &[("EAGER", "1"), ("LATE", "1")],
+            &["told: ", "all_reduce(", "timed out after 5s", "rank 1"],
+        )?;
+        all_say(&[("EAGER", "1")], &["went well by 24 forwards"])?;
     }
 );
