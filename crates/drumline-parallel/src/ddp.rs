@@ -373,11 +373,10 @@ impl<M> Ddp<M> {
         self.others.as_ref().map_or(Ok(()), |others| others.reducer().is_recordable())
     }
 
-    /// An error if what backward has queued on a GPU failed, so that gradients are worth nothing. Asked after a wait for the GPU, such as the reading of a
-    /// loss: backward itself returns before.
-    pub fn check(&self) -> Result {
-        self.sync_group.as_ref().map_or(Ok(()), SyncGroup::check)?;
-        self.others.as_ref().map_or(Ok(()), |others| others.reducer().check())
+    /// Gives up all groups that the model's steps use: this rank will not go on, and others may be in any of them.
+    pub fn abort(&self, cause: &str) {
+        self.group.abort(cause);
+        self.sync_group.iter().for_each(|group| group.abort(cause));
     }
 
     /// The parameters whose gradients are reduced.

@@ -119,11 +119,6 @@ impl SyncGroup {
         }
     }
 
-    /// An error if the ranks have given up.
-    pub(crate) fn check(&self) -> Result<(), CommError> {
-        self.shared.group.check()
-    }
-
     fn shadow_on_gpu(&self, gpu: usize, calls: &[SyncCall]) -> Result<(), CommError> {
         let zeros = |len| Tensor::zeros([len as i64], (Kind::Double, Device::Cuda(gpu)));
         for call in calls {

@@ -12,9 +12,10 @@ using drumline::Message;
 
 namespace {
 
-// libtorch's graph, asked whether it will give its memory back.
+// libtorch's graph, asked whether it will give its memory back, and by what CUDA knows its recording.
 struct Graph : at::cuda::CUDAGraph {
   bool releases_its_pool() const { return capture_ended_; }
+  uint64_t recording() const { return capture_id_; }
 };
 
 // Goes on with the same numbers in a state that knows of no recording.
@@ -63,11 +64,12 @@ void drumline_cuda_graph_free(Graph* graph) { delete graph; }
 // What this thread puts on the current stream from now on is recorded and not run. Other threads may go on working with the GPU.
 //
 // Where that cannot begin, libtorch leaves what it had begun by then: both allocators count the pool's users, each for itself.
-Message drumline_cuda_graph_begin(Graph* graph, DrumlinePool pool) {
+Message drumline_cuda_graph_begin(Graph* graph, DrumlinePool pool, uint64_t* recording) {
   return guarded([&] {
     c10::MempoolId_t id{pool.first, pool.second};
     try {
       graph->capture_begin(id, cudaStreamCaptureModeThreadLocal);
+      *recording = graph->recording();
     } catch (...) {
       auto device = c10::cuda::current_device();
       auto* host = at::getHostAllocator(at::kCUDA);

@@ -55,12 +55,13 @@ Message drumline_cuda_stream_is_done(Stream stream, bool* done) {
   return guarded([&] { *done = stream.cuda().query(); });
 }
 
-// Whether what is put on it is recorded for a graph, and not run.
-Message drumline_cuda_stream_is_recording(Stream stream, bool* is_recording) {
+// The recording for which what is put on it is kept, and not run; 0 if there is none.
+Message drumline_cuda_stream_recording(Stream stream, uint64_t* id) {
   return guarded([&] {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    C10_CUDA_CHECK(cudaStreamIsCapturing(stream.cuda().stream(), &status));
-    *is_recording = status != cudaStreamCaptureStatusNone;
+    unsigned long long found = 0;
+    C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream.cuda().stream(), &status, &found));
+    *id = status == cudaStreamCaptureStatusNone ? 0 : found;
   });
 }
 

@@ -53,7 +53,6 @@ pub use policy::{DeepSpeedScale, DynamicScale, ScalePolicy};
 pub struct LossScaler {
     policy: ScalePolicy,
     at: Scale,
-    found_inf: Tensor,
 }
 
 /// What a scaler goes on from.
@@ -78,7 +77,6 @@ impl LossScaler {
                 growth_tracker: count(0)?,
                 hysteresis: count(policy.hysteresis().into())?,
             },
-            found_inf: Tensor::f_zeros([], (Kind::Float, device))?,
             policy,
         })
     }
@@ -135,12 +133,12 @@ impl LossScaler {
         Ok(())
     }
 
-    /// Divides the gradients by the scale; returns what was found, in memory that is always the same.
+    /// Divides the gradients by the scale; returns what was found.
     fn unscale(&self, grads: &[&Tensor]) -> Result<Tensor, TorchError> {
         // As PyTorch: the reciprocal of a scale far from 1 is exact in f64 only.
         let inv_scale = self.at.scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
-        let mut found_inf = self.found_inf.shallow_clone();
-        let _ = found_inf.f_zero_()?;
+        // Each has its own: several optimizers may unscale before one of them steps.
+        let found_inf = self.at.scale.f_zeros_like()?;
         ffi::unscale(grads, &found_inf, &inv_scale)?;
         Ok(found_inf)
     }

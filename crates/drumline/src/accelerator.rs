@@ -36,7 +36,7 @@ use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
 use drumline_parallel::DdpOptions;
-use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm};
+use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm, nccl};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
@@ -339,9 +339,10 @@ impl Accelerator {
         self.on_main_process(|| drop(writeln!(std::io::stdout(), "{line}")));
     }
 
-    /// Waits for all ranks.
+    /// Waits for all ranks, each of which has waited for its GPU: an error if what was queued there failed.
     #[track_caller]
     pub fn wait_for_everyone(&self) -> Result {
+        nccl::settle(self.device())?;
         Ok(self.group().barrier()?)
     }
 

@@ -8,6 +8,7 @@
 //! Not here: who moves the data, and what becomes of it when the group is given up.
 
 use std::any::Any;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -99,12 +100,6 @@ impl ProcessGroup {
         self.inner.process.options.timeout
     }
 
-    /// An error if the group was given up. What calls elsewhere have written is worth nothing then, and none of them could say so, as they
-    /// return before they are done.
-    pub fn check(&self) -> Result<(), CommError> {
-        self.standing().failure().map_or(Ok(()), Err)
-    }
-
     /// Whether the group can still be used, for threads that must not keep it alive.
     pub fn standing(&self) -> Standing {
         let Self { inner, .. } = self;
@@ -134,6 +129,12 @@ impl Standing {
     /// Why the group was given up, if it was.
     pub fn failure(&self) -> Option<CommError> {
         self.fate.cause()
+    }
+
+    /// A rank, as the job counts them, that has let go of the group or left the job in good order, if one has.
+    pub fn left(&self) -> Option<usize> {
+        let index = self.fate.left.iter().position(|left| left.load(Ordering::Acquire))?;
+        Some(self.fate.members[index])
     }
 
     /// Gives the group up with this cause, unless there was one before, and tells the other ranks; returns the one that holds.
@@ -188,11 +189,7 @@ mod tests {
     #[test]
     fn giving_up_by_way_of_the_standing_reaches_all_ranks() {
         let outcomes = LocalGroup::outcomes(2, &GroupOptions::default(), |group| match group.rank() {
-            0 => {
-                assert!(group.check().is_ok(), "control");
-                group.barrier().unwrap_err();
-                group.check()
-            }
+            0 => group.barrier(),
             _ => Err(group.standing().abort("the GPU is gone")),
         });
         for outcome in outcomes {
@@ -200,6 +197,24 @@ mod tests {
                 outcome.unwrap_err().to_string().contains("rank 1 called off group `world`: the GPU is gone")
             );
         }
+    }
+
+    #[test]
+    fn who_has_left_is_known() {
+        let outcomes = LocalGroup::outcomes(2, &GroupOptions::default(), |group| {
+            let standing = group.standing();
+            group.barrier()?;
+            assert!(group.rank() == 1 || standing.failure().is_none());
+            if group.rank() == 0 {
+                let deadline = std::time::Instant::now() + Duration::from_secs(10);
+                while standing.left().is_none() && std::time::Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                assert_eq!(standing.left(), Some(1));
+            }
+            Ok(())
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //!   the stream of who called backward                                 … end of backward ┴─▶ optimizer
 //! ```
 
-use drumline_torch::cuda::{Event, Priority, Stream, Timing};
-use drumline_torch::move_grads;
+use drumline_torch::cuda::{Event, Priority, Stream, Timing, keep_until};
+use drumline_torch::{grad, move_grads};
 use tch::{Device, Tensor};
 
 use crate::arena::Arena;
@@ -63,6 +63,13 @@ impl Queues {
         let params = &arena.layout.buckets[bucket].params;
         let leaves: Vec<&Tensor> = params.iter().map(|param| &arena.tensors[*param].tensor).collect();
         let places: Vec<&Tensor> = params.iter().map(|param| &arena.places[*param]).collect();
+        if self.seen.len() > 1 {
+            // Each belongs to the stream on which it came, which may use its memory again before the copy.
+            let gradients =
+                leaves.iter().map(|leaf| grad(leaf)).collect::<std::result::Result<Vec<_>, _>>()?;
+            let mut dense = gradients.iter().flatten().filter(|gradient| !gradient.is_sparse());
+            dense.try_for_each(|gradient| keep_until(gradient, current))?;
+        }
         move_grads(&leaves, &places)?;
         let ready = Event::new(Timing::Off)?;
         ready.record(current)?;

@@ -98,11 +98,6 @@ impl Reducer {
         }
     }
 
-    /// An error if the ranks have given up.
-    pub(super) fn check(&self) -> Result {
-        Ok(self.group.check()?)
-    }
-
     /// Whether backwards that are not announced may go on without reduction.
     pub(super) fn allow_unreduced(&mut self, allowed: bool) {
         self.mode = if allowed { Mode::Unreduced } else { Mode::Unexpected };

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use drumline_comm::{ProcessGroup, ReduceOp};
-use drumline_torch::{TensorCollectives, TorchError, cuda};
+use drumline_torch::cuda::GraphedStep;
+use drumline_torch::{TensorCollectives, TorchError, cuda, nccl};
 use rank_test::{Exit, Ranks, StandIn, ranks_test};
 use tch::{Device, Kind, Tensor};
 
-use super::GPU;
+use super::{GPU, join};
 
 /// How long a call waits for a rank.
 const TIMEOUT: Duration = Duration::from_secs(6);
@@ -195,3 +196,41 @@ ranks_test!(a_call_that_is_called_off_while_it_is_made_fails_itself, 2, { progra
     assert!(all[0].contains("told in round 0:"), "{all:?}");
     control(&ranks)?;
 });
+
+/// Far more than a rank that left may be waited for.
+const LONG_TIMEOUT: Duration = Duration::from_secs(40);
+
+ranks_test!(
+    a_rank_that_leaves_is_named_to_who_waits_for_it_in_a_graph,
+    2,
+    {
+        let group = join()?;
+        let (mut x, mut graphed) = (ones(1000), GraphedStep::new(0)?);
+        for step in 0..8 {
+            if step == 6 && group.rank() == 1 && std::env::var_os("LEAVES").is_some() {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let made = graphed.run(|| group.all_reduce_tensor(&mut x, ReduceOp::Avg)).map(drop);
+            if let Err(error) = made.and_then(|()| nccl::settle(GPU)) {
+                ensure!(began.elapsed() < LONG_TIMEOUT / 2, "told only after {:?}: {error}", began.elapsed());
+                println!("told in step {step}: {error}");
+                let told = graphed.run(|| Ok::<_, TorchError>(())).unwrap_err().to_string();
+                ensure!(told == error.to_string(), "and nothing is launched any more: {told}");
+                return Ok(());
+            }
+        }
+        println!("went well: {}", graphed.is_recorded());
+    },
+    |ranks| {
+        let library = StandIn::new()?;
+        let ranks = library.with(&ranks).env([("DRUMLINE_TIMEOUT", format!("{}s", LONG_TIMEOUT.as_secs()))]);
+        let said = |ranks: Ranks| -> Result<String> {
+            Ok(String::from_utf8_lossy(&ranks.pass()?.ranks[0].stdout).into_owned())
+        };
+        let told = said(ranks.clone().env([("LEAVES", "1")]))?;
+        let words = "told in step 6: rank 0 called off group `world`: a CUDA graph with collectives has not ended on the GPU, and rank 1 has left";
+        assert!(told.contains(words), "{told}");
+        assert!(said(ranks)?.contains("went well: true"), "control");
+    }
+);

@@ -143,3 +143,24 @@ ranks_test!(a_rank_without_any_batch_ends_a_step_with_synchronised_norms_at_once
         std::thread::sleep(Duration::from_secs(1));
     }
 });
+
+ranks_test!(a_model_that_is_given_up_is_so_for_who_is_in_its_norms, 2, {
+    let group = ProcessGroup::from_env()?;
+    let (sync, vs) = (SyncGroup::new(&group)?, VarStore::new(Device::Cpu));
+    let net = normed(&vs, &sync);
+    let options = DdpOptions { sync_group: Some(sync), broadcast_buffers: false, ..DdpOptions::default() };
+    let ddp = Ddp::new(net, &vs, &group, options)?;
+    let (x, y) = samples(0..8);
+    ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
+    if group.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(300));
+        ddp.abort("batch 7 cannot be read");
+        // It is still there, and the other does not wait for it.
+        std::thread::sleep(Duration::from_secs(6));
+        return Ok(());
+    }
+    let began = Instant::now();
+    let error = ddp.forward(&x).unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(error.to_string().contains("batch 7 cannot be read"), "{error}");
+});

@@ -157,7 +157,7 @@ impl Unscaled {
     }
 
     /// Moves the scale on for the next step, without a wait for the device, and leaves it to the caller to make this one or to leave it out. Returns what
-    /// was found and the new scale, on the device: each is in memory that stays the same, so that a captured graph fills them anew.
+    /// was found and the new scale, on the device, where a captured graph fills them anew.
     pub fn update(self, scaler: &mut LossScaler) -> Result<(Tensor, Tensor), TorchError> {
         scaler.update(&self.found_inf)?;
         Ok((self.found_inf, scaler.at.scale.shallow_clone()))

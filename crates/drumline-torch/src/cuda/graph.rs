@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use super::library::{Functions, functions};
 use crate::error::TorchError;
@@ -46,16 +46,24 @@ pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
     fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError>;
 }
 
-/// Those of the recording under way. Calls are recorded by any thread: backward has its own. Two recordings at a time may each get the other's, which are then asked
-/// to look more often than they need.
-static FOLLOWERS: Mutex<Vec<Weak<dyn Follower>>> = Mutex::new(Vec::new());
+/// Those of the recordings under way, by what CUDA knows these. Calls are recorded by any thread: backward has its own.
+static FOLLOWERS: Mutex<Vec<(u64, Weak<dyn Follower>)>> = Mutex::new(Vec::new());
+
+fn followers() -> MutexGuard<'static, Vec<(u64, Weak<dyn Follower>)>> {
+    FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A call is being recorded.
-pub(crate) fn follow_launches(follower: Weak<dyn Follower>) {
-    let mut all = FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if !all.iter().any(|known| known.ptr_eq(&follower)) {
-        all.push(follower);
+pub(crate) fn follow_launches(recording: u64, follower: Weak<dyn Follower>) {
+    let mut all = followers();
+    if !all.iter().any(|(of, known)| *of == recording && known.ptr_eq(&follower)) {
+        all.push((recording, follower));
     }
+}
+
+/// Those of this recording, which has ended.
+fn take_followers(recording: u64) -> Vec<Weak<dyn Follower>> {
+    followers().extract_if(.., |(of, _)| *of == recording).map(|(_, follower)| follower).collect()
 }
 
 /// Recorded work.
@@ -83,17 +91,17 @@ impl Graph {
         // SAFETY: fills one pointer, which is ours from then on.
         check(unsafe { (functions.graph_new)(&mut raw) }, "cannot make a graph")?;
         let mut graph = Self { raw, functions, followers: Vec::new() };
-        // SAFETY: the graph lives.
-        check(unsafe { (functions.graph_begin)(graph.raw, pool.0) }, "cannot begin to record")?;
+        let mut recording = 0;
+        // SAFETY: the graph lives; fills one number.
+        let begun = unsafe { (functions.graph_begin)(graph.raw, pool.0, &mut recording) };
+        check(begun, "cannot begin to record")?;
         let made = catch_unwind(AssertUnwindSafe(body));
         // SAFETY: the graph lives. The recording must end also where `body` failed.
         let ended = check(
             unsafe { (functions.graph_end)(graph.raw, pool.0) },
             "what was recorded cannot be launched",
         );
-        graph.followers = std::mem::take(&mut *FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner));
-        // In one order for all graphs: each keeps its calls to itself while one is launched.
-        graph.followers.sort_by_key(|follower| follower.as_ptr().addr());
+        graph.followers = take_followers(recording);
         let made = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         ended?;
         Ok((graph, made))
@@ -123,5 +131,42 @@ impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: ours, and not used again.
         unsafe { (self.functions.graph_free)(self.raw) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Counting;
+
+    impl Follower for Counting {
+        fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError> {
+            launch()
+        }
+    }
+
+    #[test]
+    fn recordings_at_the_same_time_have_each_its_followers() {
+        let all = [Counting, Counting].map(Arc::new);
+        let follow = |recording: u64, index: usize| {
+            let follower: Weak<Counting> = Arc::downgrade(&all[index]);
+            follow_launches(recording, follower);
+        };
+        // Numbers that no recording has.
+        let [first, second] = [u64::MAX, u64::MAX - 1];
+        follow(first, 0);
+        follow(second, 1);
+        follow(first, 1);
+        follow(first, 1);
+        let of_second = take_followers(second);
+        assert_eq!(
+            (of_second.len(), of_second[0].ptr_eq(&(Arc::downgrade(&all[1]) as Weak<dyn Follower>))),
+            (1, true)
+        );
+        assert_eq!((take_followers(first).len(), take_followers(first).len()), (2, 0));
     }
 }

@@ -59,7 +59,7 @@ functions! {
     stream_enter: fn(RawStream, *mut RawStream) -> Message;
     stream_synchronize: fn(RawStream) -> Message;
     stream_is_done: fn(RawStream, *mut bool) -> Message;
-    stream_is_recording: fn(RawStream, *mut bool) -> Message;
+    stream_recording: fn(RawStream, *mut u64) -> Message;
     stream_raw: fn(RawStream, *mut *mut std::ffi::c_void) -> Message;
     event_new: fn(bool, *mut *mut CudaEvent) -> Message;
     event_free: fn(*mut CudaEvent);
@@ -71,7 +71,7 @@ functions! {
     pool_new: fn(*mut RawPool) -> Message;
     graph_new: fn(*mut *mut CudaGraph) -> Message;
     graph_free: fn(*mut CudaGraph);
-    graph_begin: fn(*mut CudaGraph, RawPool) -> Message;
+    graph_begin: fn(*mut CudaGraph, RawPool, *mut u64) -> Message;
     graph_end: fn(*mut CudaGraph, RawPool) -> Message;
     graph_replay: fn(*mut CudaGraph) -> Message;
     memory: fn(i32, *mut RawMemory) -> Message;

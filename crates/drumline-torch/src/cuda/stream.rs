@@ -87,11 +87,15 @@ impl Stream {
 
     /// Whether what is put on it now is recorded for a graph, and not run.
     pub fn is_recording(self) -> Result<bool, TorchError> {
-        let mut is_recording = false;
-        // SAFETY: takes a stream and fills one bool.
-        let message = unsafe { (functions()?.stream_is_recording)(self.0, &mut is_recording) };
-        check(message, "cannot look at a stream")?;
-        Ok(is_recording)
+        Ok(self.recording()?.is_some())
+    }
+
+    /// By what CUDA knows the recording that it is part of.
+    pub(crate) fn recording(self) -> Result<Option<u64>, TorchError> {
+        let mut id = 0;
+        // SAFETY: takes a stream and fills one number.
+        check(unsafe { (functions()?.stream_recording)(self.0, &mut id) }, "cannot look at a stream")?;
+        Ok((id != 0).then_some(id))
     }
 
     /// What it does from now on comes after the mark.

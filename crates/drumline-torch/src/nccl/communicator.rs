@@ -4,7 +4,7 @@
 //! waits for neither, except for a first call between two GPUs, which makes their connection. So calls can be recorded in a graph.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,10 @@ pub(super) struct Line {
     nccl: &'static Nccl,
     raw: RawComm,
     pub(super) stream: Stream,
-    /// Held while a call is made or a graph with calls is launched; an abort waits for it, but not for long.
+    /// Held while a call is made; an abort waits for it, but not for long.
     gate: Mutex<()>,
+    /// Graphs with calls that are just being launched, for which an abort waits as well.
+    launches: AtomicUsize,
     /// Once raised, `raw` must not be used.
     is_closed: AtomicBool,
 }
@@ -65,8 +67,14 @@ impl Communicator {
         let code = unsafe { (nccl.init_rank)(&mut raw, size, id, rank, &mut config) };
         nccl.check(code, "cannot make a communicator of NCCL")?;
         let stream = Stream::new(device, Priority::High)?;
-        let line =
-            Arc::new(Line { nccl, raw, stream, gate: Mutex::new(()), is_closed: AtomicBool::new(false) });
+        let line = Arc::new(Line {
+            nccl,
+            raw,
+            stream,
+            gate: Mutex::new(()),
+            launches: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        });
         let is_over = || group.standing().failure();
         line.settle(code, group.timeout(), &is_over).inspect_err(|_| line.abort())?;
         let announcer = Announcer::new(companion.clone()).map_err(no_thread)?;
@@ -103,7 +111,7 @@ impl Communicator {
         self.watcher.check()?;
         let Line { stream, .. } = *self.line;
         let current = Stream::current(stream.device())?;
-        let is_recording = current.is_recording()?;
+        let recording = current.recording()?;
         self.announcer.announce(call, parts);
         stream.wait_for_stream(current)?;
         self.make(body)?;
@@ -111,9 +119,9 @@ impl Communicator {
         done.record(stream)?;
         current.wait_for(&done)?;
         // What is recorded does not run now, and its marks cannot be asked.
-        match is_recording {
-            true => self.watcher.follow_launches(),
-            false => self.watcher.follow(Outstanding { done: Some(done), work: Work::new(Some(call)) }),
+        match recording {
+            Some(recording) => self.watcher.follow_launches(recording),
+            None => self.watcher.follow(Outstanding { done: Some(done), work: Work::new(Some(call)) }),
         }
         Ok(())
     }
@@ -186,8 +194,14 @@ impl Line {
         })
     }
 
-    pub(super) fn gate(&self) -> MutexGuard<'_, ()> {
+    fn gate(&self) -> MutexGuard<'_, ()> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A graph with calls is being launched until this is dropped.
+    pub(super) fn begin_launch(&self) -> Launch<'_> {
+        self.launches.fetch_add(1, Ordering::AcqRel);
+        Launch(self)
     }
 
     /// NCCL's words for how it is, if that is not well. While a call is made it is not asked.
@@ -233,7 +247,7 @@ impl Line {
         if self.is_closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.wait_for_gate();
+        self.wait_for_others();
         let (line, (done, ended)) = (self.clone(), std::sync::mpsc::channel());
         let run = move || {
             how(line.nccl, line.raw);
@@ -244,12 +258,25 @@ impl Line {
         }
     }
 
-    /// A call that hangs in the driver must not keep the abort from freeing it.
-    fn wait_for_gate(&self) {
+    /// A call or a launch that hangs in the driver must not keep the abort from freeing it.
+    fn wait_for_others(&self) {
+        let is_busy = || {
+            matches!(self.gate.try_lock(), Err(TryLockError::WouldBlock))
+                || self.launches.load(Ordering::Acquire) > 0
+        };
         let deadline = Instant::now() + LAST_CALL;
-        while matches!(self.gate.try_lock(), Err(TryLockError::WouldBlock)) && Instant::now() < deadline {
+        while is_busy() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// See [`Line::begin_launch`].
+pub(super) struct Launch<'a>(&'a Line);
+
+impl Drop for Launch<'_> {
+    fn drop(&mut self) {
+        self.0.launches.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long news of a rank that is lost or late may take, after something is seen to be wrong: they say more.
 const NEWS_WAIT: Duration = Duration::from_millis(600);
 
+/// How long a graph may go on after a rank has left, in good order: its calls may be done, and the rest of it takes a while.
+const LEFT_WAIT: Duration = Duration::from_secs(10);
+
 /// How many elements this rank sends to each, and expects of each: what the others must know where lengths are each rank's own.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -99,6 +102,21 @@ impl fmt::Display for Work {
     }
 }
 
+/// All of this process, as long as their groups are there.
+static WATCHES: Mutex<Vec<Weak<Watch>>> = Mutex::new(Vec::new());
+
+fn watches() -> MutexGuard<'static, Vec<Weak<Watch>>> {
+    WATCHES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An error if one of them has failed.
+pub(super) fn check_all() -> Result<(), CommError> {
+    let all: Vec<Arc<Watch>> = watches().iter().filter_map(Weak::upgrade).collect();
+    let mut failures =
+        all.iter().filter(|watch| !watch.state().is_ending).filter_map(|watch| watch.failure());
+    failures.next().map_or(Ok(()), Err)
+}
+
 /// The threads and what they look at.
 #[derive(Debug)]
 pub(super) struct Watcher {
@@ -123,6 +141,8 @@ struct State {
     /// The oldest of them, while the driver is asked about it.
     asked: Option<Work>,
     failure: Option<CommError>,
+    /// Since when a rank is known to have left.
+    left_since: Option<Instant>,
     is_ending: bool,
 }
 
@@ -149,6 +169,10 @@ impl Watcher {
         let (state, woken, timeout) = (Mutex::default(), Condvar::new(), group.timeout());
         let (group, companion) = (group.standing(), companion.standing());
         let watch = Arc::new(Watch { line, group, companion, timeout, state, woken });
+        let mut all = watches();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&watch));
+        drop(all);
         let (watching, asking) = (watch.clone(), watch.clone());
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let threads = vec![
@@ -172,9 +196,9 @@ impl Watcher {
     }
 
     /// Each launch of the graph that is being recorded is followed like a call.
-    pub(super) fn follow_launches(&self) {
+    pub(super) fn follow_launches(&self, recording: u64) {
         let watch: Weak<Watch> = Arc::downgrade(&self.watch);
-        follow_launches(watch);
+        follow_launches(recording, watch);
     }
 
     /// NCCL refused a call: the cause is that, unless a rank turns out to be gone.
@@ -213,16 +237,21 @@ impl Watcher {
 
 impl Follower for Watch {
     fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError> {
-        let _gate = self.line.gate();
-        // What was recorded is NCCL's to run no more.
+        let _launch = self.line.begin_launch();
+        // Calls of a communicator that was aborted must not run.
         self.failure().map_or(Ok(()), Err)?;
         // Launching may take as long as the calls do.
         self.state().outstanding.push_back(Outstanding { done: None, work: Work::new(None) });
-        launch()?;
-        let done = Event::new(Timing::Off)?;
-        done.record(Stream::current(self.line.stream.device())?)?;
-        if let Some(launched) = self.state().outstanding.iter_mut().find(|launched| launched.done.is_none()) {
-            launched.done = Some(done);
+        let launched = launch().and_then(|()| self.mark());
+        let mut state = self.state();
+        let place = state.outstanding.iter().position(|launched| launched.done.is_none());
+        match (launched, place) {
+            (Ok(done), Some(place)) => state.outstanding[place].done = Some(done),
+            (Ok(_), None) => {}
+            (Err(error), place) => {
+                place.map(|place| state.outstanding.remove(place));
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -235,6 +264,13 @@ impl Watch {
 
     fn failure(&self) -> Option<CommError> {
         self.state().failure.clone().or_else(|| self.news())
+    }
+
+    /// A mark behind what the current stream has to do.
+    fn mark(&self) -> Result<Event, TorchError> {
+        let mark = Event::new(Timing::Off)?;
+        mark.record(Stream::current(self.line.stream.device())?)?;
+        Ok(mark)
     }
 
     /// Why one of the groups was given up, if it was.
@@ -271,7 +307,7 @@ impl Watch {
         if let Some(cause) = self.news() {
             return Some(cause);
         }
-        let trouble = self.line.trouble().or_else(|| self.overdue())?;
+        let trouble = self.line.trouble().or_else(|| self.overdue()).or_else(|| self.abandoned())?;
         Some(self.news_soon().unwrap_or_else(|| self.group.abort(&trouble)))
     }
 
@@ -313,6 +349,16 @@ impl Watch {
             "{oldest} has not ended on the GPU after {:?}{or_late}; try a longer timeout (DRUMLINE_TIMEOUT) if the work before it takes that long",
             self.timeout
         ))
+    }
+
+    /// A graph waits for a rank that has left. Calls one by one find that out in their announcements.
+    fn abandoned(&self) -> Option<String> {
+        let left = self.group.left().or_else(|| self.companion.left())?;
+        let mut state = self.state();
+        let since = *state.left_since.get_or_insert_with(Instant::now);
+        let oldest = state.oldest().filter(|oldest| oldest.call.is_none())?;
+        let wait = since.elapsed().min(oldest.since.elapsed());
+        (wait > LEFT_WAIT).then(|| format!("{oldest} has not ended on the GPU, and rank {left} has left"))
     }
 
     /// Gives both groups up, and ends what is under way.

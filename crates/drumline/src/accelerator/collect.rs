@@ -1,7 +1,7 @@
 //! What ranks have, put together.
 
 use drumline_comm::ReduceOp;
-use drumline_torch::TensorCollectives;
+use drumline_torch::{TensorCollectives, nccl};
 use tch::Tensor;
 
 use super::Accelerator;
@@ -61,12 +61,14 @@ impl Accelerator {
     }
 
     fn parts(&self, own: &Tensor) -> Result<Vec<Tensor>> {
+        nccl::check()?;
         Ok(self.group().all_gather_uneven_tensor(own)?)
     }
 
     /// All ranks' tensors, which are of one size, reduced to one that every rank gets.
     #[track_caller]
     pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        nccl::check()?;
         let mut reduced = tensor.detach().copy();
         self.group().all_reduce_tensor(&mut reduced, op)?;
         Ok(reduced)

@@ -29,8 +29,6 @@ pub(super) trait Replica {
     /// Takes part in one that does not.
     fn backward_nothing_unreduced(&self, turn: &Turn) -> Parallel;
     fn sync_buffers(&self) -> Parallel;
-    /// An error if what was queued on a GPU failed; asked after a wait for that.
-    fn check(&self) -> Parallel;
 }
 
 struct OneReplica<M> {
@@ -78,10 +76,6 @@ impl<M> Replica for OneReplica<M> {
 
     fn sync_buffers(&self) -> Parallel {
         self.ddp.sync_buffers()
-    }
-
-    fn check(&self) -> Parallel {
-        self.ddp.check()
     }
 }
 

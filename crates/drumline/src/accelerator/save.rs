@@ -4,9 +4,8 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drumline_torch::{Named, RngState};
+use drumline_torch::{Named, RngState, nccl};
 use serde_json::json;
-use tch::Device;
 
 use super::Accelerator;
 use super::error::{AcceleratorError, Result};
@@ -93,10 +92,8 @@ impl Accelerator {
     }
 
     fn state(&self) -> std::result::Result<TrainState, Cause> {
-        if let Device::Cuda(gpu) = self.shared.device {
-            tch::Cuda::synchronize(gpu as i64);
-        }
-        self.models.borrow().iter().try_for_each(|model| model.replica.check())?;
+        // Buffers may have come just now.
+        nccl::settle(self.shared.device)?;
         let place = self.shared.place.get().map(|place| place.now());
         let optimizers = self.optimizers.borrow();
         let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();

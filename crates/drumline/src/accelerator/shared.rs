@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{Autocast, LossScaler};
+use drumline_torch::{Autocast, LossScaler, nccl};
 use tch::{Device, Tensor};
 
 use super::error::{AcceleratorError, Result};
@@ -110,6 +110,7 @@ impl Shared {
 
     /// Gives all ranks the same buffers, those of a rank that has trained to the end; where loops begin and end, so that evaluations are exact.
     pub(super) fn settle(&self) -> Result {
+        nccl::settle(self.device)?;
         for replica in self.stale.take() {
             replica.sync_buffers()?;
         }
@@ -165,6 +166,7 @@ impl Shared {
     /// An error if a forward had one, or if gradients are of this rank alone: ranks would grow apart without a word.
     pub(super) fn check_reduced(&self) -> Result {
         self.check()?;
+        nccl::check()?;
         match self.is_unreduced.get() {
             false => Ok(()),
             true => Err(mistake(

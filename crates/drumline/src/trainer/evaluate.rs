@@ -15,7 +15,7 @@ use crate::checkpoint::named;
 use crate::loader::{Cause, Dataset};
 use crate::shared_failure::{agree, guarded};
 use drumline_comm::ReduceOp;
-use drumline_torch::{Named, TorchError};
+use drumline_torch::{Named, TorchError, nccl};
 
 /// How an evaluation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn evaluation(&mut self) -> Result<Option<Evaluation>, TrainerError> {
         // Running means are each rank's own; those of the rank that trained last are the ones that are saved.
         self.ddp.sync_buffers()?;
-        let share = guarded(|| self.share()).map_err(|trouble| trouble.within("evaluation"));
+        let share = guarded(|| {
+            let share = self.share()?;
+            nccl::settle(self.state.device)?;
+            Ok(share)
+        });
+        let share = share.map_err(|trouble| trouble.within("evaluation"));
         let own = agree::<_, TrainerError>(&self.state.group, share)?;
         let mut is_cut = [u8::from(own.is_none())];
         self.state.group.all_reduce(&mut is_cut, ReduceOp::Max)?;

@@ -210,7 +210,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn rehearse(&mut self, pool: Pool, batches: &[B], factor: &Tensor) -> Result<Graph, Trouble> {
         guarded_quietly(|| {
             self.state.optimizer.zero_grad()?;
-            let alone = || self.ddp.no_sync(|| self.compute(batches, factor));
+            let alone = || self.norms.alone(|| self.ddp.no_sync(|| self.compute(batches, factor)));
             let (graph, _) = Graph::record(pool, alone)?;
             Ok(graph)
         })

@@ -56,6 +56,14 @@ impl Norms {
         (0..batches).try_for_each(|_| group.shadow(&self.calls))
     }
 
+    /// Runs a forward and a backward that the others do not make.
+    pub(super) fn alone<R>(&self, body: impl FnOnce() -> R) -> R {
+        match &self.group {
+            Some(group) => group.alone(body),
+            None => body(),
+        }
+    }
+
     /// An error if the others may be in a norm that waits for this rank's trouble to end.
     pub(super) fn can_go_on(&self, trouble: &Trouble) -> Result<(), TrainerError> {
         match self.group {

@@ -169,7 +169,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 Err(error)
             }
             Err(panic) => {
-                self.ddp.group().abort(&panic_words(&*panic));
+                self.ddp.abort(&panic_words(&*panic));
                 resume_unwind(panic)
             }
         }
@@ -180,7 +180,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if error.is_agreed() {
             self.rescue();
         } else {
-            self.ddp.group().abort(&in_words(error));
+            self.ddp.abort(&in_words(error));
         }
         self.hooks.exception(&mut self.state, error);
     }

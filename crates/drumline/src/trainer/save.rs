@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use drumline_torch::RngState;
+use drumline_torch::{RngState, nccl};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -68,7 +68,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let mark = self.place_among_best.take().map_or(Mark::Latest, Mark::Place);
         let Some(checkpoints) = self.checkpoints.clone() else { return Ok(()) };
         self.ddp.sync_buffers()?;
-        let state = self.to_checkpoint().map_err(Trouble::from);
+        let settled = nccl::settle(self.state.device).map_err(Cause::from);
+        let state = settled.and_then(|()| self.to_checkpoint()).map_err(Trouble::from);
         let state = agree::<_, TrainerError>(&self.state.group, state)?;
         if let Err(error) = checkpoints.save(&state, mark, &self.state.group) {
             // It is not tried again on the way out.

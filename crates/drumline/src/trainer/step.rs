@@ -8,7 +8,7 @@ use std::time::Instant;
 use drumline_comm::ReduceOp;
 use drumline_observe::trace::Track;
 use drumline_parallel::ParallelError;
-use drumline_torch::{Autocast, StepMade, TorchError, Unscaled, clip_grad_norm};
+use drumline_torch::{Autocast, StepMade, TorchError, Unscaled, clip_grad_norm, nccl};
 use tch::{Tensor, no_grad};
 
 use super::batch::Batch;
@@ -68,8 +68,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             Way::AsItIs => self.gradients(window.batches, agreed)?,
             Way::Graphs => self.graphed_gradients(window, agreed, supply)?,
         };
-        // The loss was read: what the GPU had to do is done, or was given up.
-        self.ddp.check()?;
+        // What the GPU had to do is done, or was given up.
+        nccl::check()?;
         let own = [&[computed.sum], &self.train_scores.sums()[..]].concat();
         let sums = waits.over(|| self.add_up(own))?;
         self.state.loss = sums[0] / agreed.count;
@@ -119,6 +119,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if done < agreed.most_batches {
             self.norms.shadow(agreed.most_batches - done - 1)?;
             self.ddp.backward_nothing_beside(self.norms.calls())?;
+            // There is no loss to wait for.
+            nccl::settle(self.state.device)?;
         }
         Ok(Computed { sum, way: Way::AsItIs, rescaled: None, norm: None })
     }

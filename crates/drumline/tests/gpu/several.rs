@@ -38,6 +38,24 @@ ranks_test!(
     }
 );
 
+ranks_test!(
+    one_rank_that_cannot_record_lets_all_go_on_without_graphs,
+    2,
+    timeout = LONG,
+    {
+        let group = join()?;
+        let eager = Case { graphs: false, syncs: true, ..SHARE };
+        // It fails behind its first norm, whose call the other rank would wait for.
+        let case = Case { graphs: true, reads: group.rank() == 1, ..eager };
+        let (tried, eager) = (train(&group, case)?, train(&group, eager)?);
+        assert_eq!(tried.forwards, eager.forwards + 1, "rehearsed once");
+        assert_same_losses(&eager, &tried, 1e-5);
+    },
+    |ranks| {
+        StandIn::new()?.with(&ranks).pass()?;
+    }
+);
+
 /// Rank 1 comes late to a step that is long recorded.
 struct Late;
 

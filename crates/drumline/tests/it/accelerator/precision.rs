@@ -1,7 +1,7 @@
 //! Loops in fp16: the loss is scaled behind the program's back, and a step that overflows is left out.
 
 use drumline::trainer::Precision;
-use drumline::{At, DynamicScale, ProcessGroup, ScalePolicy};
+use drumline::{At, DynamicScale, Named, ProcessGroup, ScalePolicy};
 use rank_test::ranks_test;
 
 use super::super::trainer::shared_folder;
@@ -128,4 +128,42 @@ ranks_test!(optimizers_that_step_after_one_backward_have_gradients_of_one_scale,
     }
     assert_eq!(difference(&weights(&stores[0]), &weights(&stores[1])), 0.0);
     assert!(difference(&weights(&stores[0]), &before) > 0.0);
+});
+
+ranks_test!(an_overflow_of_one_optimizer_is_its_own_and_the_scale_hears_of_it, 2, {
+    let group = ProcessGroup::from_env()?;
+    for clips in [false, true] {
+        for overflowing in [Some(0), Some(1), None] {
+            let builder = Accelerator::builder().group(&group).precision(Precision::Fp16);
+            let accelerator = builder.build()?;
+            let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
+            let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+            let models = [model(&stores[0])?, model(&stores[1])?];
+            let before = weights(&stores[0]);
+            let mut optimizers =
+                [sgd(&stores[0])?, sgd(&stores[1])?].map(|sgd| accelerator.prepare_optimizer(sgd));
+            let (x, y) = &big_batches(16, 0)[0];
+            for (index, model) in models.iter().enumerate() {
+                let factor = if overflowing == Some(index) { 1e38 } else { 1.0 };
+                model.backward(&(model.forward_t(x, true).cross_entropy_for_logits(y) * factor))?;
+            }
+            if clips {
+                let parameters: Vec<Named> = models.iter().flat_map(|model| model.parameters()).collect();
+                accelerator.clip_grad_norm(&parameters, 1.0)?;
+            }
+            let case = format!("{overflowing:?} overflows, clips: {clips}");
+            for (index, optimizer) in optimizers.iter_mut().enumerate() {
+                optimizer.step()?;
+                let is_skipped = overflowing == Some(index);
+                assert_eq!(optimizer.step_was_skipped(), is_skipped, "optimizer {index}, {case}");
+                assert_eq!(
+                    difference(&weights(&stores[index]), &before) == 0.0,
+                    is_skipped,
+                    "{index}, {case}"
+                );
+            }
+            let scale = if overflowing.is_some() { 32768.0 } else { 65536.0 };
+            assert_eq!(accelerator.loss_scale()?, scale, "{case}");
+        }
+    }
 });
