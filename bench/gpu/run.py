@@ -81,8 +81,9 @@ def check_losses(case, found_by, precision):
     firsts = {who: [found["losses"][0] for side, found in found_by if side[0] == who] for who in ("ours", "pytorch")}
     wrong = [f"{case} {' '.join(side)}: a batch that is seen again and again is not learnt: {found['losses'][-1]}"
              for side, found in found_by if found["losses"][-1] > found["losses"][0] / 2]
-    if not firsts["ours"] or not firsts["pytorch"]:
-        return wrong
+    missing = [who for who in firsts if not firsts[who]]
+    if missing:
+        return wrong + [f"{case}: nothing of {' and '.join(missing)} to compare"]
     ours, theirs = (statistics.median(firsts[who]) for who in ("ours", "pytorch"))
     size = max(1.0, abs(theirs))
     if abs(ours - theirs) > CLOSE[precision] * size:
@@ -123,23 +124,28 @@ def main():
     options = parser.parse_args()
     sides = [tuple(side.split(":")) for side in options.sides.split(",")]
 
-    raw, results, csv_path = [], {}, os.path.join(options.out, "gpu.csv")
+    raw, wrong, csv_path = [], [], os.path.join(options.out, "gpu.csv")
+    results = {case: [] for case in options.cases.split(",")}
+    unknown = [case for case in results if case not in {**IMAGES, **TOKENS}]
+    if unknown:
+        parser.error(f"unknown cases: {', '.join(unknown)}; expected some of {', '.join({**IMAGES, **TOKENS})}")
     if options.add and os.path.exists(csv_path):
         with open(csv_path, newline="") as file:
             raw = [[row[name] for name in COLUMNS] for row in csv.DictReader(file)]
     for block in range(options.blocks):
-        for case in options.cases.split(","):
+        for case in results:
             turned = sides[block % len(sides):] + sides[: block % len(sides)]
             for side in turned:
                 if block > 0 and side[1] in COMPILED:
                     continue
                 found = measure(side, case, options)
                 if found is None:
+                    wrong.append(f"{case} {' '.join(side)}: failed, see above")
                     continue
-                results.setdefault(case, []).append((side, found))
+                results[case].append((side, found))
                 raw.append([block, case, *side, found["step_ms"], found["first_step_s"], found["peak_bytes"], found["losses"][0], found["losses"][9]])
                 write_csv(csv_path, raw)
-    wrong = [line for case, found_by in results.items() for line in check_losses(case, found_by, options.precision)]
+    wrong += [line for case, found_by in results.items() for line in check_losses(case, found_by, options.precision)]
 
     times, firsts, memory, losses = {}, {}, {}, {}
     for _, case, who, mode, step_ms, first_step_s, peak_bytes, loss, _ in raw:
@@ -180,7 +186,7 @@ def main():
     text = f"# Training steps on {torch.cuda.get_device_name(0)}\n\n`python3 bench/gpu/run.py --ours drumline-train`, {options.precision}, "
     text += f"{options.blocks} blocks of {options.steps} steps (compiled ways: 1), order rotated; PyTorch {torch.__version__}, CUDA {torch.version.cuda}.\n\n"
     text += table(rows) + "\n" + ("\n" + table(goals) + "\n" if len(goals) > 1 else "")
-    text += "\n".join(["", "Losses that differ:", *wrong, ""]) if wrong else "\nAll sides compute the same losses.\n"
+    text += "\n".join(["", "Wrong:", *wrong, ""]) if wrong else f"\nAll sides compute the same losses in {', '.join(results)}.\n"
     print(text)
     os.makedirs(options.out, exist_ok=True)
     with open(os.path.join(options.out, "gpu.md"), "w") as file:

@@ -50,11 +50,21 @@ pub(crate) fn run(args: &GpuTestArgs) -> anyhow::Result<()> {
     tar.arg("czf").arg(&archive).arg("-C").arg(&target).arg("gpu-pack");
     succeed(tar)?;
     println!("packed: {}", archive.display());
-    if args.pack || !Path::new("/dev/nvidia0").exists() {
+    if args.pack || !has_gpu() {
         println!("on a machine with a GPU and PyTorch 2.11: tar xzf gpu-pack.tar.gz && gpu-pack/run");
         return Ok(());
     }
     succeed(Command::new(pack.join("run")))
+}
+
+/// Whether a GPU of NVIDIA's is here, by the names in `/dev`: `nvidia0`, or another where a container has only that.
+fn has_gpu() -> bool {
+    let names = fs::read_dir("/dev").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| name.into_string().ok()).any(|name| is_gpu(&name))
+}
+
+fn is_gpu(name: &str) -> bool {
+    name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok())
 }
 
 /// The test programs, by crate.
@@ -119,6 +129,12 @@ fn succeed(mut command: Command) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_is_known_by_its_name() {
+        assert!(["nvidia0", "nvidia3", "nvidia12"].into_iter().all(is_gpu));
+        assert!(!["nvidiactl", "nvidia-uvm", "nvidia", "null"].into_iter().any(is_gpu));
+    }
 
     #[test]
     fn a_test_program_is_found_in_what_cargo_says() {
