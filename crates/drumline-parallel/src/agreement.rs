@@ -10,7 +10,7 @@ use crate::error::ParallelError;
 /// How many differences an error tells.
 const TOLD: usize = 5;
 
-/// Compares names, sizes, kinds and strides of all ranks' tensors; the ranks that differ from rank 0 are named on all of them.
+/// Compares names, sizes, kinds, strides and kinds of devices of all ranks' tensors; the ranks that differ from rank 0 are named on all of them.
 pub(crate) fn check(group: &ProcessGroup, tensors: &[Named]) -> Result<(), ParallelError> {
     let mine: Vec<(String, String)> =
         tensors.iter().map(|named| (named.name.clone(), describe(named))).collect();
@@ -25,7 +25,8 @@ pub(crate) fn check(group: &ProcessGroup, tensors: &[Named]) -> Result<(), Paral
 
 fn describe(named: &Named) -> String {
     let tensor = &named.tensor;
-    format!("{:?} of {:?}, strides {:?}", tensor.kind(), tensor.size(), tensor.stride())
+    let place = if tensor.device().is_cuda() { ", on a GPU" } else { "" };
+    format!("{:?} of {:?}, strides {:?}{place}", tensor.kind(), tensor.size(), tensor.stride())
 }
 
 fn difference(first: &[(String, String)], other: &[(String, String)]) -> Option<String> {

@@ -129,7 +129,7 @@ pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessG
     let mut tensors = Vec::new();
     for (index, (name, kind, size)) in shapes.into_iter().enumerate() {
         let mut tensor = match is_root {
-            true => own.tensors[index].tensor.copy(),
+            true => own.tensors[index].tensor.to_device(Device::Cpu).copy(),
             false => Tensor::zeros(size, (kind_of(&kind)?, Device::Cpu)),
         };
         group.broadcast_tensor(&mut tensor, root)?;

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "callback.h"
+#include "list.h"
 
 using drumline::guarded;
 using drumline::Message;
@@ -52,6 +53,17 @@ Message drumline_hook_clear(at::Tensor* leaf, uint64_t number) {
 // A null or undefined `grad` makes the gradient undefined.
 Message drumline_grad_set(at::Tensor* leaf, at::Tensor* grad) {
   return guarded([&] { leaf->mutable_grad() = grad == nullptr ? at::Tensor() : *grad; });
+}
+
+// Whether each leaf has this gradient: the same tensor, or none where null is given.
+Message drumline_grads_are(drumline::List leaves, drumline::List grads, bool* are) {
+  return guarded([&] {
+    *are = true;
+    for (std::size_t i = 0; *are && i < leaves.len; ++i) {
+      const at::Tensor& held = leaves.items[i]->grad();
+      *are = grads.items[i] == nullptr ? !held.defined() : held.is_same(*grads.items[i]);
+    }
+  });
 }
 
 Message drumline_grad_take(at::Tensor* leaf, at::Tensor** grad) {

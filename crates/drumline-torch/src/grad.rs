@@ -10,10 +10,12 @@ use torch_sys::C_tensor;
 
 use crate::error::TorchError;
 use crate::foreach::foreach_copy;
+use crate::list::{Handles, List};
 use crate::status::{Message, check};
 
 unsafe extern "C" {
     fn drumline_grad_set(leaf: *mut C_tensor, grad: *mut C_tensor) -> Message;
+    fn drumline_grads_are(leaves: List, grads: List, are: *mut bool) -> Message;
     fn drumline_grad_take(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
     fn drumline_grad_into(
         leaf: *mut C_tensor,
@@ -51,6 +53,22 @@ pub fn set_grad(leaf: &Tensor, to: Option<&Tensor>) -> Result<(), TorchError> {
     let grad = to.map_or(std::ptr::null_mut(), |grad| grad.as_ptr().cast_mut());
     // SAFETY: both handles are good for the call, which makes one of its own.
     check(unsafe { drumline_grad_set(leaf.as_ptr().cast_mut(), grad) }, "cannot set a gradient")
+}
+
+/// Whether each leaf has just this gradient, the same tensor, or none where there is `None`.
+pub fn grads_are<'a>(
+    leaves: impl IntoIterator<Item = &'a Tensor>,
+    grads: &[Option<Tensor>],
+) -> Result<bool, TorchError> {
+    let (leaves, grads) =
+        (Handles::of_each(leaves.into_iter().map(Some)), Handles::of_each(grads.iter().map(Option::as_ref)));
+    if leaves.len() != grads.len() {
+        return Ok(false);
+    }
+    let mut are = false;
+    // SAFETY: the lists are of one length, and good for the call, which writes one bool.
+    check(unsafe { drumline_grads_are(leaves.list(), grads.list(), &mut are) }, "cannot compare gradients")?;
+    Ok(are)
 }
 
 /// Takes the leaf's gradient away and returns it.
@@ -113,6 +131,18 @@ unsafe extern "C" fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 mod tests {
     use super::*;
     use tch::{Device, Kind};
+
+    #[test]
+    fn gradients_are_compared_as_tensors_and_not_by_value() {
+        let ones = || Tensor::ones([2], (Kind::Float, Device::Cpu));
+        let leaves = [ones().set_requires_grad(true), ones().set_requires_grad(true)];
+        let gradient = ones();
+        let are = |grads: &[Option<Tensor>]| grads_are(&leaves, grads).unwrap();
+        assert!(are(&[None, None]) && !are(&[Some(ones()), None]));
+        set_grad(&leaves[0], Some(&gradient)).unwrap();
+        assert!(are(&[Some(gradient.shallow_clone()), None]));
+        assert!(!are(&[Some(gradient.copy()), None]) && !are(&[None, None]) && !are(&[None]));
+    }
 
     #[test]
     fn gradients_move_together_and_leaves_without_one_stay_as_they_are() {

@@ -44,6 +44,7 @@ pub mod nccl;
 mod optim;
 mod rng;
 mod status;
+mod version;
 
 pub use amp::{
     DeepSpeedScale, DynamicScale, LossScaler, ScalePolicy, ScaledGrads, ScalerState, StepMade, Unscaled,
@@ -63,7 +64,7 @@ pub use foreach::{
 };
 pub use function::{Backward, Forward, FunctionError, autograd_function};
 pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
-pub use grad::{grad, move_grad, move_grads, set_grad, take_grad};
+pub use grad::{grad, grads_are, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
     Activation, BatchNormLayer, BranchEnd, LayerNormLayer, RightClasses, SmoothedLabels, batch_norm_cuda,
@@ -80,3 +81,4 @@ pub use optim::{
     ParameterGroups, Sgd, SgdOptions, no_decay_on_norms,
 };
 pub use rng::RngState;
+pub use version::{LIBTORCH, libtorch_version};

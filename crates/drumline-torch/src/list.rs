@@ -24,6 +24,18 @@ impl<'a> Handles<'a> {
         Self { pointers, tensors: PhantomData }
     }
 
+    /// The same with null where there is none.
+    pub(crate) fn of_each(tensors: impl Iterator<Item = Option<&'a Tensor>>) -> Self {
+        let handle = |tensor: Option<&Tensor>| {
+            tensor.map_or(std::ptr::null_mut(), |tensor| tensor.as_ptr().cast_mut())
+        };
+        Self { pointers: tensors.map(handle).collect(), tensors: PhantomData }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pointers.len()
+    }
+
     pub(crate) fn list(&self) -> List {
         List { items: self.pointers.as_ptr(), len: self.pointers.len() }
     }

@@ -66,6 +66,12 @@ pub trait Optimizer: Send {
     /// Keeps the learning rate in tensors on the parameters' devices from now on: a captured graph then follows [`set_lr`](Self::set_lr).
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError>;
 
+    /// Takes in what others have changed in the parameters since the last step, where it keeps copies of them. A step does so by itself; one that was
+    /// recorded in a graph cannot, so it is done before the launch.
+    fn take_in_changes(&mut self) -> Result<(), TorchError> {
+        Ok(())
+    }
+
     /// Leaves the parameters without gradients (undefined, not zero).
     fn zero_grad(&mut self) -> Result<(), TorchError>;
 

@@ -100,16 +100,15 @@ pub use drumline_rendezvous::{
     InitError, InitOptions, JobKey, Member, Store, StoreError, from_env, init, worker_env,
 };
 pub use drumline_torch::{
-    Adam, AdamOptions, AdamW, DeepSpeedScale, Determinism, DynamicScale, LossScaler, MasterWeights, Named,
-    NormType, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, RngState, ScalePolicy, ScaledGrads,
-    ScalerState, Sgd, SgdOptions, StepMade, TensorCollectives, TorchError, Unscaled, autocast, buffers,
-    channels_last, clip_grad_norm, clip_grad_value, flush_denormals, keep_freed_memory, no_decay_on_norms,
-    parameters, use_deterministic_algorithms, weights_channels_last, weights_in,
+    Adam, AdamOptions, AdamW, DeepSpeedScale, Determinism, DynamicScale, LIBTORCH, LossScaler, MasterWeights,
+    Named, NormType, Optimizer, OptimizerState, ParameterGroup, ParameterGroups, RngState, ScalePolicy,
+    ScaledGrads, ScalerState, Sgd, SgdOptions, StepMade, TensorCollectives, TorchError, Unscaled, autocast,
+    buffers, channels_last, clip_grad_norm, clip_grad_value, flush_denormals, keep_freed_memory,
+    libtorch_version, no_decay_on_norms, parameters, use_deterministic_algorithms, weights_channels_last,
+    weights_in,
 };
 pub use ending::exit_code;
 pub use exchange::Exchange;
-/// The version of libtorch that all of this is made for.
-pub const LIBTORCH: &str = "2.11.0";
 pub use loader::{
     Cause, Dataset, Epoch, ImageBatch, Loader, LoaderError, LoaderOptions, MapDataset, Sample, SampleError,
     SampleRng,

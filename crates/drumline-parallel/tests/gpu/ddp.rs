@@ -4,12 +4,12 @@ use anyhow::Result;
 use drumline_comm::ProcessGroup;
 use drumline_parallel::{
     Compressed, Ddp, DdpOptions, DistributedOptimizer, Divide, PeriodicAverager, PowerSgd, PowerSgdOptions,
-    Share, Turn,
+    Share, Turn, broadcast_optimizer_state,
 };
-use drumline_torch::{Sgd, SgdOptions, parameters};
+use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters, set_grad};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::net::{Net, alone, assert_close, descend, loss, replica, samples, values};
 use super::{GPU, join};
@@ -171,4 +171,28 @@ ranks_test!(an_optimizer_that_reduces_works_on_the_gpu, 2, {
         optimizer.zero_grad()?;
     }
     assert_close(&on_host(&vs), &reference()?, 1e-5);
+});
+
+ranks_test!(the_state_of_an_optimizer_goes_from_gpu_to_gpu, 2, {
+    let group = join()?;
+    let vs = VarStore::new(GPU);
+    let _net = Net::new(&vs, 0);
+    let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
+    let mut optimizer = Sgd::new(parameters(&vs), options)?;
+    if group.rank() == 1 {
+        for (place, named) in parameters(&vs).iter().enumerate() {
+            set_grad(
+                &named.tensor,
+                Some(&named.tensor.ones_like().detach().f_mul_scalar(place as f64 + 1.0)?),
+            )?;
+        }
+        optimizer.step()?;
+    }
+    broadcast_optimizer_state(&mut optimizer, &group, 1)?;
+    let state = optimizer.state();
+    assert!(!state.tensors.is_empty());
+    for (place, named) in state.tensors.iter().enumerate() {
+        assert_eq!(named.tensor.device(), GPU);
+        assert_eq!(named.tensor.mean(Kind::Double).double_value(&[]), place as f64 + 1.0, "{}", named.name);
+    }
 });

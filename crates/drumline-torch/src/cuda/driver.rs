@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, Symbol};
 use super::error::{CudaError, cause};
 
 /// The CUDA that libtorch was made for: 13.0.
-const NEEDED: i32 = 13_000;
+pub(super) const NEEDED: i32 = 13_000;
 
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: c_int = 100;

@@ -37,6 +37,27 @@ pub enum CudaError {
         /// What the system said.
         cause: String,
     },
+    /// Another libtorch was found than the one this program was built for.
+    #[error(
+        "the libtorch of this process is {found}, expected {expected}; try `cargo xtask libtorch --cuda`, or LD_LIBRARY_PATH with another"
+    )]
+    OtherLibtorch {
+        /// What was found.
+        found: String,
+        /// What this program was built for.
+        expected: String,
+    },
+    /// libtorch was built for another CUDA.
+    #[error(
+        "this libtorch was built for CUDA {}.{}, expected {}.x; try `cargo xtask libtorch --cuda`, or LD_LIBRARY_PATH with another",
+        .found / 1000, .found % 1000 / 10, .expected / 1000
+    )]
+    OtherCuda {
+        /// Its CUDA, as CUDA counts: 12080 is 12.8.
+        found: i32,
+        /// What this program was built for.
+        expected: i32,
+    },
     /// This program was built where the headers of CUDA were missing.
     #[error(
         "this program was built without the headers of CUDA; try `cargo xtask libtorch`, and build it again"

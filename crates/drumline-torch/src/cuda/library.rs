@@ -14,13 +14,14 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use rustix::fs::{MemfdFlags, memfd_create};
 use torch_sys::C_tensor;
 
-use super::driver::Driver;
+use super::driver::{Driver, NEEDED};
 use super::error::{CudaError, cause};
 use super::graph::{CudaGraph, RawPool};
 use super::memory::RawMemory;
 use super::properties::RawProperties;
 use super::stream::{CudaEvent, RawStream};
-use crate::status::Message;
+use crate::status::{Message, check};
+use crate::version::{LIBTORCH, fits, libtorch_version};
 
 /// The plugin as the build script made it; empty where there were no headers.
 static PLUGIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/drumline_cuda.so"));
@@ -120,6 +121,10 @@ fn open_all() -> Result<Functions, CudaError> {
     if !cuda.is_file() {
         return Err(CudaError::NoLibrary(cuda));
     }
+    let found = libtorch_version();
+    if !fits(&found, LIBTORCH) {
+        return Err(CudaError::OtherLibtorch { found, expected: LIBTORCH.to_owned() });
+    }
     for library in [folder.join("libc10_cuda.so"), cuda] {
         std::mem::forget(open_for_all(&library, &library.display().to_string())?);
     }
@@ -127,8 +132,19 @@ fn open_all() -> Result<Functions, CudaError> {
     let functions = Functions::of(&plugin).map_err(|error| unopened("the CUDA plugin", &error));
     // It is used until the end.
     std::mem::forget(plugin);
+    let functions = functions?;
+    let [mut known, mut found] = [0; 2];
+    // SAFETY: fills two numbers.
+    check(unsafe { (functions.versions)(&mut known, &mut found) }, "cannot ask for CUDA's versions")
+        .map_err(|error| CudaError::Unopened {
+            library: "the CUDA plugin".to_owned(),
+            cause: error.to_string(),
+        })?;
+    if found / 1000 != NEEDED / 1000 {
+        return Err(CudaError::OtherCuda { found, expected: NEEDED });
+    }
     match tch::Cuda::is_available() {
-        true => functions,
+        true => Ok(functions),
         false => Err(CudaError::TooLate { devices: driver.devices }),
     }
 }

@@ -45,6 +45,8 @@ pub struct MasterWeights<O> {
     pairs: Vec<Pair>,
     /// Whether the copies are older than the parameters: before the first step these may still be loaded, or come from another rank.
     are_stale: bool,
+    /// How often each parameter had been written to after the last step.
+    versions: Vec<i64>,
 }
 
 /// A parameter and its copy; the same tensor where none is needed.
@@ -64,6 +66,14 @@ impl Pair {
             _ => tensor.shallow_clone(),
         };
         Ok(Self { parameter: parameter.clone(), master })
+    }
+
+    /// The copy becomes the parameter where that is not the copy rounded: somebody has changed it.
+    fn take_in(&mut self) -> Result<(), TorchError> {
+        let (parameter, master) = (self.parameter.tensor.f_detach()?, self.master.f_detach()?);
+        let is_own = parameter.f_eq_tensor(&master.f_to_kind(parameter.kind())?)?;
+        let taken = master.f_where_self(&is_own, &parameter.f_to_kind(master.kind())?)?;
+        Ok(no_grad(|| self.master.f_copy_(&taken))?)
     }
 
     fn is_copied(&self) -> bool {
@@ -110,7 +120,11 @@ impl<O: Optimizer> MasterWeights<O> {
             parameter.tensor = pair.master.shallow_clone();
             pairs.push(pair);
         }
-        Ok(Self { inner: make(groups)?, pairs, are_stale: true })
+        Ok(Self { inner: make(groups)?, pairs, are_stale: true, versions: Vec::new() })
+    }
+
+    fn versions(&self) -> Vec<i64> {
+        self.copied().map(|pair| pair.parameter.tensor.internal_version()).collect()
     }
 
     fn copied(&self) -> impl Iterator<Item = &Pair> {
@@ -132,15 +146,30 @@ impl<O: Optimizer> MasterWeights<O> {
 
 impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        self.take_in_changes()?;
+        self.bring_gradients()?;
+        self.inner.step_with(tensors)?;
+        let (parameters, masters) = self.both();
+        foreach_copy(&parameters, &masters)?;
+        self.versions = self.versions();
+        Ok(())
+    }
+
+    fn take_in_changes(&mut self) -> Result<(), TorchError> {
+        let now = self.versions();
         if self.are_stale {
             let (parameters, masters) = self.both();
             foreach_copy(&masters, &parameters)?;
             self.are_stale = false;
+        } else if now != self.versions {
+            let before = self.versions.iter().map(Some).chain(std::iter::repeat(None));
+            let copied = self.pairs.iter_mut().filter(|pair| pair.is_copied());
+            let changed =
+                copied.zip(now.iter().zip(before)).filter(|(_, (now, before))| Some(*now) != *before);
+            changed.into_iter().try_for_each(|(pair, _)| pair.take_in())?;
         }
-        self.bring_gradients()?;
-        self.inner.step_with(tensors)?;
-        let (parameters, masters) = self.both();
-        foreach_copy(&parameters, &masters)
+        self.versions = now;
+        Ok(())
     }
 
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
@@ -268,6 +297,26 @@ mod tests {
         small_steps(&mut optimizer, 1);
         assert_eq!(first(&parameter), 4.0);
         assert_eq!(first(&optimizer.state().tensors[0]), f64::from(4.0 - 1e-4f32));
+    }
+
+    #[test]
+    fn what_others_change_counts_and_what_they_leave_keeps_its_small_steps() {
+        let (changed, left) = (leaf("changed", Kind::BFloat16), leaf("left", Kind::BFloat16));
+        let mut optimizer = MasterWeights::new(vec![changed.clone(), left.clone()], sgd).unwrap();
+        small_steps(&mut optimizer, 3);
+        let master = |optimizer: &MasterWeights<Sgd>, place: usize| first(&optimizer.state().tensors[place]);
+        let before = master(&optimizer, 1);
+        assert!(before < 1.0 - 2e-4 && first(&left) == 1.0, "{before}");
+        no_grad(|| {
+            let _ = changed.tensor.shallow_clone().fill_(4.0);
+            // Written to, as by weights that are exchanged for an evaluation and back.
+            left.tensor.shallow_clone().copy_(&left.tensor.copy());
+        });
+        optimizer.take_in_changes().unwrap();
+        assert_eq!((master(&optimizer, 0), master(&optimizer, 1)), (4.0, before));
+        let _ = no_grad(|| changed.tensor.shallow_clone().fill_(8.0));
+        small_steps(&mut optimizer, 1);
+        assert_eq!((first(&changed), master(&optimizer, 0)), (8.0, f64::from(8.0 - 1e-4f32)));
     }
 
     #[test]

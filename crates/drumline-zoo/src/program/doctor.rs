@@ -19,7 +19,7 @@ use drumline_torch::cuda::{self, Driver, Properties};
 use drumline_torch::nccl;
 use tch::{Device, Kind, Tensor};
 
-use super::job::Job;
+use super::job::{Job, host};
 use problems::problems;
 use report::{Found, Gpu, NcclAlone, Rank, Report, Software, version};
 
@@ -80,7 +80,7 @@ fn software() -> Software {
     let runtime = cuda::open().map_err(TorchError::from).and_then(|()| Properties::of(0));
     Software {
         drumline: env!("CARGO_PKG_VERSION").into(),
-        libtorch: drumline::LIBTORCH.into(),
+        libtorch: drumline::libtorch_version(),
         driver: driver.map_err(|error| error.to_string()).into(),
         libraries: runtime
             .map(|gpu| format!("CUDA {}", version(gpu.versions.1)))
@@ -95,10 +95,6 @@ fn own_gpu(local_rank: usize) -> Result<(usize, usize, String), TorchError> {
     let count = cuda::device_count()?.max(1);
     let gpu = local_rank % count;
     Ok((gpu, count, Properties::of(gpu)?.pci_bus_id))
-}
-
-fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// The whole report: what cannot be looked at is a problem.

@@ -50,9 +50,11 @@ impl Job {
         say(&init_line(self.local_rank, self.group.rank()));
     }
 
-    /// The device of this rank, when all have one. Which GPU is told on rank 0.
+    /// The device of this rank, when all have one of the same kind. Which GPU is told on rank 0.
     pub(super) fn device(&self, kind: DeviceKind) -> anyhow::Result<Device> {
         let device = self.agree(device(kind, self.local_rank))?;
+        let all = self.group.all_gather_object(&(device.is_cuda(), host()))?;
+        self.agree(same_kind(&all))?;
         if let Device::Cuda(gpu) = device {
             let line = format!("[init] == device: cuda:{gpu}, {} ==", Properties::of(gpu)?.name);
             self.tell(Some(&line));
@@ -100,6 +102,29 @@ impl Job {
     }
 }
 
+/// This machine's name.
+pub(super) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// An error if some ranks have a GPU and others have not, of which each has its host.
+fn same_kind(all: &[(bool, String)]) -> anyhow::Result<()> {
+    let without: Vec<(usize, &str)> = all
+        .iter()
+        .enumerate()
+        .filter(|(_, (has_gpu, _))| !has_gpu)
+        .map(|(rank, (_, host))| (rank, &host[..]))
+        .collect();
+    if without.is_empty() || without.len() == all.len() {
+        return Ok(());
+    }
+    let ranks =
+        without.iter().map(|(rank, host)| format!("rank {rank} ({host})")).collect::<Vec<_>>().join(", ");
+    anyhow::bail!(
+        "no GPU can be used by {ranks}, while other ranks have theirs; try `drumline doctor gpu` there, or --device cpu"
+    )
+}
+
 /// Shows a line. A stdout that is gone ends nothing.
 pub(super) fn say(line: &str) {
     use std::io::Write;
@@ -113,6 +138,14 @@ fn init_line(local_rank: usize, rank: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_without_a_gpu_among_those_with_one_are_named() {
+        let all = |has: &[bool]| has.iter().map(|has| (*has, "node2".to_owned())).collect::<Vec<_>>();
+        assert!(same_kind(&all(&[true, true])).is_ok() && same_kind(&all(&[false, false])).is_ok());
+        let told = same_kind(&all(&[true, false, true, false])).unwrap_err().to_string();
+        assert!(told.contains("by rank 1 (node2), rank 3 (node2), while"), "{told}");
+    }
 
     #[test]
     fn every_rank_says_hello_as_in_the_tutorial() {

@@ -117,6 +117,9 @@ impl<M: 'static> PreparedModel<M> {
         let ddp = Ddp::new(model, store, &shared.group, options)?;
         let replica = Rc::new(OneReplica { ddp, norms, begun: RefCell::default() });
         let prepared = Prepared { replica: replica.clone(), tensors: named(store) };
+        if let Some(scaling) = &shared.scaling {
+            scaling.add_model(replica.clone(), prepared.tensors.clone());
+        }
         Ok((Self { replica, shared: shared.clone() }, prepared))
     }
 

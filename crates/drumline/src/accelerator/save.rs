@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drumline_torch::{Named, RngState, nccl};
+use drumline_torch::{Named, OptimizerState, RngState, nccl};
 use serde_json::json;
 
 use super::Accelerator;
@@ -168,7 +168,7 @@ impl Accelerator {
         let mut before = Vec::new();
         for (kept, state) in optimizers.iter().zip(states_of(&saved.optimizer, optimizers.len())?) {
             let mut optimizer = kept.optimizer.borrow_mut();
-            before.push((kept, optimizer.state()));
+            before.push((kept, kept_apart(optimizer.state())));
             if let Err(error) = optimizer.load_state(&state) {
                 drop(optimizer);
                 before.pop();
@@ -191,4 +191,12 @@ impl Accelerator {
             }
         }
     }
+}
+
+/// A state that stays as it is when another is loaded: the copies of master weights are written to where they lie.
+fn kept_apart(mut state: OptimizerState) -> OptimizerState {
+    for named in state.tensors.iter_mut().filter(|named| named.name.ends_with(".master")) {
+        named.tensor = named.tensor.copy();
+    }
+    state
 }

@@ -7,6 +7,7 @@
 //! gradients of the same scale: it moves on when it is asked for next, once for all of them.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
@@ -14,14 +15,21 @@ use drumline_torch::{LossScaler, Named, Optimizer, StepMade, Unscaled};
 use tch::Tensor;
 
 use super::error::Result;
+use super::model::Replica;
 use crate::alike::mistake;
 
-/// The scaler of all models, and how many backwards it has scaled.
+/// The scaler of all models, and how many backwards of each it has scaled.
 pub(super) struct Scaling {
     scaler: RefCell<LossScaler>,
     /// What optimizers have found since the scale moved on.
     found: RefCell<Option<Unscaled>>,
-    backwards: Cell<u64>,
+    models: RefCell<Vec<ScaledModel>>,
+}
+
+struct ScaledModel {
+    replica: Rc<dyn Replica>,
+    tensors: Vec<Named>,
+    backwards: u64,
 }
 
 /// What an optimizer knows of its gradients.
@@ -37,7 +45,12 @@ pub(super) struct OwnGrads {
 
 impl Scaling {
     pub(super) fn new(scaler: LossScaler) -> Self {
-        Self { scaler: scaler.into(), found: RefCell::default(), backwards: Cell::new(0) }
+        Self { scaler: scaler.into(), found: RefCell::default(), models: RefCell::default() }
+    }
+
+    /// One more model.
+    pub(super) fn add_model(&self, replica: Rc<dyn Replica>, tensors: Vec<Named>) {
+        self.models.borrow_mut().push(ScaledModel { replica, tensors, backwards: 0 });
     }
 
     /// The scaler, with the scale of the next backward.
@@ -69,16 +82,35 @@ impl Scaling {
         Ok(())
     }
 
-    /// Backward from the loss times the scale.
-    pub(super) fn backward(&self, loss: &Tensor, backward: impl FnOnce(&Tensor) -> Result) -> Result {
-        self.note_backward();
+    /// Backward of a model from the loss times the scale.
+    pub(super) fn backward(
+        &self,
+        replica: &Rc<dyn Replica>,
+        loss: &Tensor,
+        backward: impl FnOnce(&Tensor) -> Result,
+    ) -> Result {
+        self.note_backward(replica);
         drop(self.scaler()?.backward_with(loss, backward)?);
         Ok(())
     }
 
-    /// Gradients of a scaled loss have come, from this rank or from others.
-    pub(super) fn note_backward(&self) {
-        self.backwards.set(self.backwards.get() + 1);
+    /// Gradients of a scaled loss have come to a model, from this rank or from others.
+    pub(super) fn note_backward(&self, replica: &Rc<dyn Replica>) {
+        let mut models = self.models.borrow_mut();
+        models
+            .iter_mut()
+            .filter(|model| Rc::ptr_eq(&model.replica, replica))
+            .for_each(|model| model.backwards += 1);
+    }
+
+    /// How many backwards there were of the models that have some of these parameters.
+    fn backwards_of(&self, parameters: &[Named]) -> u64 {
+        let place = |named: &Named| named.tensor.data_ptr();
+        let places: HashSet<_> = parameters.iter().map(place).collect();
+        let models = self.models.borrow();
+        let concerned =
+            models.iter().filter(|model| model.tensors.iter().any(|named| places.contains(&place(named))));
+        concerned.map(|model| model.backwards).sum()
     }
 }
 
@@ -92,7 +124,7 @@ pub(super) struct Scaled<'a> {
 impl Scaled<'_> {
     /// Unscales, if that is not done yet, and says whether the gradients have overflowed on some rank. Every rank calls it.
     pub(super) fn unscale(&self, parameters: Vec<Named>) -> Result<bool> {
-        let (scaler, backwards) = (self.scaling.scaler.borrow(), self.scaling.backwards.get());
+        let (scaler, backwards) = (self.scaling.scaler.borrow(), self.scaling.backwards_of(&parameters));
         let mut held = self.own.unscaled.borrow_mut();
         if let Some((unscaled, at)) = &*held {
             if *at != backwards {

@@ -139,7 +139,7 @@ impl Shared {
         };
         match &self.scaling {
             None => backward(&loss)?,
-            Some(scaling) => scaling.backward(&loss, backward)?,
+            Some(scaling) => scaling.backward(replica, &loss, backward)?,
         }
         self.is_unreduced.set(!reduces);
         turn.note_backward();
@@ -154,7 +154,7 @@ impl Shared {
         match self.reduces(&turn) {
             true => {
                 replica.backward_nothing(&turn)?;
-                self.scaling.iter().for_each(Scaling::note_backward);
+                self.scaling.iter().for_each(|scaling| scaling.note_backward(replica));
                 self.is_unreduced.set(false);
             }
             false => replica.backward_nothing_unreduced(&turn)?,

@@ -50,13 +50,13 @@ macro_rules! hooks {
             Ok(())
         }
 
-        /// Between a batch's forward and its loss. Not on ranks that have run out of batches.
+        /// Between a batch's forward and its loss; where steps are CUDA graphs, before all of that. Not on ranks that have run out of batches.
         fn on_loss_begin(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }
 
-        /// Between a batch's loss and its backward. Not on ranks that have run out of batches.
+        /// Between a batch's loss and its backward; where steps are CUDA graphs, before all of that. Not on ranks that have run out of batches.
         fn on_backward_begin(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
@@ -157,7 +157,8 @@ pub trait Callback {
         Ok(())
     }
 
-    /// How the trainer is to clip gradients, before `on_backward_end`. None, if it is not said.
+    /// How the trainer is to clip gradients, before `on_backward_end`. None, if it is not said. Where the bound is another than in a step that was recorded, steps
+    /// are made without CUDA graphs.
     fn gradient_clip(&self) -> Option<GradientClip> {
         None
     }

@@ -39,6 +39,7 @@ pub(super) struct Graphs<B, O> {
     seen: Seen,
     gradients: Option<Recorded<B, O>>,
     optimizer: Optimizing,
+    is_clipping_told: bool,
 }
 
 enum Optimizing {
@@ -60,7 +61,7 @@ impl Optimizing {
 impl<B, O> Graphs<B, O> {
     pub(super) fn new() -> Result<Self, TorchError> {
         let (seen, optimizer) = (Seen::default(), Optimizing::Unrecorded);
-        Ok(Self { pool: Pool::new()?, seen, gradients: None, optimizer })
+        Ok(Self { pool: Pool::new()?, seen, gradients: None, optimizer, is_clipping_told: false })
     }
 }
 
@@ -96,7 +97,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let is_recorded = recorded.is_some();
         let why = match graphs.seen.wish(shapes(batches), recorded) {
             Wish::AsItIs => return false,
-            Wish::Graphs if is_recorded => return true,
+            Wish::Graphs if is_recorded => return self.clips_as_recorded(),
             Wish::Graphs => self.is_recordable(),
             Wish::Never(why) => Err(why.to_owned()),
         };
@@ -104,6 +105,19 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.give_up(why);
         }
         why.is_ok()
+    }
+
+    /// Whether callbacks want gradients clipped as the graph does it. Where not, the step is made as it is; that is told once.
+    fn clips_as_recorded(&mut self) -> bool {
+        let Some(graphs) = &mut self.graphs else { return false };
+        let recorded = graphs.gradients.as_ref().map_or(&[][..], |recorded| &recorded.made.clips);
+        let is_so = self.hooks.gradient_clips().eq(recorded.iter().copied());
+        if !is_so && !std::mem::replace(&mut graphs.is_clipping_told, true) && self.state.rank() == 0 {
+            tracing::warn!(
+                "steps are not made as CUDA graphs while gradients are clipped by other bounds than in the recorded step"
+            );
+        }
+        is_so
     }
 
     /// Whether what ranks do together in a step can be recorded; if not, why.
@@ -264,6 +278,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             figures,
             is_scaled: self.scaler.is_some(),
             outputs,
+            clips: self.hooks.gradient_clips().collect(),
             grads: grads?,
         })
     }
@@ -328,15 +343,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     /// The optimizer's step, by a graph where that is possible.
     pub(super) fn graphed_optimizer(&mut self) -> Result<(), TrainerError> {
-        // Its first step is another: it makes what is kept. In fp16 all before may have been left out.
-        let is_first = self.state.optimizer_steps() == 0;
+        // Its first step here is another: it makes what is kept. In fp16 all before may have been left out.
+        let is_first = !std::mem::replace(&mut self.has_stepped, true);
         let is_changed = std::mem::take(&mut self.state.is_optimizer_changed);
         if let Some(graphs) = self.graphs.as_mut().filter(|_| is_changed) {
             graphs.optimizer.forget();
         }
-        let Some(graphs) = self.graphs.as_mut().filter(|_| !is_first && !is_changed) else {
+        // Callbacks may have taken gradients away, or given others.
+        let recorded = self.graphs.as_ref().and_then(|graphs| graphs.gradients.as_ref());
+        let is_attached =
+            recorded.map_or(Ok(false), |recorded| recorded.is_attached(&self.state.parameters))?;
+        let is_as_recorded = is_attached && !is_first && !is_changed;
+        let Some(graphs) = self.graphs.as_mut().filter(|_| is_as_recorded) else {
             return Ok(self.state.optimizer.step()?);
         };
+        self.state.optimizer.take_in_changes()?;
         if let Optimizing::Unrecorded = graphs.optimizer {
             let optimizer = &mut self.state.optimizer;
             let recorded = guarded_quietly(|| {
@@ -359,13 +380,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         match &graphs.optimizer {
             Optimizing::Recorded(graph) => Ok(graph.launch()?),
             _ => Ok(self.state.optimizer.step()?),
-        }
-    }
-
-    /// A step is made as it is: its gradients are others.
-    pub(super) fn leave_graphs(&mut self) {
-        if let Some(recorded) = self.graphs.as_mut().and_then(|graphs| graphs.gradients.as_mut()) {
-            recorded.is_attached = false;
         }
     }
 }

@@ -226,6 +226,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             kept_best: Vec::new(),
             norms,
             scaler,
+            has_stepped: false,
             clock: Clock::new(),
             graphs,
             state,

@@ -57,7 +57,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         let way = Way::of(agreed);
         if way == Way::AsItIs {
-            self.leave_graphs();
             self.state.optimizer.zero_grad()?;
         }
         let waits = Arc::clone(&self.waits);
@@ -172,6 +171,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn optimize(&mut self, unscaled: Option<Unscaled>, computed: &Computed) -> Result<(), TrainerError> {
         if let (Some(unscaled), Some(scaler)) = (unscaled, &mut self.scaler) {
             let made = unscaled.step(scaler, &mut *self.state.optimizer)?;
+            self.has_stepped |= made == StepMade::Yes;
             let scale = scaler.scale()?;
             self.tell_scale(made, scale);
             return Ok(());
@@ -179,7 +179,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let made = if self.state.has_overflowed { StepMade::Skipped } else { StepMade::Yes };
         match (made, computed.way) {
             (StepMade::Skipped, _) => {}
-            (StepMade::Yes, Way::AsItIs) => self.state.optimizer.step()?,
+            (StepMade::Yes, Way::AsItIs) => {
+                self.state.optimizer.step()?;
+                self.has_stepped = true;
+            }
             (StepMade::Yes, Way::Graphs) => self.graphed_optimizer()?,
         }
         if let Some(Rescaled { scale, .. }) = computed.rescaled {

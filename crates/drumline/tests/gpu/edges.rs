@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex};
 
 use drumline::tch::{Kind, Tensor, no_grad};
-use drumline::trainer::{Callback, CallbackResult, TrainState};
+use drumline::trainer::{Callback, CallbackResult, GradientClip, TrainState};
 use drumline::{Dataset, Sample, SampleError};
+use drumline_torch::set_grad;
 use rank_test::ranks_test;
 
-use super::trained::{BRIEF, Case, GPU, WARM_UPS, assert_same_losses, join, train_on};
+use super::trained::{BRIEF, Case, GPU, WARM_UPS, Waves, assert_same_losses, join, train_on};
 
 struct Nothing;
 
@@ -96,4 +97,61 @@ ranks_test!(a_model_that_fills_the_gpu_is_told_of_with_who_has_its_memory, 1, ti
     for part in ["GPU 0 (NVIDIA", "is out of memory", "this process's tensors have", "try a smaller batch"] {
         assert!(told.contains(part), "{part}: {told}");
     }
+});
+
+/// Takes gradients away once, between two steps that are graphs.
+struct Clearing;
+
+impl Callback for Clearing {
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.step() == 9 {
+            state.optimizer_mut().zero_grad()?;
+        }
+        if state.step() == 14 {
+            state.parameters().iter().try_for_each(|named| set_grad(&named.tensor, None))?;
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(gradients_that_a_callback_takes_away_come_again, 1, timeout = BRIEF, {
+    let group = join()?;
+    let case = Case::default();
+    let data = || Waves { len: case.data.0, width: case.data.1 };
+    let graphed = train_on(&group, case, data(), Clearing)?;
+    assert_eq!(graphed.forwards, WARM_UPS + 1, "by graphs");
+    let eager = train_on(&group, Case { graphs: false, ..case }, data(), Clearing)?;
+    assert_same_losses(&eager, &graphed, 1e-5);
+});
+
+/// Clips by another bound from a step on.
+struct Tighter {
+    bound: f64,
+}
+
+impl Callback for Tighter {
+    fn gradient_clip(&self) -> Option<GradientClip> {
+        Some(GradientClip::norm(self.bound))
+    }
+
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        if state.step() == 12 {
+            self.bound /= 8.0;
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(a_bound_of_clipping_that_changes_counts, 1, timeout = BRIEF, {
+    let group = join()?;
+    let case = Case::default();
+    let train = |case: Case, bound: f64| {
+        let data = Waves { len: case.data.0, width: case.data.1 };
+        train_on(&group, case, data, Tighter { bound })
+    };
+    let (graphed, eager) = (train(case, 0.2)?, train(Case { graphs: false, ..case }, 0.2)?);
+    assert!(graphed.forwards < eager.forwards, "by graphs at first");
+    assert_same_losses(&eager, &graphed, 1e-5);
+    let other = train(Case { graphs: false, ..case }, 0.1)?;
+    assert!((other.weights - eager.weights).abs() > 1e-4, "the bound matters");
 });

@@ -125,6 +125,11 @@ impl Parts {
     ) -> Result<Self, TorchError> {
         // Autocast may want fewer bits: what a product comes out in. The weight is cast once, not for each chunk.
         let kind = states.f_narrow(0, 0, 1)?.f_mm(&weight.f_narrow(0, 0, 1)?.f_tr()?)?.kind();
+        if kind == Kind::Half && chunks > 1 {
+            return Err(TorchError::Unfit(format!(
+                "a loss in {chunks} chunks has its gradients before the loss is scaled, and in Half they would be lost; try one chunk, or BFloat16"
+            )));
+        }
         let (low, targets) = (states.f_to_kind(kind)?, targets.f_view([-1, 1])?);
         let chunks = low.f_chunk(chunks, 0)?.into_iter().zip(targets.f_chunk(chunks, 0)?).collect();
         let bias = bias.map(|bias| bias.f_to_kind(kind)).transpose()?;
@@ -147,7 +152,8 @@ impl Parts {
     fn graded(&self) -> Result<Graded, TorchError> {
         let device = self.weight.device();
         let mut loss = Tensor::f_zeros([0i64; 0], (Kind::Float, device))?;
-        let mut of_weight = Tensor::f_zeros(self.weight.size(), (self.kinds.1, device))?;
+        // Sums of sums in f32, or each would be rounded to a few bits.
+        let mut of_weight: Option<Tensor> = None;
         let mut of_states = Vec::with_capacity(self.chunks.len());
         for (states, targets) in &self.chunks {
             let mut probs = self.log_probs(states)?;
@@ -156,8 +162,14 @@ impl Parts {
             let less = Tensor::f_full(targets.size(), -1.0, (Kind::Float, device))?;
             let by_logits = probs.f_scatter_add_(1, targets, &less)?.f_to_kind(self.weight.kind())?;
             of_states.push(by_logits.f_mm(&self.weight)?);
-            let _ = of_weight.f_add_(&by_logits.f_tr()?.f_mm(states)?)?;
+            let part = by_logits.f_tr()?.f_mm(states)?;
+            match &mut of_weight {
+                Some(sum) => drop(sum.f_add_(&part)?),
+                None if self.chunks.len() == 1 => of_weight = Some(part),
+                None => of_weight = Some(part.f_to_kind(Kind::Float)?),
+            }
         }
+        let of_weight = of_weight.map_or_else(|| self.weight.f_zeros_like(), Ok)?.f_to_kind(self.kinds.1)?;
         Ok(Graded { loss, states: Tensor::f_cat(&of_states, 0)?.f_to_kind(self.kinds.0)?, weight: of_weight })
     }
 }

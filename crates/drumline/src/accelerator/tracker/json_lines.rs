@@ -44,7 +44,7 @@ impl Tracker for JsonLines {
             device: run.device.clone(),
             num_threads: tch::get_num_threads(),
             drumline: env!("CARGO_PKG_VERSION").into(),
-            libtorch: crate::LIBTORCH.into(),
+            libtorch: crate::libtorch_version(),
             time: seconds_now(),
             config: run.config.clone(),
         }))

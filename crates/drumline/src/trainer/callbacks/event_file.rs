@@ -41,7 +41,7 @@ fn run_event(state: &TrainState) -> RunEvent {
         device: name_of(state.device()),
         num_threads: tch::get_num_threads(),
         drumline: env!("CARGO_PKG_VERSION").into(),
-        libtorch: crate::LIBTORCH.into(),
+        libtorch: crate::libtorch_version(),
         time: seconds_now(),
         config: state.config().clone().into_iter().collect(),
     }

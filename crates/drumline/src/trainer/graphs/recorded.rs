@@ -1,10 +1,11 @@
 //! A recorded step: forward, loss and backward in one graph, what it reads and what it leaves.
 
 use drumline_torch::cuda::{Graph, Stream, copy_async};
-use drumline_torch::{Named, TorchError, set_grad};
+use drumline_torch::{Named, TorchError, grads_are, set_grad};
 use tch::{Device, Tensor};
 
 use super::super::batch::Batch;
+use super::super::callbacks::GradientClip;
 use super::super::step::{Computed, Rescaled};
 use super::super::supply::Window;
 use super::super::upload::Uploads;
@@ -18,8 +19,6 @@ pub(in crate::trainer) struct Recorded<B, O> {
     pub(super) batches: Vec<B>,
     /// Where the next ones are copied to meanwhile, if there is memory for that.
     uploads: Option<Uploads>,
-    /// Whether the parameters' gradients are the graph's: another step takes them away.
-    pub(super) is_attached: bool,
 }
 
 /// What a recording gives.
@@ -34,6 +33,8 @@ pub(super) struct Made<O> {
     /// In fp16.
     pub(super) is_scaled: bool,
     pub(super) outputs: Vec<O>,
+    /// How it clips.
+    pub(super) clips: Vec<GradientClip>,
     pub(super) grads: Vec<Option<Tensor>>,
 }
 
@@ -65,7 +66,7 @@ impl<B: Batch, O> Recorded<B, O> {
                 .ok(),
             _ => None,
         };
-        Self { shapes, made, batches, uploads, is_attached: true }
+        Self { shapes, made, batches, uploads }
     }
 
     /// Copies batches to where the graph reads them.
@@ -117,14 +118,17 @@ impl<B: Batch, O> Recorded<B, O> {
         }
     }
 
+    /// Whether the parameters' gradients are those that the graph fills: another step takes them away, and so may a callback.
+    pub(super) fn is_attached(&self, parameters: &[Named]) -> Result<bool, TorchError> {
+        grads_are(parameters.iter().map(|named| &named.tensor), &self.made.grads)
+    }
+
     /// Gives the parameters the gradients that the graph fills.
-    pub(super) fn attach(&mut self, parameters: &[Named]) -> Result<(), TorchError> {
-        if !self.is_attached {
-            for (named, grad) in parameters.iter().zip(&self.made.grads) {
-                set_grad(&named.tensor, grad.as_ref())?;
-            }
-            self.is_attached = true;
+    pub(super) fn attach(&self, parameters: &[Named]) -> Result<(), TorchError> {
+        if self.is_attached(parameters)? {
+            return Ok(());
         }
-        Ok(())
+        let mut pairs = parameters.iter().zip(&self.made.grads);
+        pairs.try_for_each(|(named, grad)| set_grad(&named.tensor, grad.as_ref()))
     }
 }

@@ -167,3 +167,25 @@ ranks_test!(an_overflow_of_one_optimizer_is_its_own_and_the_scale_hears_of_it, 2
         }
     }
 });
+
+ranks_test!(models_take_turns_each_with_its_backward_its_clipping_and_its_step, 2, {
+    let group = ProcessGroup::from_env()?;
+    let accelerator = Accelerator::builder().group(&group).precision(Precision::Fp16).build()?;
+    let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
+    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let models = [model(&stores[0])?, model(&stores[1])?];
+    let mut optimizers = [sgd(&stores[0])?, sgd(&stores[1])?].map(|sgd| accelerator.prepare_optimizer(sgd));
+    let (x, y) = &big_batches(16, 0)[0];
+    for model in &models {
+        model.backward(&model.forward_t(x, true).cross_entropy_for_logits(y))?;
+        accelerator.clip_grad_norm(&model.parameters(), 1.0)?;
+    }
+    for optimizer in &mut optimizers {
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+    }
+    assert_eq!(difference(&weights(&stores[0]), &weights(&stores[1])), 0.0);
+    models[1].backward(&models[1].forward_t(x, true).cross_entropy_for_logits(y))?;
+    let told = optimizers[0].step().unwrap_err().to_string();
+    assert!(told.contains("there was no backward since the optimizer's last step"), "{told}");
+});
