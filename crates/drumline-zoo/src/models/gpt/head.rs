@@ -125,11 +125,6 @@ impl Parts {
     ) -> Result<Self, TorchError> {
         // Autocast may want fewer bits: what a product comes out in. The weight is cast once, not for each chunk.
         let kind = states.f_narrow(0, 0, 1)?.f_mm(&weight.f_narrow(0, 0, 1)?.f_tr()?)?.kind();
-        if kind == Kind::Half && chunks > 1 {
-            return Err(TorchError::Unfit(format!(
-                "a loss in {chunks} chunks has its gradients before the loss is scaled, and in Half they would be lost; try one chunk, or BFloat16"
-            )));
-        }
         let (low, targets) = (states.f_to_kind(kind)?, targets.f_view([-1, 1])?);
         let chunks = low.f_chunk(chunks, 0)?.into_iter().zip(targets.f_chunk(chunks, 0)?).collect();
         let bias = bias.map(|bias| bias.f_to_kind(kind)).transpose()?;
@@ -150,7 +145,13 @@ impl Parts {
     }
 
     fn graded(&self) -> Result<Graded, TorchError> {
-        let device = self.weight.device();
+        let (device, chunks) = (self.weight.device(), self.chunks.len());
+        if self.weight.kind() == Kind::Half && chunks > 1 {
+            return Err(TorchError::Unfit(format!(
+                "the gradients of a loss in {chunks} chunks come before it is scaled, and may be too small or too large for Half; \
+                 try one chunk (MODEL.LOSS_CHUNKS 1), or BFloat16"
+            )));
+        }
         let mut loss = Tensor::f_zeros([0i64; 0], (Kind::Float, device))?;
         // Sums of sums in f32, or each would be rounded to a few bits.
         let mut of_weight: Option<Tensor> = None;
@@ -165,7 +166,7 @@ impl Parts {
             let part = by_logits.f_tr()?.f_mm(states)?;
             match &mut of_weight {
                 Some(sum) => drop(sum.f_add_(&part)?),
-                None if self.chunks.len() == 1 => of_weight = Some(part),
+                None if chunks == 1 => of_weight = Some(part),
                 None => of_weight = Some(part.f_to_kind(Kind::Float)?),
             }
         }

@@ -103,6 +103,40 @@ fn chunks_change_neither_loss_nor_gradients() {
 }
 
 #[test]
+fn sums_over_many_chunks_are_as_exact_as_over_one() {
+    let formula = |size: [i64; 2], by: f64| {
+        let numbers = Tensor::arange(size[0] * size[1], (Kind::Double, Device::Cpu)) * by;
+        (numbers.sin() * 2.0).view(size).to_kind(Kind::BFloat16)
+    };
+    let (states, weight) = (formula([1024, 16], 0.7), formula([20, 16], 0.3));
+    let targets = Tensor::arange(1024, (Kind::Int64, Device::Cpu)).remainder(20);
+    let gradient = |kind: Kind, chunks: i64| {
+        let weight = weight.to_kind(kind).set_requires_grad(true);
+        let loss = linear_cross_entropy(&states.to_kind(kind), (&weight, None), &targets, chunks).unwrap();
+        loss.backward();
+        grad(&weight).unwrap().unwrap().to_kind(Kind::Double)
+    };
+    let exact = gradient(Kind::Double, 1);
+    let error =
+        |chunks| ((gradient(Kind::BFloat16, chunks) - &exact).norm() / exact.norm()).double_value(&[]);
+    assert!(error(64) < 1.5 * error(1), "{} {}", error(64), error(1));
+}
+
+#[test]
+fn chunks_in_fp16_are_refused_where_gradients_would_be_lost() {
+    let half = |chunks| {
+        let states = Tensor::ones([8, 4], (Kind::Half, Device::Cpu)).set_requires_grad(true);
+        let weight = Tensor::zeros([10, 4], (Kind::Half, Device::Cpu));
+        let targets = Tensor::zeros([8], (Kind::Int64, Device::Cpu));
+        linear_cross_entropy(&states, (&weight, None), &targets, chunks)
+    };
+    let told = half(2).unwrap_err().to_string();
+    assert!(told.contains("a loss in 2 chunks") && told.contains("try one chunk"), "{told}");
+    half(1).unwrap();
+    no_grad(|| half(2)).unwrap();
+}
+
+#[test]
 fn chunks_in_evaluations_give_the_loss_alone() {
     let (_store, model) = made(&GptOptions { loss_chunks: 3, ..small() });
     let (_other, plain) = made(&small());
