@@ -46,7 +46,12 @@ pub struct GptTokenizer {
 #[derive(Clone)]
 enum Kind {
     Bytes,
-    Bpe { tokenizer: Arc<Tokenizer>, end_of_text: u32 },
+    Bpe {
+        tokenizer: Arc<Tokenizer>,
+        end_of_text: u32,
+        /// The token of [`END_OF_TEXT`] where the file has none.
+        added: Option<u32>,
+    },
 }
 
 impl GptTokenizer {
@@ -90,13 +95,26 @@ impl GptTokenizer {
 
     /// With the token for the end of a text, which is added where a file has none.
     fn of(mut tokenizer: Tokenizer, path: &Path) -> Result<Self, TextError> {
+        let has_one = tokenizer.token_to_id(END_OF_TEXT).is_some();
         tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
         let end_of_text = tokenizer.token_to_id(END_OF_TEXT);
         let end_of_text = end_of_text.ok_or_else(|| bad(path, format!("no token {END_OF_TEXT}").into()))?;
-        Ok(Self { kind: Kind::Bpe { tokenizer: Arc::new(tokenizer), end_of_text } })
+        let added = (!has_one).then_some(end_of_text);
+        Ok(Self { kind: Kind::Bpe { tokenizer: Arc::new(tokenizer), end_of_text, added } })
     }
 
-    /// Learns a byte-level BPE of `size` tokens from texts, and writes it to a folder in GPT-2's files.
+    /// The same where texts end with another token, as the configuration of a model says. Where the tokenizer has no [`END_OF_TEXT`] of its own, that is
+    /// this token. Bytes end as they do.
+    #[must_use]
+    pub fn with_end_of_text(mut self, token: u32) -> Self {
+        if let Kind::Bpe { end_of_text, .. } = &mut self.kind {
+            *end_of_text = token;
+        }
+        self
+    }
+
+    /// Learns a byte-level BPE of `size` tokens from texts, and writes it to a folder in GPT-2's files. One that is there is left as it is: that is an
+    /// error.
     ///
     /// ```
     /// use drumline_text::GptTokenizer;
@@ -121,6 +139,11 @@ impl GptTokenizer {
                 "{size} tokens are asked for; try at least {least}, one for each byte and the end of a text"
             );
             return Err(TextError::Synth { what });
+        }
+        let in_the_way = [TOKENIZER, VOCABULARY, MERGES].map(|name| folder.join(name));
+        if let Some(path) = in_the_way.into_iter().find(|path| path.symlink_metadata().is_ok()) {
+            let what = "is there already, and is left as it is; try another folder".to_owned();
+            return Err(TextError::BadFile { path, what });
         }
         let trainer = BpeTrainer::builder()
             .vocab_size(size)
@@ -151,8 +174,10 @@ impl GptTokenizer {
                 }
                 Ok(tokens)
             }
-            Kind::Bpe { tokenizer, .. } => {
-                Ok(tokenizer.encode_fast(text, false).map_err(refused)?.get_ids().to_vec())
+            Kind::Bpe { tokenizer, end_of_text, added } => {
+                let tokens = tokenizer.encode_fast(text, false).map_err(refused)?;
+                let known = |token: &u32| if Some(*token) == *added { *end_of_text } else { *token };
+                Ok(tokens.get_ids().iter().map(known).collect())
             }
         }
     }
@@ -335,8 +360,43 @@ mod tests {
             assert_eq!(read.fingerprint(), bpe.fingerprint());
             assert_eq!(read.encode(TEXTS[0]).unwrap(), bpe.encode(TEXTS[0]).unwrap());
         }
-        let larger = GptTokenizer::learn(TEXTS.map(str::to_owned), 310, other.path()).unwrap();
+        let third = tempfile::tempdir().unwrap();
+        let larger = GptTokenizer::learn(TEXTS.map(str::to_owned), 310, third.path()).unwrap();
         assert!(larger.fingerprint() != bpe.fingerprint() && GptTokenizer::bytes().fingerprint() == 0);
+    }
+
+    #[test]
+    fn a_tokenizer_that_is_there_is_not_overwritten() {
+        let (folder, bpe) = learnt();
+        let learn = |folder: &Path| GptTokenizer::learn(TEXTS.map(str::to_owned), 310, folder);
+        let said = learn(folder.path()).unwrap_err().to_string();
+        assert!(said.contains("vocab.json\" is there already, and is left as it is; try another"), "{said}");
+        assert_eq!(GptTokenizer::open(folder.path()).unwrap().fingerprint(), bpe.fingerprint());
+        for name in [TOKENIZER, VOCABULARY, MERGES] {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join(name), "{}").unwrap();
+            let said = learn(folder.path()).unwrap_err().to_string();
+            assert!(said.contains(name), "{said}");
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
+        }
+    }
+
+    #[test]
+    fn another_end_of_text_takes_the_place_of_one_that_was_added() {
+        let folder = tempfile::tempdir().unwrap();
+        let with_end = |end: &str| {
+            std::fs::write(folder.path().join(VOCABULARY), format!(r#"{{"a": 0, "b": 1{end}}}"#)).unwrap();
+            std::fs::write(folder.path().join(MERGES), "#version: 0.2\n").unwrap();
+            GptTokenizer::open(folder.path()).unwrap()
+        };
+        let text = format!("a{END_OF_TEXT}b");
+        let added = with_end("");
+        assert_eq!((added.end_of_text(), added.encode(&text).unwrap()), (2, vec![0, 2, 1]));
+        let other = added.with_end_of_text(1);
+        assert_eq!((other.end_of_text(), other.encode(&text).unwrap()), (1, vec![0, 1, 1]));
+        let own = with_end(r#", "<|endoftext|>": 2"#).with_end_of_text(0);
+        assert_eq!((own.end_of_text(), own.encode(&text).unwrap()), (0, vec![0, 2, 1]), "its own stays");
+        assert_eq!(GptTokenizer::bytes().with_end_of_text(7).end_of_text(), 256);
     }
 
     #[test]

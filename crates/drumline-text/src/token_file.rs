@@ -1,4 +1,4 @@
-//! A file of tokens, to be mapped into memory: a header, then one number for each token.
+//! A file of tokens, of which any part can be read without the others: a header, then one number for each token.
 //!
 //! ```text
 //!   0         8         12      16           24       32           36        40

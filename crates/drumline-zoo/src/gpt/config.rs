@@ -7,7 +7,7 @@ use crate::config::check::{at_least_1, unfit};
 use crate::config::section::{Section, section};
 use crate::config::setting::choice;
 use crate::config::table::{self, Table};
-use crate::config::{ConfigError, Entry, Fp16, Run};
+use crate::config::{ConfigError, Entry, Fp16, PrecisionKind, Run};
 use crate::models::gpt::GptOptions;
 
 choice! {
@@ -71,7 +71,7 @@ section! {
         "PIN_MEMORY" pin_memory: bool = true;
         /// Steps from one line of progress to the next
         "PRINT_FREQ" print_freq: usize = 20;
-        /// Steps from evaluation to evaluation; null: after each epoch
+        /// Steps from evaluation to evaluation, and one after the last; null: after each epoch
         "EVAL_FREQ" eval_freq: Option<u64> = None;
         /// Steps from checkpoint to checkpoint; null: after each epoch
         "SAVE_FREQ" save_freq: Option<u64> = None;
@@ -213,7 +213,16 @@ impl GptConfig {
     }
 
     fn check_sizes(&self) -> Result<(), ConfigError> {
-        let Self { train, test, optim, .. } = self;
+        let Self { train, test, optim, model, run, .. } = self;
+        if run.precision == PrecisionKind::Fp16 && model.loss_chunks > 1 {
+            return unfit(
+                "MODEL.LOSS_CHUNKS",
+                format!(
+                    "is {}, expected 1 with PRECISION fp16; try bf16, or smaller batches",
+                    model.loss_chunks
+                ),
+            );
+        }
         at_least_1(&[
             ("TRAIN.BATCH_SIZE", train.batch_size as u64),
             ("TRAIN.ACCUMULATE", train.accumulate as u64),
@@ -260,7 +269,6 @@ impl GptConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PrecisionKind;
 
     #[test]
     fn values_that_cannot_work_are_refused_with_what_to_try() {
@@ -270,6 +278,10 @@ mod tests {
             (&["GPT.TRAIN", "a", "TRAIN.SAVE_FREQ", "0"], "TRAIN.SAVE_FREQ is 0; try 1 or more"),
             (&["GPT.TRAIN", "a", "MODEL.N_HEAD", "5"], "MODEL: n_embd 768 cannot be split among 5 heads"),
             (&["GPT.TRAIN", "a", "MODEL.LOSS_CHUNKS", "0"], "MODEL: loss_chunks is 0"),
+            (
+                &["GPT.TRAIN", "a", "MODEL.LOSS_CHUNKS", "4", "PRECISION", "fp16"],
+                "expected 1 with PRECISION fp16",
+            ),
             (&["GPT.TRAIN", "a", "OPTIM.BETAS", "[0.9]"], "OPTIM.BETAS is [0.9]; try two"),
             (&["GPT.TRAIN", "a", "OPTIM.GRAD_CLIP", "0"], "OPTIM.GRAD_CLIP is 0; try more than 0"),
             (&["GPT.TRAIN", "a", "OPTIM.SCHEDULE", "linear"], "expected cosine or constant, got linear"),

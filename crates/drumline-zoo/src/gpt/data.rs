@@ -1,4 +1,4 @@
-//! Windows of a file of tokens, which libtorch maps into memory: what is not looked at is not read.
+//! Windows of a file of tokens. A window is read when it is asked for: the file may be larger than memory.
 //!
 //! ```text
 //!   tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 …       block 4
@@ -9,8 +9,9 @@
 //! not always the same ones before it: all are then moved by so many places, up to the last, which ends with the file. In which order windows come, and to
 //! which rank, is the sampler's to say.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use drumline::{Cause, Dataset, Sample, SampleError, TorchError};
 use drumline_text::{GptTokenizer, TextError, TokenHeader};
@@ -33,8 +34,8 @@ pub struct TokenData {
     header: TokenHeader,
     block: usize,
     begin: Begin,
-    /// The whole file in the type of its tokens. A tensor may be used by one thread at a time; what is cut out of it is the thread's own.
-    mapped: Mutex<Tensor>,
+    /// Read at any place by any thread: the system keeps what was read, and gives it back to others as memory is needed.
+    file: File,
 }
 
 impl TokenData {
@@ -57,9 +58,9 @@ impl TokenData {
                 block + 1
             )));
         }
-        let mapped =
-            Mutex::new(map(path, &header).map_err(|cause| bad(format!("cannot be mapped: {cause}")))?);
-        Ok(Self { path: path.to_owned(), header, block, begin: Begin::Fixed, mapped })
+        let file =
+            File::open(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), header, block, begin: Begin::Fixed, file })
     }
 
     /// The same with windows that begin elsewhere.
@@ -103,32 +104,42 @@ impl TokenData {
         format!("the window at token {start} of {:?}", self.path)
     }
 
-    fn windows(&self, samples: &[Sample]) -> Result<Tensor, Cause> {
-        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone();
-        let first = TokenHeader::LEN / self.header.width;
-        let cut =
-            |sample: &Sample| mapped.f_narrow(0, (first + self.start(sample)) as i64, self.block as i64 + 1);
-        let windows = samples.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
-        let tokens = Tensor::f_stack(&windows, 0)?.f_to_kind(Kind::Int64)?;
-        // libtorch has no sums and products of u16: bits are read as i16.
-        let tokens = if self.header.width == 2 { tokens.f_bitwise_and(0xffff)? } else { tokens };
-        let greatest = tokens.f_max()?.f_int64_value(&[])?;
-        if greatest >= i64::from(self.header.vocabulary) {
-            let vocabulary = self.header.vocabulary;
-            return Err(format!(
-                "token {greatest} is none of the {vocabulary} that there are: the file is damaged; try drumline data tokens again"
-            )
-            .into());
+    /// Inputs and targets of windows.
+    fn windows(&self, samples: &[Sample]) -> Result<(Tensor, Tensor), Cause> {
+        let width = self.header.width;
+        let of_window = (self.block + 1) * width;
+        let mut bytes = vec![0; samples.len() * of_window];
+        for (sample, window) in samples.iter().zip(bytes.chunks_exact_mut(of_window)) {
+            self.file.read_exact_at(window, (TokenHeader::LEN + self.start(sample) * width) as u64)?;
         }
-        Ok(tokens)
+        self.check(&bytes)?;
+        let kind = if width == 2 { Kind::Int16 } else { Kind::Int };
+        let tokens = Tensor::f_from_data_size(&bytes, &[samples.len() as i64, self.block as i64 + 1], kind)?;
+        // libtorch has no u16 to compute with: bits are read as i16, and the sign's are taken away.
+        let bits = (1i64 << (8 * width)) - 1;
+        let part = |first| {
+            let part = tokens.f_narrow(1, first, self.block as i64)?;
+            part.f_to_kind(Kind::Int64)?.f_bitwise_and_(bits)
+        };
+        Ok((part(0)?, part(1)?))
     }
-}
 
-fn map(path: &Path, header: &TokenHeader) -> Result<Tensor, Cause> {
-    let name = path.to_str().ok_or("its name is no UTF-8; try another name")?;
-    let kind = if header.width == 2 { Kind::Int16 } else { Kind::Int };
-    let len = (TokenHeader::LEN / header.width) as i64 + header.count as i64;
-    Ok(Tensor::f_from_file(name, false, len, (kind, Device::Cpu))?)
+    /// Refuses tokens that the vocabulary has not.
+    fn check(&self, bytes: &[u8]) -> Result<(), Cause> {
+        // A fold is done with many at a time, which `max` is not.
+        let greatest = match self.header.width {
+            2 => bytes.as_chunks().0.iter().fold(0, |most, two| u16::from_le_bytes(*two).max(most)).into(),
+            _ => bytes.as_chunks().0.iter().fold(0, |most, four| u32::from_le_bytes(*four).max(most)),
+        };
+        let vocabulary = self.header.vocabulary;
+        if greatest < vocabulary {
+            return Ok(());
+        }
+        Err(format!(
+            "token {greatest} is none of the {vocabulary} that there are: the file is damaged; try drumline data tokens again"
+        )
+        .into())
+    }
 }
 
 impl Dataset for TokenData {
@@ -139,13 +150,7 @@ impl Dataset for TokenData {
     }
 
     fn batch(&self, samples: &[Sample]) -> Result<(Tensor, Tensor), SampleError> {
-        let block = self.block as i64;
-        let cut = || -> Result<_, Cause> {
-            let windows = self.windows(samples)?;
-            let part = |first| windows.f_narrow(1, first, block)?.f_contiguous();
-            Ok((part(0)?, part(1)?))
-        };
-        cut().map_err(|cause| {
+        self.windows(samples).map_err(|cause| {
             let (index, start) = samples.first().map_or((0, 0), |sample| (sample.index, self.start(sample)));
             SampleError::new(index, self.window_at(start), cause)
         })
@@ -248,6 +253,64 @@ mod tests {
         bytes.pop();
         std::fs::write(&path, &bytes).unwrap();
         assert!(said(&GptTokenizer::bytes(), 3).contains("is torn"));
+    }
+
+    /// A file of bytes' tokens with another width or count; what it has no tokens for are zeros that take no place on the disk.
+    fn sparse(width: u32, count: u64, tokens: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let (folder, path) = file("a");
+        let mut header = std::fs::read(&path).unwrap()[..TokenHeader::LEN].to_vec();
+        header[12..16].copy_from_slice(&width.to_le_bytes());
+        header[24..32].copy_from_slice(&count.to_le_bytes());
+        let checksum = crc32fast::hash(&header[..36]);
+        header[36..].copy_from_slice(&checksum.to_le_bytes());
+        let len = TokenHeader::LEN as u64 + count * u64::from(width);
+        let file = File::create(&path).unwrap();
+        file.set_len(len).unwrap();
+        file.write_all_at(&header, 0).unwrap();
+        file.write_all_at(tokens, len - tokens.len() as u64).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn a_file_may_be_larger_than_memory() {
+        let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+        let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+        // Windows of 4 tokens, and the target of the last.
+        let count = total * 1024 * 3 / 2 / 2 / 4 * 4 + 1;
+        let (_folder, path) = sparse(2, count, &[104, 0, 105, 0]);
+        let data = TokenData::open(&path, &GptTokenizer::bytes(), 4).unwrap();
+        let last = data.len() - 1;
+        let (_, target) = batch(&data, &[0, last]);
+        assert_eq!(target, Tensor::from_slice2(&[[0i64; 4], [0, 0, 104, 105]]));
+        assert!(data.fingerprint().unwrap().starts_with(&format!("{count} of 257 tokens")));
+    }
+
+    #[test]
+    fn tokens_of_four_bytes_are_read_and_great_ones_are_refused() {
+        let tokens = [3u32, 256, 0, 255, 7].map(u32::to_le_bytes).concat();
+        let (_folder, path) = sparse(4, 5, &tokens);
+        let data = TokenData::open(&path, &GptTokenizer::bytes(), 4).unwrap();
+        let (input, target) = batch(&data, &[0]);
+        assert_eq!(input, Tensor::from_slice2(&[[3i64, 256, 0, 255]]));
+        assert_eq!(target, Tensor::from_slice2(&[[256i64, 0, 255, 7]]));
+        // As a number with a sign it would be below zero.
+        for great in [257u32, 1 << 31, u32::MAX] {
+            let (_folder, path) = sparse(4, 5, &great.to_le_bytes());
+            let data = TokenData::open(&path, &GptTokenizer::bytes(), 4).unwrap();
+            let said = data.batch(&[Sample::new(0, 0, 0)]).unwrap_err().to_string();
+            assert!(said.contains(&format!("token {great} is none of the 257")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_while_it_is_read_is_an_error() {
+        let (_folder, path) = file("abcdefghij");
+        let data = TokenData::open(&path, &GptTokenizer::bytes(), 3).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(TokenHeader::LEN as u64 + 8).unwrap();
+        assert_eq!(batch(&data, &[0]).0.int64_value(&[0, 0]), 97);
+        let said = data.batch(&[Sample::new(0, 0, 1)]).unwrap_err().to_string();
+        assert!(said.contains("the window at token 3"), "{said}");
     }
 
     #[test]

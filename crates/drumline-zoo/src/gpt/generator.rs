@@ -61,6 +61,15 @@ impl Generator<'_> {
 
     fn check(&self, prompt: &[u32]) -> Result<(), ZooError> {
         let words = self.model.options().vocab_size;
+        if i64::from(self.end_of_text) >= words {
+            return Err(ZooError::Unsuitable {
+                what: format!(
+                    "a text ends with token {}, but the model knows {words}, from 0 on",
+                    self.end_of_text
+                ),
+                fix: "the tokenizer that it was trained with, or its eos_token_id in config.json".into(),
+            });
+        }
         match prompt.iter().find(|token| i64::from(**token) >= words) {
             Some(token) => Err(ZooError::Unsuitable {
                 what: format!("the prompt has token {token}, but the model knows {words}"),
@@ -187,5 +196,17 @@ mod tests {
         let said =
             generator.generate(&[29], &mut sampler, |_| ControlFlow::Continue(())).unwrap_err().to_string();
         assert!(said.contains("token 29, but the model knows 29; try the tokenizer"), "{said}");
+    }
+
+    #[test]
+    fn an_end_of_text_that_the_model_does_not_know_is_refused() {
+        let (_store, model) = model();
+        let generator = Generator { model: &model, end_of_text: 29, max_tokens: 3, caching: Caching::Kept };
+        let mut sampler = TokenSampler::new(SamplingOptions::default()).unwrap();
+        for prompt in [&[][..], &[1, 2]] {
+            let said = generator.generate(prompt, &mut sampler, |_| ControlFlow::Continue(()));
+            let said = said.unwrap_err().to_string();
+            assert!(said.contains("ends with token 29, but the model knows 29, from 0 on; try"), "{said}");
+        }
     }
 }

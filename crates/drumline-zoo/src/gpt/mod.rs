@@ -1,7 +1,7 @@
 //! Models that continue text: from a file of tokens to a trained GPT, and from a prompt to what follows.
 //!
 //! ```text
-//!   text ─▶ drumline data tokens ─▶ TokenData: windows of tokens, mapped ─▶ models::gpt ─▶ PerToken, Perplexity
+//!   text ─▶ drumline data tokens ─▶ TokenData: windows of tokens ─▶ models::gpt ─▶ PerToken, Perplexity
 //!   prompt ─▶ Generator: token after token, with a cache ─▶ text
 //! ```
 //! The program that trains is `drumline-train train --cfg config/gpt-tiny.yaml`; a program of your own takes the parts from here.

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   transformer.h.0.attn.c_attn.weight ─┐                                     ┌ h.0.attn.bias, …masked_bias: masks of older files
-//!               h.0.attn.c_attn.weight ─┴▶ h.0.attn.c_attn.weight    left out ┴ lm_head.weight: the embedding once more
+//!               h.0.attn.c_attn.weight ─┴▶ h.0.attn.c_attn.weight    left out ┴ lm_head.weight: the embedding once more, or it is refused
 //! ```
 //! Where the model's embedding has rows that were added, a file without them fills the others.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use safetensors::tensor::TensorView;
 use tch::Tensor;
 use tch::nn::VarStore;
 
@@ -41,7 +42,7 @@ const PREFIX: &str = "transformer.";
 /// ```
 pub fn load(store: &VarStore, options: &GptOptions, path: &Path) -> Result<(), ZooError> {
     with_views(path, |views| {
-        let views = renamed(views);
+        let views = renamed(views, path)?;
         let mut variables: BTreeMap<_, _> = store.variables().into_iter().collect();
         let rows = views.get(EMBEDDING).and_then(|view| view.shape().first().copied());
         if rows != Some(options.padded_vocab() as usize) {
@@ -59,10 +60,28 @@ pub fn save(store: &VarStore, options: &GptOptions, path: &Path) -> Result<(), Z
 }
 
 /// By the model's own names; without what is no weight.
-fn renamed(views: Views<'_>) -> Views<'_> {
+fn renamed<'a>(views: Views<'a>, path: &Path) -> Result<Views<'a>, ZooError> {
     let is_mask = |name: &str| name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    let kept = views.into_iter().filter(|(name, _)| *name != HEAD && !is_mask(name));
-    kept.map(|(name, view)| (name.strip_prefix(PREFIX).unwrap_or(name), view)).collect()
+    let kept = views.into_iter().filter(|(name, _)| !is_mask(name));
+    let mut named: Views<'_> =
+        kept.map(|(name, view)| (name.strip_prefix(PREFIX).unwrap_or(name), view)).collect();
+    if let (Some(head), Some(embedding)) = (named.remove(HEAD), named.get(EMBEDDING))
+        && !is_same(&head, embedding)
+    {
+        return Err(ZooError::UnfitTensor {
+            path: path.to_owned(),
+            name: HEAD.to_owned(),
+            message: format!(
+                "its values are not those of {EMBEDDING}, expected the same: the model here has one tensor for both; try weights \
+                 that were trained with tie_word_embeddings"
+            ),
+        });
+    }
+    Ok(named)
+}
+
+fn is_same(one: &TensorView<'_>, other: &TensorView<'_>) -> bool {
+    (one.dtype(), one.shape(), one.data()) == (other.dtype(), other.shape(), other.data())
 }
 
 fn narrow_embedding(tensors: &mut BTreeMap<String, Tensor>, options: &GptOptions) {

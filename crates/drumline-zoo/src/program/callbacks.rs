@@ -18,6 +18,30 @@ impl MasterCallback for SaveConfig {
     }
 }
 
+/// Asks for an evaluation of the last model, also where it is evaluated every so many steps. One that was made at this step is not made again.
+pub(super) struct EvaluateLast;
+
+impl EvaluateLast {
+    fn ask(state: &mut TrainState) {
+        if state.epoch() >= state.n_epochs() {
+            state.request_validation();
+        }
+    }
+}
+
+impl Callback for EvaluateLast {
+    /// A run that was stopped meanwhile.
+    fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
+        Self::ask(state);
+        Ok(())
+    }
+
+    fn on_epoch_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        Self::ask(state);
+        Ok(())
+    }
+}
+
 /// Ends the run when the loss is no number, before the weights are touched; found by every rank in the same numbers.
 pub(super) struct FiniteLoss {
     pub(super) out_dir: PathBuf,

@@ -12,7 +12,7 @@ use drumline::trainer::{
 };
 use drumline_observe::bar::Progress;
 
-use super::callbacks::{FiniteLoss, SaveConfig};
+use super::callbacks::{EvaluateLast, FiniteLoss, SaveConfig};
 use super::checked::check_writable;
 use super::ending::Stopped;
 use super::job::Job;
@@ -139,6 +139,7 @@ impl Course {
             .print_every(0)
             .save_path(self.checkpoints().dir())
             .config(self.entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())));
+        let trainer = if self.evaluates { trainer.callback(EvaluateLast) } else { trainer };
         match self.max_steps {
             Some(most) => trainer.max_steps(most),
             None => trainer,
@@ -165,18 +166,20 @@ impl Course {
         trainer.trace_steps(WARM_UP..WARM_UP + self.trace_steps, folder)
     }
 
-    /// Whether the checkpoint is that of the last step, with its evaluation. An epoch is over only when it was evaluated.
+    /// Whether the checkpoint is that of the last step, with its evaluation.
     fn is_over(&self, found: &Loaded) -> bool {
         let is_enough = self.max_steps.is_some_and(|most| found.state.step >= most);
-        found.state.epoch >= self.max_epoch || is_enough && (!self.evaluates || was_evaluated(found))
+        let is_last = found.state.epoch >= self.max_epoch || is_enough;
+        is_last && (!self.evaluates || was_evaluated(found))
     }
 
     fn nothing_left(&self, found: &Loaded) -> String {
         let (step, epoch) = (found.state.step, found.state.epoch);
-        let (best, best_by) = (found.state.best.unwrap_or(0.0), &self.best_by);
+        let best = found.state.best.map(|best| format!("; best {} {best:.3}", self.best_by));
         format!(
-            "[resume] == nothing left to do after step {step}, {epoch} epochs; best {best_by} {best:.3} in {}; \
+            "[resume] == nothing left to do after step {step}, {epoch} epochs{} in {}; \
              try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",
+            best.unwrap_or_default(),
             self.run.out_dir.display()
         )
     }

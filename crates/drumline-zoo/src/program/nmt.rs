@@ -18,6 +18,7 @@ use super::checked::{check_device, check_writable, checksum};
 use super::ending::Stopped;
 use super::job::{Job, say};
 use super::resumed::{Change, changes, is_within_epoch};
+use super::test::is_of_run;
 use crate::config::table;
 use crate::models::transformer::Transformer;
 use crate::nmt::{Bitext, Codecs, NmtConfig, transformer};
@@ -268,17 +269,27 @@ fn first_model(checked: &Checked, store: &VarStore) -> anyhow::Result<Transforme
     Ok(net)
 }
 
-/// The weights that a path names: a file, a checkpoint, or a folder of checkpoints, of which the best is meant, or the last.
+/// The weights that a path names: a file, a checkpoint, or a folder of checkpoints, of which the best is meant, or the last where the run has evaluated
+/// none.
 pub(super) fn weights_file(path: &Path) -> anyhow::Result<PathBuf> {
     const MODEL: &str = "model.safetensors";
-    let places =
-        [path.to_owned(), path.join(MODEL), path.join("best").join(MODEL), path.join("latest").join(MODEL)];
-    places.into_iter().find(|place| place.is_file()).with_context(|| {
+    let [best, last] = ["best", "latest"].map(|link| path.join(link));
+    let best = Some(best).filter(|best| !last.is_dir() || is_of_run(best_figure(best), best_figure(&last)));
+    let of_run = best.iter().chain([&last]).map(|checkpoint| checkpoint.join(MODEL));
+    let mut places = [path.to_owned(), path.join(MODEL)].into_iter().chain(of_run);
+    places.find(|place| place.is_file()).with_context(|| {
         format!(
             "no weights in {}; try a .safetensors file, a checkpoint, or the folder of a training's checkpoints",
             path.display()
         )
     })
+}
+
+/// The best figure of the run that a checkpoint is of, so far, as it is written there.
+fn best_figure(checkpoint: &Path) -> Option<Json> {
+    let manifest = std::fs::read(checkpoint.join("manifest.json")).ok()?;
+    let manifest: Json = serde_json::from_slice(&manifest).ok()?;
+    manifest.get("best").filter(|best| !best.is_null()).cloned()
 }
 
 fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
@@ -295,5 +306,34 @@ fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
             )
         }
         End::Finished => format!("[done] == {name}: {step} steps{best}; checkpoints are in {folder} =="),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_model_of_a_run_before_is_not_taken() {
+        for (best, last, taken) in [
+            (Some("3.5"), Some("3.5"), "best"),
+            (Some("3.5"), Some("null"), "latest"),
+            (Some("3.5"), Some("4.5"), "latest"),
+            (Some("3.5"), None, "best"),
+            (None, Some("null"), "latest"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, figure) in [("best", best), ("latest", last)] {
+                let Some(figure) = figure else { continue };
+                let checkpoint = folder.path().join(name);
+                std::fs::create_dir(&checkpoint).unwrap();
+                std::fs::write(checkpoint.join("manifest.json"), format!(r#"{{"best": {figure}}}"#)).unwrap();
+                std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();
+            }
+            let found = weights_file(folder.path()).unwrap();
+            assert_eq!(found, folder.path().join(taken).join("model.safetensors"), "{best:?}, {last:?}");
+        }
+        let nothing = tempfile::tempdir().unwrap();
+        assert!(weights_file(nothing.path()).unwrap_err().to_string().starts_with("no weights in"));
     }
 }

@@ -183,7 +183,14 @@ fn widened(weights: &[Named]) -> anyhow::Result<Vec<Named>> {
 
 /// The best checkpoint of the run that `last` is of: one that a run before has left in the folder is none.
 fn best_of(checkpoints: &Checkpoints, last: &Loaded, job: &Job) -> anyhow::Result<Option<Loaded>> {
-    let Some(metric) = last.state.best else { return Ok(None) };
+    if last.state.best.is_none() {
+        return Ok(None);
+    }
     let best = checkpoints.load_best(&job.group)?;
-    Ok(best.filter(|best| best.state.best == Some(metric)))
+    Ok(best.filter(|best| is_of_run(best.state.best, last.state.best)))
+}
+
+/// Whether a best checkpoint is of the run that the last one is of, by the best figure that each knows.
+pub(super) fn is_of_run<T: PartialEq>(best: Option<T>, last: Option<T>) -> bool {
+    last.is_some() && best == last
 }

@@ -159,32 +159,52 @@ fn a_run_in_two_parts_is_the_same_as_one() {
 fn other_tokens_within_an_epoch_are_refused() {
     let place = Place::of_stories(&SMALL);
     place.passes(2, "train TRAIN.MAX_STEPS 2");
-    let ranks = place.run(2, "train MODEL.BLOCK 47");
-    let said = shared(&ranks);
-    assert!(said.contains("stands in the midst of an epoch: MODEL.BLOCK was 48, and is 47 now"), "{said}");
+    for (change, told) in [
+        ("MODEL.BLOCK 47", "MODEL.BLOCK was 48, and is 47 now"),
+        ("TRAIN.SHUFFLE False", "TRAIN.SHUFFLE was true, and is false now"),
+    ] {
+        let ranks = place.run(2, &format!("train {change}"));
+        let said = shared(&ranks);
+        assert!(said.contains(&format!("stands in the midst of an epoch: {told}")), "{said}");
+    }
     fs::copy(place.path("data/valid.tokens"), place.path("data/train.tokens")).unwrap();
     let ranks = place.run(1, "train");
     assert!(ranks[0].stderr.contains("the tokens of GPT.TRAIN was"), "{}", ranks[0].stderr);
 }
 
+/// `drumline data` with these words.
+fn data(words: &[&str]) -> Rank {
+    let args = std::iter::once("data").chain(words.iter().copied()).map(str::to_owned).collect();
+    ended(start(1, args)).remove(0)
+}
+
+/// The same, to a good end; what it said.
+fn made(words: &[&str]) -> String {
+    let rank = data(words);
+    assert!(rank.exit.is_success(), "{}", rank.stderr);
+    rank.stdout
+}
+
+/// 300 pieces of one of the texts, in a folder of this name; the files of tokens are of them from now on.
+fn with_pieces(place: &Place, text: &str, name: &str) -> String {
+    let path = |name: &str| place.path(name).display().to_string();
+    let (text, bpe) = (path(text), path(name));
+    assert!(made(&["bpe", &text, "--out", &bpe, "--size", "300"]).starts_with("300 tokens in"));
+    for name in ["train", "valid"] {
+        let (from, out) = (path(&format!("data/{name}.txt")), path(&format!("data/{name}.tokens")));
+        let said = made(&["tokens", &from, "--out", &out, "--tokenizer", &bpe]);
+        assert!(said.contains("of a vocabulary of 300"), "{said}");
+    }
+    bpe
+}
+
 #[test]
 fn pieces_are_learnt_from_and_kept_with_the_run() {
     let place = Place::of_stories(&SMALL);
-    let path = |name: &str| place.path(name).display().to_string();
-    let made = |words: &[&str]| {
-        let args = std::iter::once("data").chain(words.iter().copied()).map(str::to_owned).collect();
-        let rank = ended(start(1, args)).remove(0);
-        assert!(rank.exit.is_success(), "{}", rank.stderr);
-        rank.stdout
-    };
-    let (text_file, bpe) = (path("data/train.txt"), path("bpe"));
-    assert!(made(&["bpe", &text_file, "--out", &bpe, "--size", "300"]).starts_with("300 tokens in"));
-    for name in ["train", "valid"] {
-        let (from, out) = (path(&format!("data/{name}.txt")), path(&format!("data/{name}.tokens")));
-        assert!(
-            made(&["tokens", &from, "--out", &out, "--tokenizer", &bpe]).contains("of a vocabulary of 300")
-        );
-    }
+    let bpe = with_pieces(&place, "data/train.txt", "bpe");
+    let text_file = place.path("data/train.txt").display().to_string();
+    let again = data(&["bpe", &text_file, "--out", &bpe, "--size", "310"]);
+    assert!(again.stderr.contains("vocab.json\" is there already, and is left as it is"), "{}", again.stderr);
     let ranks = place.run(1, "train");
     let said = &ranks[0].stderr;
     assert!(
@@ -194,6 +214,92 @@ fn pieces_are_learnt_from_and_kept_with_the_run() {
     place.passes(1, &format!("train GPT.TOKENIZER {bpe} TRAIN.MAX_STEPS 2 MODEL.BLOCK 16"));
     fs::remove_dir_all(place.path("bpe")).unwrap();
     assert!(text(&place, &["--max-tokens", "5", "Ada"]).starts_with("Ada"));
+}
+
+#[test]
+fn a_run_goes_on_with_its_own_tokenizer_only() {
+    let place = Place::of_stories(&SMALL);
+    let words = "MODEL.BLOCK 16 MODEL.VOCAB_MULTIPLE 64";
+    let kept = || fs::read(place.path("exp/tokenizer.json")).unwrap();
+    let first = with_pieces(&place, "data/train.txt", "first");
+    place.passes(1, &format!("train GPT.TOKENIZER {first} {words}"));
+    let of_first = kept();
+    let second = with_pieces(&place, "data/valid.txt", "second");
+    for words in [format!("train OPTIM.MAX_EPOCH 2 {words}"), format!("test {words}")] {
+        let ranks = place.run(2, &format!("{words} GPT.TOKENIZER {second}"));
+        let said = shared(&ranks);
+        let (exp, file) = (place.path("exp"), place.path("exp/tokenizer.json"));
+        let told = format!("the run in {} has another tokenizer, of 300 tokens, than", exp.display());
+        assert!(said.contains(&told), "{words}: {said}");
+        assert!(said.contains(&format!("; try GPT.TOKENIZER {}, or", file.display())), "{words}: {said}");
+    }
+    assert_eq!(kept(), of_first, "a run that was refused leaves it alone");
+    let weights = place.path("exp/checkpoints/latest/model.safetensors");
+    place.passes(1, &format!("test {words} GPT.TOKENIZER {second} MODEL.WEIGHTS {}", weights.display()));
+    place.passes(
+        1,
+        &format!("train {words} GPT.TOKENIZER {second} TRAIN.AUTO_RESUME False TRAIN.MAX_STEPS 1"),
+    );
+    assert_ne!(kept(), of_first, "control: a new run leaves its own");
+}
+
+#[test]
+fn a_run_on_bytes_is_not_gone_on_with_on_pieces() {
+    let place = Place::of_stories(&SMALL);
+    place.passes(1, "train MODEL.VOCAB_MULTIPLE 64");
+    let bpe = with_pieces(&place, "data/train.txt", "bpe");
+    let ranks = place.run(1, &format!("train MODEL.VOCAB_MULTIPLE 64 OPTIM.MAX_EPOCH 2 GPT.TOKENIZER {bpe}"));
+    let said = &ranks[0].stderr;
+    assert!(
+        said.contains("another tokenizer, of 257 tokens") && said.contains("TOKENIZER bytes, or"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_last_model_is_evaluated_also_between_two_evaluations() {
+    let place = Place::of_stories(&SMALL);
+    let said = place.passes(2, "train OPTIM.MAX_EPOCH 2 TRAIN.EVAL_FREQ 5");
+    let events = place.events();
+    let last = |kind| column(&events, kind, "step").last().copied().unwrap();
+    let evaluated = column(&events, "eval", "step");
+    assert!(last("step") % 5.0 != 0.0 && evaluated.len() > 1, "{evaluated:?}");
+    assert_eq!(last("eval"), last("step"), "{said}");
+    assert!(evaluated.windows(2).all(|two| two[0] < two[1]), "each once: {evaluated:?}");
+    let best = fs::read_link(place.path("exp/checkpoints/best")).unwrap();
+    assert_eq!(
+        best,
+        fs::read_link(place.path("exp/checkpoints/latest")).unwrap(),
+        "it gets better and better"
+    );
+    let again = place.passes(2, "train OPTIM.MAX_EPOCH 2 TRAIN.EVAL_FREQ 5");
+    assert!(again.contains("nothing left to do") && again.contains("2 epochs; best ppl "), "{again}");
+}
+
+#[test]
+fn the_best_model_of_a_run_before_is_not_exported() {
+    let place = Place::of_stories(&SMALL);
+    place.passes(1, "train TRAIN.MAX_STEPS 2");
+    let exported = |out: &str| {
+        let (from, out) = (place.path("exp").display().to_string(), place.path(out).display().to_string());
+        let args = ["export", "--from", &from, "--out", &out].map(str::to_owned);
+        ended(start(1, args.to_vec())).remove(0).stdout
+    };
+    assert!(exported("a").contains("checkpoints/best/model.safetensors"), "control");
+    let words = "train GPT.DEV null TRAIN.AUTO_RESUME False TRAIN.MAX_STEPS 3";
+    place.passes(1, words);
+    assert!(exported("b").contains("checkpoints/latest/model.safetensors"));
+    let again = place.passes(1, "train GPT.DEV null TRAIN.MAX_STEPS 3");
+    assert!(again.contains("nothing left to do after step 3, 0 epochs in "), "no best is made up: {again}");
+}
+
+#[test]
+fn a_warm_up_as_long_as_the_training_is_told_once() {
+    let place = Place::of_stories(&SMALL);
+    let told = "the warm-up has 2000 steps, and the whole training 2: the learning rate only grows; try";
+    let ranks = place.run(2, "train OPTIM.WARMUP 2000 TRAIN.MAX_STEPS 2");
+    let counts: Vec<_> = ranks.iter().map(|rank| rank.stderr.matches(told).count()).collect();
+    assert!(ranks[0].exit.is_success() && counts == [1, 0], "{}{}", ranks[0].stderr, ranks[1].stderr);
 }
 
 #[test]
@@ -215,7 +321,86 @@ fn a_folder_of_hugging_faces_is_read() {
     // Tokens 3 and 7, and the likeliest that follow in PyTorch.
     let tokens = golden::floats(&golden::json("gpt.json")["greedy"]);
     let expected: String = tokens.iter().map(|token| char::from(b'a' + *token as u8)).collect();
-    assert_eq!(text(&place, &["--greedy", "--max-tokens", "3", "dh"]), format!("{}\n", &expected[..5]));
+    let greedy = ["--greedy", "--max-tokens", "3", "dh"];
+    assert_eq!(text(&place, &greedy), format!("{}\n", &expected[..5]));
+    let with = |key: &str, value: &str| {
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        config[key] = serde_json::from_str(value).unwrap();
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    };
+    other_computations_are_refused(&place, with);
+    // A text ends where the configuration says that it does.
+    with("eos_token_id", &tokens[2].to_string());
+    assert_eq!(text(&place, &greedy), "dh\n");
+    with("eos_token_id", "27");
+    let said = generated(&place, &["--max-tokens", "3"]).stderr;
+    assert!(said.contains("a text ends with token 27, but the model knows 27, from 0 on; try"), "{said}");
+}
+
+/// Of a configuration in which one key is another.
+fn other_computations_are_refused(place: &Place, with: impl Fn(&str, &str)) {
+    for (key, value, known) in [
+        ("model_type", "\"gpt_neo\"", "gpt2"),
+        ("layer_norm_epsilon", "1e-6", "1e-5"),
+        ("activation_function", "\"relu\"", "gelu_new or gelu_pytorch_tanh"),
+        ("scale_attn_weights", "false", "true"),
+        ("scale_attn_by_inverse_layer_idx", "true", "false"),
+        ("tie_word_embeddings", "false", "true"),
+        ("add_cross_attention", "true", "false"),
+        ("n_inner", "32", "64, 4 times n_embd, or null"),
+        ("eos_token_id", "[1, 2]", "one token"),
+    ] {
+        with(key, value);
+        let rank = generated(place, &["--greedy", "--max-tokens", "3", "dh"]);
+        let said = &rank.stderr;
+        assert!(!rank.exit.is_success() && said.contains("config.json"), "{key}: {said}");
+        assert!(said.contains(&format!("{key} is {value}, expected {known}")), "{key}: {said}");
+    }
+    for (key, value) in [
+        ("layer_norm_epsilon", "1e-05"),
+        ("activation_function", "\"gelu_pytorch_tanh\""),
+        ("n_inner", "64"),
+        ("n_inner", "null"),
+        ("scale_attn_weights", "true"),
+        ("eos_token_id", "[26]"),
+    ] {
+        with(key, value);
+        text(place, &["--greedy", "--max-tokens", "1", "dh"]);
+    }
+}
+
+#[test]
+fn weights_of_another_model_are_refused_to_begin_with() {
+    let place = Place::of_stories(&SMALL);
+    place.passes(1, "train TRAIN.MAX_STEPS 1");
+    let mut tensors =
+        tch::Tensor::read_safetensors(place.path("exp/checkpoints/latest/model.safetensors")).unwrap();
+    let embedding = tensors.iter().find(|(name, _)| name == "wte.weight").unwrap().1.copy();
+    let begun = |tensors: &[(String, tch::Tensor)]| {
+        let file = place.path("begin.safetensors");
+        tch::Tensor::write_safetensors(tensors, &file).unwrap();
+        let words = format!(
+            "train OUT_DIR {} TRAIN.MAX_STEPS 1 MODEL.WEIGHTS {}",
+            place.path("b").display(),
+            file.display()
+        );
+        place.run(2, &words)
+    };
+    tensors.push(("lm_head.weight".into(), &embedding * 1.5));
+    let ranks = begun(&tensors);
+    let said = shared(&ranks);
+    assert!(said.contains("tensor `lm_head.weight` of"), "{said}");
+    assert!(said.contains("its values are not those of wte.weight, expected the same"), "{said}");
+    tensors.last_mut().unwrap().1 = embedding;
+    let beside = |epsilon| {
+        fs::write(place.path("config.json"), format!(r#"{{"n_embd": 48, "layer_norm_epsilon": {epsilon}}}"#))
+    };
+    beside("1e-6").unwrap();
+    let ranks = begun(&tensors);
+    let said = shared(&ranks);
+    assert!(said.contains("config.json says: layer_norm_epsilon is 1e-6, expected 1e-5"), "{said}");
+    beside("1e-5").unwrap();
+    assert!(begun(&tensors)[0].exit.is_success(), "control");
 }
 
 #[test]

@@ -132,8 +132,7 @@ fn chunks_in_fp16_are_refused_where_gradients_would_be_lost() {
     };
     let told = half(2).unwrap_err().to_string();
     assert!(told.contains("a loss in 2 chunks") && told.contains("try one chunk"), "{told}");
-    half(1).unwrap();
-    no_grad(|| half(2)).unwrap();
+    assert!(half(1).is_ok() && no_grad(|| half(2)).is_ok());
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use drumline_text::GptTokenizer;
 use serde::Deserialize;
+use serde_json::Value as Json;
 use tch::Device;
 use tch::nn::VarStore;
 
+use super::parts::TOKENIZER;
 use crate::gpt::{GptConfig, weights};
 use crate::models::gpt::{Gpt, GptOptions};
 use crate::program::kind::{Kind, kind_of};
@@ -36,9 +38,81 @@ struct HfConfig {
     n_positions: Option<i64>,
     n_ctx: Option<i64>,
     vocab_size: i64,
+    #[serde(default)]
+    eos_token_id: Option<EndOfText>,
     /// Ours: there are no files for it.
     #[serde(default, rename = "drumline_tokenizer")]
     tokenizer: Option<String>,
+}
+
+/// The token that ends a text: one, or a list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum EndOfText {
+    One(u32),
+    Several(Vec<u32>),
+}
+
+impl EndOfText {
+    fn token(&self) -> anyhow::Result<u32> {
+        match self {
+            Self::One(token) => Ok(*token),
+            Self::Several(tokens) => match tokens[..] {
+                [token] => Ok(token),
+                _ => bail!("eos_token_id is {tokens:?}, expected one token; try the one that ends a text"),
+            },
+        }
+    }
+}
+
+/// A key of `config.json` that changes what is computed, and what it must be where it is given.
+struct Fixed {
+    key: &'static str,
+    is_known: fn(&Json) -> bool,
+    known: &'static str,
+}
+
+/// Other values would ask for another computation than the one here.
+const FIXED: [Fixed; 7] = [
+    Fixed { key: "model_type", is_known: |value| value == "gpt2", known: "gpt2" },
+    Fixed { key: "layer_norm_epsilon", is_known: |value| value.as_f64() == Some(1e-5), known: "1e-5" },
+    Fixed {
+        key: "activation_function",
+        is_known: |value| value == "gelu_new" || value == "gelu_pytorch_tanh",
+        known: "gelu_new or gelu_pytorch_tanh",
+    },
+    Fixed { key: "scale_attn_weights", is_known: |value| *value == true, known: "true" },
+    Fixed { key: "scale_attn_by_inverse_layer_idx", is_known: |value| *value == false, known: "false" },
+    Fixed { key: "tie_word_embeddings", is_known: |value| *value == true, known: "true" },
+    Fixed { key: "add_cross_attention", is_known: |value| *value == false, known: "false" },
+];
+
+/// Weights that are used otherwise than they were trained would give another model.
+fn check_computation(config: &Json) -> anyhow::Result<()> {
+    let given = |key: &str| config.get(key).filter(|value| !value.is_null());
+    for Fixed { key, is_known, known } in &FIXED {
+        if let Some(value) = given(key).filter(|value| !is_known(value)) {
+            bail!("{key} is {value}, expected {known}: it is another model than GPT-2; try one with {known}");
+        }
+    }
+    let of_gpt2 = config["n_embd"].as_i64().map(|n_embd| 4 * n_embd);
+    if let (Some(inner), Some(of_gpt2)) = (given("n_inner"), of_gpt2) {
+        ensure!(
+            inner.as_i64() == Some(of_gpt2),
+            "n_inner is {inner}, expected {of_gpt2}, 4 times n_embd, or null: it is another model than GPT-2; try one with {of_gpt2}"
+        );
+    }
+    Ok(())
+}
+
+/// Checks that of weights that lie in a folder of Hugging Face's, as its `config.json` says; others have none beside them.
+pub(super) fn check_beside(weights: &Path) -> anyhow::Result<()> {
+    let config = weights.with_file_name(HF_CONFIG);
+    let read = std::fs::read(&config).ok().and_then(|read| serde_json::from_slice(&read).ok());
+    let Some(read) = read else { return Ok(()) };
+    check_computation(&read).with_context(|| {
+        format!("MODEL.WEIGHTS {} cannot be used as {} says", weights.display(), config.display())
+    })
 }
 
 impl Found {
@@ -69,7 +143,7 @@ impl Found {
         // A run leaves its tokenizer beside the checkpoints.
         let tokenizer = match config.tokens.tokenizer == Path::new(BYTES) {
             true => GptTokenizer::bytes(),
-            false => GptTokenizer::open(folder.join("tokenizer.json"))?,
+            false => GptTokenizer::open(folder.join(TOKENIZER))?,
         };
         let options = config.model.options(tokenizer.vocabulary());
         Ok(Self { options, weights: weights_file(&folder.join("checkpoints"))?, tokenizer })
@@ -78,14 +152,19 @@ impl Found {
     fn of_hf(folder: &Path, config: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot read {} as the configuration of a GPT-2", config.display());
         let read = std::fs::read(config).with_context(cannot)?;
-        let HfConfig { n_layer, n_head, n_embd, n_positions, n_ctx, vocab_size, tokenizer } =
-            serde_json::from_slice(&read).with_context(cannot)?;
+        let read: Json = serde_json::from_slice(&read).with_context(cannot)?;
+        check_computation(&read).with_context(cannot)?;
+        let HfConfig { n_layer, n_head, n_embd, n_positions, n_ctx, vocab_size, eos_token_id, tokenizer } =
+            HfConfig::deserialize(read).with_context(cannot)?;
         let n_positions = n_positions.or(n_ctx).context("it has no n_positions").with_context(cannot)?;
         let options =
             GptOptions { n_layer, n_head, n_embd, n_positions, vocab_size, ..GptOptions::default() };
         let tokenizer = match tokenizer.as_deref() {
             Some(BYTES) => GptTokenizer::bytes(),
-            _ => GptTokenizer::open(folder)?,
+            _ => match eos_token_id {
+                Some(end) => GptTokenizer::open(folder)?.with_end_of_text(end.token().with_context(cannot)?),
+                None => GptTokenizer::open(folder)?,
+            },
         };
         Ok(Self { options, weights: weights_file(folder)?, tokenizer })
     }

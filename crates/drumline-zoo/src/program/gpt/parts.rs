@@ -6,10 +6,14 @@ use anyhow::ensure;
 use drumline_text::GptTokenizer;
 use tch::nn::VarStore;
 
+use super::found::check_beside;
 use crate::gpt::{GptConfig, TokenData, weights};
 use crate::models::gpt::Gpt;
 use crate::program::args::RunArgs;
 use crate::program::checked::{check_device, check_weights};
+
+/// In `OUT_DIR`: what the run's tokens are.
+pub(super) const TOKENIZER: &str = "tokenizer.json";
 
 /// What every rank finds out alone, before it waits for the others.
 pub(super) struct Checked {
@@ -22,6 +26,7 @@ impl Checked {
         let mut config = GptConfig::load(Some(&args.cfg), &args.pairs)?;
         config.run.device = args.device.unwrap_or(config.run.device);
         check_weights(config.model.weights.as_deref())?;
+        config.model.weights.as_deref().map_or(Ok(()), check_beside)?;
         check_device(config.run.device)?;
         let tokenizer = GptTokenizer::open(&config.tokens.tokenizer)?;
         Ok(Self { config, tokenizer })
@@ -39,6 +44,25 @@ impl Checked {
             path.display()
         );
         Ok(TokenData::open(path, &self.tokenizer, self.config.model.block)?)
+    }
+
+    /// Refuses to go on in `OUT_DIR` with tokens that mean something else there. A run leaves its tokenizer beside the checkpoints, unless tokens are bytes.
+    pub(super) fn same_tokenizer(&self) -> anyhow::Result<()> {
+        let (folder, file) = (&self.config.run.out_dir, self.config.run.out_dir.join(TOKENIZER));
+        let (kept, name) = match file.is_file() {
+            true => (GptTokenizer::open(&file)?, file),
+            false => (GptTokenizer::bytes(), "bytes".into()),
+        };
+        ensure!(
+            kept.fingerprint() == self.tokenizer.fingerprint(),
+            "the run in {} has another tokenizer, of {} tokens, than GPT.TOKENIZER {}, of {}; try GPT.TOKENIZER {}, or another OUT_DIR",
+            folder.display(),
+            kept.vocabulary(),
+            self.config.tokens.tokenizer.display(),
+            self.tokenizer.vocabulary(),
+            name.display()
+        );
+        Ok(())
     }
 
     /// The network, with the weights of `MODEL.WEIGHTS` or fresh ones.

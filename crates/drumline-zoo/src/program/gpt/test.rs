@@ -11,6 +11,7 @@ use crate::gpt::{Perplexity, TokenData};
 use crate::models::gpt::Gpt;
 use crate::program::args::TestArgs;
 use crate::program::job::{Job, say};
+use crate::program::pieces::checkpoints;
 use crate::program::test::{Given, OfRun, Weights};
 
 /// Evaluates as the command line says, and prints one line on rank 0.
@@ -29,6 +30,7 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let file = config.model.weights.as_deref();
     let weights =
         Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best };
+    job.agree(if job.is_first() { same_tokenizer(&checked, &weights) } else { Ok(()) })?;
     let weights = weights.load(&job, &config.run, &store)?;
     let windows = data.len();
     let [loss, ppl] = evaluate(&job, &checked, data, &net)?;
@@ -36,6 +38,13 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
         say(&format!("   == test: loss: {loss:.4} | ppl {ppl:.3} | {windows} windows | {weights}"));
     }
     Ok(())
+}
+
+/// A model of `OUT_DIR` is tested with the tokens that it has learnt.
+fn same_tokenizer(checked: &Checked, weights: &Weights<'_>) -> anyhow::Result<()> {
+    let is_of_file = weights.file.is_some() && weights.given == Given::OnCommandLine;
+    let last = checkpoints(&checked.config.run).dir().join("latest");
+    if is_of_file || !last.is_dir() { Ok(()) } else { checked.same_tokenizer() }
 }
 
 /// Mean loss of a token, and perplexity; the same on all ranks.

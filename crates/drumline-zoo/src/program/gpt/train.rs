@@ -1,5 +1,6 @@
 //! `drumline-train train` of a GPT.
 
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
@@ -16,7 +17,7 @@ use serde_json::Value as Json;
 use tch::Tensor;
 use tch::nn::VarStore;
 
-use super::parts::Checked;
+use super::parts::{Checked, TOKENIZER};
 use crate::gpt::config::{AfterWarmup, GptOptim};
 use crate::gpt::{Begin, GptConfig, PerToken, Perplexity, TokenData, TokensPerSecond};
 use crate::models::gpt::Gpt;
@@ -48,7 +49,11 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let course = Course::from(config);
     let seed = job.seed(config.run.rng_seed)?;
     let Some(begin) = course.begin(&job, seed)? else { return Ok(()) };
-    job.agree(begin.found.as_ref().map_or(Ok(()), |found| same_windows(found, config, &sets)))?;
+    if let Some(found) = &begin.found {
+        // The folder of rank 0 counts.
+        job.agree(if job.is_first() { checked.same_tokenizer() } else { Ok(()) })?;
+        job.agree(same_windows(found, config, &sets))?;
+    }
     run(&job, &checked, &course, (begin, sets))
 }
 
@@ -97,7 +102,11 @@ fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Resu
     }
     // The fingerprint is one of windows: the size of them comes first.
     let fingerprint = Json::from(sets.fingerprints[0].as_str());
-    let now = [("MODEL.BLOCK", config.model.block.into()), (FINGERPRINT, fingerprint)];
+    let now = [
+        ("MODEL.BLOCK", config.model.block.into()),
+        ("TRAIN.SHUFFLE", config.train.shuffle.into()),
+        (FINGERPRINT, fingerprint),
+    ];
     for (key, now) in now {
         if let Some(saved) = found.state.config.get(key).filter(|saved| **saved != now) {
             bail!(
@@ -124,15 +133,14 @@ fn run(
     let trainer = job.agree(trainer(job, config, (&net, &store), (sets, seed)))?;
     let trainer = job.agree(with_optimizer(trainer, config, &store))?;
     let keep = SaveTokenizer { tokenizer: checked.tokenizer.clone(), out_dir: config.run.out_dir.clone() };
-    let trainer = trainer.master_callback(keep);
     let trainer = match begin.found {
         Some(found) => trainer.resume_with(found),
-        None => trainer,
+        None => trainer.master_callback(keep),
     };
     course.train(job, trainer, (begin.progress, seed))
 }
 
-/// Leaves the tokenizer beside the checkpoints: `drumline generate` needs no other file.
+/// Leaves the tokenizer beside the checkpoints of a new run: `drumline generate` needs no other file. Bytes have none.
 struct SaveTokenizer {
     tokenizer: GptTokenizer,
     out_dir: PathBuf,
@@ -140,7 +148,11 @@ struct SaveTokenizer {
 
 impl MasterCallback for SaveTokenizer {
     fn on_train_begin(&mut self, _: &TrainState) -> CallbackResult {
-        Ok(self.tokenizer.save(&self.out_dir).map(drop)?)
+        let of_run_before = self.out_dir.join(TOKENIZER);
+        if self.tokenizer.save(&self.out_dir)?.is_none() && of_run_before.is_file() {
+            fs::remove_file(of_run_before)?;
+        }
+        Ok(())
     }
 }
 

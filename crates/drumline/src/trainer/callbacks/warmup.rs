@@ -67,14 +67,33 @@ impl Warmup {
     }
 }
 
+impl Warmup {
+    /// What to say where it takes all steps of the training, or more.
+    fn too_long(&self, total: u64) -> Option<String> {
+        match self.length {
+            Length::Steps(warm) if warm >= total && total > 0 => Some(format!(
+                "the warm-up has {warm} steps, and the whole training {total}: the learning rate only grows; try a warm-up of \
+                 fewer steps, or of a part of them, such as 0.05"
+            )),
+            _ => None,
+        }
+    }
+}
+
 impl Callback for Warmup {
-    fn on_train_begin(&mut self, _state: &mut TrainState) -> CallbackResult {
+    fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
         match self.length {
             Length::Fraction(fraction) if !(0.0..=1.0).contains(&fraction) => {
-                Err(format!("the warm-up is {fraction} of all steps; expected a number from 0 to 1").into())
+                return Err(
+                    format!("the warm-up is {fraction} of all steps; expected a number from 0 to 1").into()
+                );
             }
-            _ => Ok(()),
+            _ => {}
         }
+        if let Some(words) = self.too_long(state.total_steps()).filter(|_| state.rank() == 0) {
+            tracing::warn!("{words}");
+        }
+        Ok(())
     }
 
     fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
@@ -86,6 +105,16 @@ impl Callback for Warmup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_takes_the_whole_training_is_told() {
+        let said = Warmup::steps(2000).too_long(300).unwrap();
+        assert!(said.starts_with("the warm-up has 2000 steps, and the whole training 300: "), "{said}");
+        assert!(Warmup::steps(300).too_long(300).is_some());
+        for fine in [Warmup::steps(299), Warmup::steps(0), Warmup::fraction(0.5), Warmup::fraction(1.0)] {
+            assert_eq!(fine.too_long(300), None, "{fine:?}");
+        }
+    }
 
     #[test]
     fn it_grows_and_then_stays_or_falls() {
