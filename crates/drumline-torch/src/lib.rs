@@ -77,8 +77,8 @@ pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
 pub use memory_format::{channels_last, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
-    Adam, AdamFamily, AdamOptions, AdamW, MasterWeights, Optimizer, OptimizerState, ParameterGroup,
-    ParameterGroups, Sgd, SgdOptions, no_decay_on_norms,
+    Adam, AdamFamily, AdamOptions, AdamW, CopiedParameter, MasterWeights, Optimizer, OptimizerState,
+    ParameterGroup, ParameterGroups, Sgd, SgdOptions, no_decay_on_norms,
 };
 pub use rng::RngState;
 pub use version::{LIBTORCH, libtorch_version};

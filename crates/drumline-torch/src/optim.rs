@@ -30,9 +30,22 @@ pub use master::MasterWeights;
 pub use sgd::{Sgd, SgdOptions};
 pub use state::OptimizerState;
 
+use tch::Tensor;
+
 use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::named::Named;
+
+/// A parameter in fewer bits, its gradient in as many, and the f32 copy that an optimizer trains in its place.
+#[derive(Debug)]
+pub struct CopiedParameter<'a> {
+    /// The parameter.
+    pub parameter: &'a Tensor,
+    /// Its gradient.
+    pub grad: Tensor,
+    /// Its copy, which is one of the optimizer's parameters.
+    pub copy: &'a Tensor,
+}
 
 /// What changes parameters by their gradients.
 ///
@@ -62,6 +75,17 @@ pub trait Optimizer: Send {
 
     /// A step that is told by tensors on the device whether it is made, and by what gradients are divided.
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError>;
+
+    /// A step by gradients of fewer bits than its parameters, which are copies, and the outcome rounded to the parameters that they are copies of, at
+    /// once; other parameters are stepped as ever. False where that cannot be done; then nothing was.
+    fn step_copies(
+        &mut self,
+        copies: &[CopiedParameter<'_>],
+        tensors: StepTensors<'_>,
+    ) -> Result<bool, TorchError> {
+        let _ = (copies, tensors);
+        Ok(false)
+    }
 
     /// Keeps the learning rate in tensors on the parameters' devices from now on: a captured graph then follows [`set_lr`](Self::set_lr).
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError>;

@@ -5,6 +5,7 @@ mod gpu {
     mod batch_norm;
     mod convolutions;
     mod graphs;
+    mod master_weights;
     mod memory;
     mod shared;
     mod streams;

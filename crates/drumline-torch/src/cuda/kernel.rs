@@ -243,11 +243,41 @@ impl Kernel {
         grid: Grid,
         arguments: &mut [Argument],
     ) -> Result<(), TorchError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.launch_by(device, grid, arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()))
+        }
+    }
+
+    /// The same with a first argument that is larger: `first` is laid out as the kernel's first parameter.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    pub(crate) unsafe fn launch_with<S>(
+        &self,
+        device: usize,
+        grid: Grid,
+        first: &S,
+        arguments: &mut [Argument],
+    ) -> Result<(), TorchError> {
+        let first = std::iter::once(std::ptr::from_ref(first).cast_mut().cast());
+        let rest = arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast());
+        // SAFETY: the caller's promise; the driver only reads.
+        unsafe { self.launch_by(device, grid, first.chain(rest)) }
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch), of where the arguments lie.
+    unsafe fn launch_by(
+        &self,
+        device: usize,
+        grid: Grid,
+        arguments: impl Iterator<Item = *mut c_void>,
+    ) -> Result<(), TorchError> {
         let compiler = Compiler::shared()?;
         let stream = Stream::current(device)?.raw()?;
         let _current = CurrentDevice::enter(device)?;
-        let mut pointers: Vec<*mut c_void> =
-            arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()).collect();
+        let mut pointers: Vec<*mut c_void> = arguments.collect();
         let Grid { blocks: (x, y), threads, shared } = grid;
         // SAFETY: the caller vouches for the arguments; the driver copies them.
         let code = unsafe {

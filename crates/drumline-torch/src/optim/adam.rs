@@ -2,12 +2,13 @@
 //!
 //! They differ in one thing: Adam adds the weight decay to the gradient, AdamW takes it off the parameter.
 
-use super::Optimizer;
 use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState, STEP, empty_slot};
 use super::trained::{Ready, Trained, grads, not_negative};
+use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedAdam, StepTensors, WeightDecay};
+use crate::kernels::{MasterStep, Rounded, Rule};
 use crate::named::Named;
 
 /// Adam: the weight decay is added to the gradient.
@@ -80,13 +81,42 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
     }
 
     /// Makes what is kept for parameters that make their first step.
-    fn make_slots(&mut self, batch: usize, ready: &[Ready]) {
+    fn make_slots(&mut self, batch: usize, places: impl Iterator<Item = usize>) {
         let slots = self.layout().slots;
-        for Ready { place, .. } in ready {
-            let parameter = &mut self.trained.batches[batch].parameters[*place];
+        for place in places {
+            let parameter = &mut self.trained.batches[batch].parameters[place];
             if parameter.kept.is_empty() {
                 parameter.kept = slots.iter().map(|slot| empty_slot(&parameter.named.tensor, slot)).collect();
             }
+        }
+    }
+
+    fn master_step<'a>(
+        &'a self,
+        batch: usize,
+        copies: &[(usize, &'a CopiedParameter<'_>)],
+        tensors: StepTensors<'a>,
+    ) -> MasterStep<'a> {
+        let AdamOptions { betas, eps, maximize, .. } = self.options;
+        let batch = &self.trained.batches[batch];
+        let rounded = copies.iter().map(|(place, copied)| {
+            let kept = &batch.parameters[*place].kept;
+            Rounded {
+                parameter: copied.parameter,
+                grad: &copied.grad,
+                master: copied.copy,
+                first: kept.get(1),
+                second: kept.get(2),
+                step: kept.first(),
+            }
+        });
+        MasterStep {
+            tensors: rounded.collect(),
+            rule: Rule::Adam { betas, eps, decoupled: DECOUPLED },
+            lr: self.trained.lr_of(batch),
+            weight_decay: batch.weight_decay,
+            maximize,
+            found_inf: tensors.found_inf,
         }
     }
 
@@ -115,10 +145,34 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
-            self.make_slots(batch, &ready);
+            self.make_slots(batch, ready.iter().map(|ready| ready.place));
             self.run(batch, &ready, tensors)?;
         }
         Ok(())
+    }
+
+    fn step_copies(
+        &mut self,
+        copies: &[CopiedParameter<'_>],
+        tensors: StepTensors<'_>,
+    ) -> Result<bool, TorchError> {
+        if tensors.grad_scale.is_some() || self.options.amsgrad {
+            return Ok(false);
+        }
+        let all = self.trained.split(copies)?;
+        for (batch, split) in all.iter().enumerate() {
+            self.make_slots(batch, split.copies.iter().map(|(place, _)| *place));
+        }
+        let steps = || all.iter().enumerate().filter(|(_, split)| !split.copies.is_empty());
+        if !steps().all(|(batch, split)| self.master_step(batch, &split.copies, tensors).fits()) {
+            return Ok(false);
+        }
+        steps().try_for_each(|(batch, split)| self.master_step(batch, &split.copies, tensors).run())?;
+        for (batch, split) in all.into_iter().enumerate() {
+            self.make_slots(batch, split.ready.iter().map(|ready| ready.place));
+            self.run(batch, &split.ready, tensors)?;
+        }
+        Ok(true)
     }
 
     fn zero_grad(&mut self) -> Result<(), TorchError> {

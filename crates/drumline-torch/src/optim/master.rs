@@ -9,9 +9,9 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::Optimizer;
 use super::groups::ParameterGroups;
 use super::state::OptimizerState;
+use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
@@ -99,6 +99,19 @@ impl Pair {
     }
 }
 
+/// The copied parameters that have a gradient.
+fn with_gradients(pairs: &[Pair]) -> Result<Vec<CopiedParameter<'_>>, TorchError> {
+    let copied = pairs.iter().filter(|pair| pair.is_copied());
+    let found = copied.map(|Pair { parameter, master }| {
+        let grad = grad(&parameter.tensor)?;
+        if grad.is_none() {
+            set_grad(master, None)?; // It may have one of an earlier step.
+        }
+        Ok(grad.map(|grad| CopiedParameter { parameter: &parameter.tensor, grad, copy: master }))
+    });
+    found.filter_map(Result::transpose).collect()
+}
+
 /// The same tensor; strides of extents of 1, which mean nothing, are made those of `like`: lists of tensors whose strides are equal are copied at once.
 fn with_strides_of(tensor: Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
     let strides = like.stride();
@@ -147,10 +160,13 @@ impl<O: Optimizer> MasterWeights<O> {
 impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         self.take_in_changes()?;
-        self.bring_gradients()?;
-        self.inner.step_with(tensors)?;
-        let (parameters, masters) = self.both();
-        foreach_copy(&parameters, &masters)?;
+        let copies = with_gradients(&self.pairs)?;
+        if !self.inner.step_copies(&copies, tensors)? {
+            self.bring_gradients()?;
+            self.inner.step_with(tensors)?;
+            let (parameters, masters) = self.both();
+            foreach_copy(&parameters, &masters)?;
+        }
         self.versions = self.versions();
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! Stochastic gradient descent with momentum, dampening, Nesterov's look ahead and weight decay, as `torch.optim.SGD`.
 
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
-use super::Optimizer;
 use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState};
-use super::trained::{Ready, Trained, grads, not_negative};
+use super::trained::{Parameter, Ready, Trained, grads, not_negative};
+use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedSgd, StepTensors};
+use crate::kernels::{MasterStep, Rounded, Rule};
 use crate::named::Named;
 
 /// Settings of [`Sgd`]; the defaults are PyTorch's.
@@ -69,6 +70,59 @@ impl Sgd {
         Layout { kind: "sgd", slots }
     }
 
+    fn step_batch(
+        &mut self,
+        batch: usize,
+        ready: Vec<Ready>,
+        tensors: StepTensors<'_>,
+    ) -> Result<(), TorchError> {
+        match self.options.momentum == 0.0 {
+            true => self.run(batch, &ready, Buffers::None, tensors),
+            false => self.step_with_momentum(batch, ready, tensors),
+        }
+    }
+
+    /// Copies that make their first step begin with zeros, which come to the same as there is no dampening.
+    fn make_buffers(
+        &mut self,
+        batch: usize,
+        copies: &[(usize, &CopiedParameter<'_>)],
+    ) -> Result<(), TorchError> {
+        for (place, _) in copies {
+            let Parameter { named, kept } = &mut self.trained.batches[batch].parameters[*place];
+            if kept.is_empty() {
+                *kept = vec![no_grad(|| named.tensor.f_zeros_like())?];
+            }
+        }
+        Ok(())
+    }
+
+    fn master_step<'a>(
+        &'a self,
+        batch: usize,
+        copies: &[(usize, &'a CopiedParameter<'_>)],
+        tensors: StepTensors<'a>,
+    ) -> MasterStep<'a> {
+        let SgdOptions { momentum, nesterov, maximize, .. } = self.options;
+        let batch = &self.trained.batches[batch];
+        let rounded = copies.iter().map(|(place, copied)| Rounded {
+            parameter: copied.parameter,
+            grad: &copied.grad,
+            master: copied.copy,
+            first: batch.parameters[*place].kept.first(),
+            second: None,
+            step: None,
+        });
+        MasterStep {
+            tensors: rounded.collect(),
+            rule: Rule::Sgd { momentum, nesterov },
+            lr: self.trained.lr_of(batch),
+            weight_decay: batch.weight_decay,
+            maximize,
+            found_inf: tensors.found_inf,
+        }
+    }
+
     /// A parameter's first step is another call: it fills the buffer, which is kept only if that went well. One that is left out on the device leaves
     /// zeros, from which the next step makes the same of them, as there is no dampening then.
     fn step_with_momentum(
@@ -128,14 +182,31 @@ impl Optimizer for Sgd {
                 self.options.dampening
             )));
         }
-        for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
-            if self.options.momentum == 0.0 {
-                self.run(batch, &ready, Buffers::None, tensors)?;
-            } else {
-                self.step_with_momentum(batch, ready, tensors)?;
-            }
+        let mut ready = self.trained.ready()?.into_iter().enumerate();
+        ready.try_for_each(|(batch, ready)| self.step_batch(batch, ready, tensors))
+    }
+
+    fn step_copies(
+        &mut self,
+        copies: &[CopiedParameter<'_>],
+        tensors: StepTensors<'_>,
+    ) -> Result<bool, TorchError> {
+        if tensors.grad_scale.is_some() || self.options.dampening != 0.0 {
+            return Ok(false);
         }
-        Ok(())
+        let all = self.trained.split(copies)?;
+        let steps = || all.iter().enumerate().filter(|(_, split)| !split.copies.is_empty());
+        if !steps().all(|(batch, split)| self.master_step(batch, &split.copies, tensors).fits()) {
+            return Ok(false);
+        }
+        for (batch, split) in steps().filter(|_| self.options.momentum != 0.0).collect::<Vec<_>>() {
+            self.make_buffers(batch, &split.copies)?;
+        }
+        steps().try_for_each(|(batch, split)| self.master_step(batch, &split.copies, tensors).run())?;
+        for (batch, split) in all.into_iter().enumerate() {
+            self.step_batch(batch, split.ready, tensors)?;
+        }
+        Ok(true)
     }
 
     fn zero_grad(&mut self) -> Result<(), TorchError> {

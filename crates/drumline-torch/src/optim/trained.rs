@@ -1,9 +1,10 @@
 //! The parameters of an optimizer, in batches that one fused call can take, and the tensors kept for each.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use tch::{Kind, Tensor};
 
+use super::CopiedParameter;
 use super::groups::{ParameterGroup, ParameterGroups};
 use crate::error::TorchError;
 use crate::fused::{Lr, fitting_grad, is_dense};
@@ -134,6 +135,29 @@ impl Trained {
 
     pub(super) fn zero_grad(&self) -> Result<(), TorchError> {
         self.parameters().try_for_each(|parameter| set_grad(&parameter.named.tensor, None))
+    }
+}
+
+/// What a step has to do in one batch: parameters as they are, and copies of others.
+pub(super) struct Split<'a> {
+    pub(super) ready: Vec<Ready>,
+    /// Places, each with what it is a copy of.
+    pub(super) copies: Vec<(usize, &'a CopiedParameter<'a>)>,
+}
+
+impl Trained {
+    /// For each batch what has a gradient, of its own or as a copy.
+    pub(super) fn split<'a>(&self, copies: &'a [CopiedParameter<'a>]) -> Result<Vec<Split<'a>>, TorchError> {
+        let by_place: HashMap<_, _> = copies.iter().map(|copied| (copied.copy.data_ptr(), copied)).collect();
+        let split = |batch: &Batch| {
+            let places = batch.parameters.iter().map(|parameter| parameter.named.tensor.data_ptr());
+            let found = places.enumerate().filter_map(|(place, at)| Some((place, *by_place.get(&at)?)));
+            let copies: Vec<_> = found.collect();
+            let is_own = |ready: &Ready| copies.iter().all(|(place, _)| *place != ready.place);
+            let ready = batch.ready()?.into_iter().filter(is_own).collect();
+            Ok(Split { ready, copies })
+        };
+        self.batches.iter().map(split).collect()
     }
 }
 

@@ -1,0 +1,171 @@
+//! Steps of optimizers on f32 copies of parameters in fewer bits: gradients are read as they came, and the outcome is rounded into the parameters, in one pass
+//! over memory where libtorch's kernels make three.
+#![allow(unsafe_code)]
+
+use tch::{Device, Kind, Tensor};
+
+use super::place::{Element, Source, is_aligned, pointer};
+use crate::cuda::{Argument, Grid};
+use crate::error::TorchError;
+use crate::fused::Lr;
+use crate::memory_format::lies_as;
+
+static SOURCE: Source = Source::new(&[include_str!("master_step.cu")]);
+
+const THREADS: u32 = 256;
+/// Elements of a tensor that a block takes.
+const PER_BLOCK: i64 = 8192;
+/// Tensors of a launch: what is told of them fits into a kernel's arguments.
+const LISTED: usize = 48;
+
+/// A parameter in fewer bits, its gradient and its f32 copy, with what the optimizer keeps for that.
+#[derive(Debug)]
+pub(crate) struct Rounded<'a> {
+    pub(crate) parameter: &'a Tensor,
+    pub(crate) grad: &'a Tensor,
+    pub(crate) master: &'a Tensor,
+    /// Means of the gradients and of their squares, as far as there are any.
+    pub(crate) first: Option<&'a Tensor>,
+    pub(crate) second: Option<&'a Tensor>,
+    /// How many steps there were, on the device.
+    pub(crate) step: Option<&'a Tensor>,
+}
+
+/// How to step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Rule {
+    Sgd { momentum: f64, nesterov: bool },
+    Adam { betas: (f64, f64), eps: f64, decoupled: bool },
+}
+
+/// A step of some parameters by one rule.
+#[derive(Debug)]
+pub(crate) struct MasterStep<'a> {
+    pub(crate) tensors: Vec<Rounded<'a>>,
+    pub(crate) rule: Rule,
+    pub(crate) lr: Lr<'a>,
+    pub(crate) weight_decay: f64,
+    pub(crate) maximize: bool,
+    /// Where it is 1 nothing changes.
+    pub(crate) found_inf: Option<&'a Tensor>,
+}
+
+/// Laid out as `Tensors` in the source.
+#[repr(C)]
+struct Lists {
+    pointers: [[u64; LISTED]; 6],
+    count: [i64; LISTED],
+    begin: [i64; LISTED],
+    listed: i64,
+}
+
+impl Rounded<'_> {
+    fn kept(&self) -> impl Iterator<Item = &Tensor> {
+        [Some(self.master), self.first, self.second].into_iter().flatten()
+    }
+
+    /// Whether all of it lies on one GPU and in the same order, where vectors can be read.
+    fn fits(&self, place: (Kind, Device)) -> bool {
+        let is_there = |tensor: &Tensor, kind: Kind| {
+            (tensor.kind(), tensor.device()) == (kind, place.1)
+                && lies_as(tensor, self.parameter)
+                && is_aligned(tensor)
+        };
+        is_there(self.parameter, place.0)
+            && is_there(self.grad, place.0)
+            && self.kept().all(|kept| is_there(kept, Kind::Float))
+            && self.step.is_none_or(|step| is_number(step, place.1))
+    }
+}
+
+impl MasterStep<'_> {
+    /// Whether kernels can make it; where not, libtorch's must.
+    pub(crate) fn fits(&self) -> bool {
+        self.place().is_some()
+    }
+
+    fn place(&self) -> Option<(usize, Element)> {
+        let first = self.tensors.first()?.parameter;
+        let Device::Cuda(device) = first.device() else { return None };
+        let element = Element::on(device, first.kind()).filter(|element| *element != Element::F32)?;
+        let place = (first.kind(), first.device());
+        let lr = if let Lr::Tensor(lr) = self.lr { Some(lr) } else { None };
+        let mut numbers = [lr, self.found_inf].into_iter().flatten();
+        let fits = numbers.all(|number| is_number(number, first.device()))
+            && self.tensors.iter().all(|tensors| tensors.fits(place));
+        fits.then_some((device, element))
+    }
+
+    /// The step, if it [fits](Self::fits).
+    pub(crate) fn run(&self) -> Result<(), TorchError> {
+        let Some((device, element)) = self.place() else { return Ok(()) };
+        let constants =
+            [("THREADS", i64::from(THREADS)), ("PER_BLOCK", PER_BLOCK), ("LISTED", LISTED as i64)];
+        let kernels = SOURCE.with(device, element, &constants)?;
+        let (lr, lr_at) = match self.lr {
+            Lr::Value(lr) => (lr, None),
+            Lr::Tensor(lr) => (0.0, Some(lr)),
+        };
+        let (flag, number) =
+            (|flag: bool| Argument::from(i32::from(flag)), |number: f64| Argument::from(number as f32));
+        let begin = [pointer(lr_at), pointer(self.found_inf), number(lr)];
+        let (name, rest) = match self.rule {
+            Rule::Sgd { momentum, nesterov } => {
+                ("sgd_step", vec![number(momentum), number(self.weight_decay), flag(nesterov)])
+            }
+            Rule::Adam { betas, eps, decoupled } => {
+                let numbers = [betas.0, betas.1, eps, self.weight_decay].map(number);
+                ("adam_step", [&numbers[..], &[flag(decoupled)]].concat())
+            }
+        };
+        let arguments = [&begin[..], &rest, &[flag(self.maximize)]].concat();
+        for some in self.tensors.chunks(LISTED) {
+            let (lists, blocks) = Lists::of(some);
+            if blocks == 0 {
+                continue;
+            }
+            let grid = |blocks| Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 };
+            // SAFETY: the arguments are listed as in the source; the tensors are of one size each and live on this GPU.
+            unsafe {
+                kernels.get(name)?.launch_with(device, grid(blocks), &lists, &mut arguments.clone())?;
+                if matches!(self.rule, Rule::Adam { .. }) {
+                    kernels.get("count_step")?.launch_with(
+                        device,
+                        grid(1),
+                        &lists,
+                        &mut [pointer(self.found_inf)],
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lists {
+    /// What a launch is told of its tensors, and how many blocks they take.
+    fn of(tensors: &[Rounded<'_>]) -> (Self, u32) {
+        let mut lists = Self {
+            pointers: [[0; LISTED]; 6],
+            count: [0; LISTED],
+            begin: [0; LISTED],
+            listed: tensors.len() as i64,
+        };
+        let (place, mut blocks) =
+            (|tensor: Option<&Tensor>| tensor.map_or(0, |tensor| tensor.data_ptr() as u64), 0);
+        for (index, one) in tensors.iter().enumerate() {
+            let all =
+                [Some(one.master), one.first, one.second, one.step, Some(one.grad), Some(one.parameter)];
+            for (list, tensor) in lists.pointers.iter_mut().zip(all) {
+                list[index] = place(tensor);
+            }
+            (lists.count[index], lists.begin[index]) = (one.parameter.numel() as i64, blocks);
+            blocks += (lists.count[index] as u64).div_ceil(PER_BLOCK as u64) as i64;
+        }
+        (lists, blocks as u32)
+    }
+}
+
+fn is_number(tensor: &Tensor, device: Device) -> bool {
+    (tensor.kind(), tensor.device(), tensor.numel()) == (Kind::Float, device, 1)
+}
