@@ -9,6 +9,7 @@
 
 use crate::TextError;
 use crate::beside::write_whole;
+use serde_json::Value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -198,7 +199,8 @@ impl GptTokenizer {
         match &self.kind {
             Kind::Bytes => END_OF_BYTES + 1,
             Kind::Bpe { tokenizer, .. } => {
-                tokenizer.get_vocab(true).into_values().max().map_or(0, |greatest| greatest + 1)
+                let known = tokenizer.get_vocab(true).into_values().filter(|id| Some(*id) != self.replaced());
+                known.max().map_or(0, |greatest| greatest + 1)
             }
         }
     }
@@ -225,12 +227,27 @@ impl GptTokenizer {
         crc.finalize()
     }
 
-    /// Writes what [`open`](Self::open) reads to `tokenizer.json` in a folder, and says where that is; bytes need no file.
+    /// Writes what [`open`](Self::open) reads to `tokenizer.json` in a folder, and says where that is; bytes need no file. An [`END_OF_TEXT`] that was added and
+    /// has been [replaced](Self::with_end_of_text) is not among its tokens.
     pub fn save(&self, folder: &Path) -> Result<Option<PathBuf>, TextError> {
         let Kind::Bpe { tokenizer, .. } = &self.kind else { return Ok(None) };
+        let mut text = tokenizer.to_string(false).map_err(refused)?;
+        if let Some(replaced) = self.replaced() {
+            let mut json: Value = serde_json::from_str(&text).map_err(|error| refused(error.into()))?;
+            if let Some(added) = json["added_tokens"].as_array_mut() {
+                added.retain(|token| token["id"] != replaced);
+            }
+            text = json.to_string();
+        }
         let path = folder.join(TOKENIZER);
-        write_whole(&path, tokenizer.to_string(false).map_err(refused)?.as_bytes())?;
+        write_whole(&path, text.as_bytes())?;
         Ok(Some(path))
+    }
+
+    /// The token of an [`END_OF_TEXT`] that was added for nothing, as texts end otherwise.
+    fn replaced(&self) -> Option<u32> {
+        let Kind::Bpe { end_of_text, added, .. } = &self.kind else { return None };
+        added.filter(|added| added != end_of_text)
     }
 }
 
@@ -394,6 +411,11 @@ mod tests {
         assert_eq!((added.end_of_text(), added.encode(&text).unwrap()), (2, vec![0, 2, 1]));
         let other = added.with_end_of_text(1);
         assert_eq!((other.end_of_text(), other.encode(&text).unwrap()), (1, vec![0, 1, 1]));
+        assert_eq!(other.vocabulary(), 2, "without the one that was added");
+        let saved = tempfile::tempdir().unwrap();
+        other.save(saved.path()).unwrap();
+        let read = GptTokenizer::open(saved.path()).unwrap().with_end_of_text(1);
+        assert_eq!((read.vocabulary(), read.encode(&text).unwrap()), (2, vec![0, 1, 1]));
         let own = with_end(r#", "<|endoftext|>": 2"#).with_end_of_text(0);
         assert_eq!((own.end_of_text(), own.encode(&text).unwrap()), (0, vec![0, 2, 1]), "its own stays");
         assert_eq!(GptTokenizer::bytes().with_end_of_text(7).end_of_text(), 256);

@@ -44,13 +44,6 @@ Message drumline_tensor_facts(at::Tensor* tensor, Facts* facts) {
   });
 }
 
-// Autograd is told that the memory was written, so that a backward that needs what was there fails instead of being wrong.
-Message drumline_tensor_written(at::Tensor* tensor) {
-  return guarded([&] {
-    if (!tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
-  });
-}
-
 // A tensor of the type of `like`, in host memory or where `like` is, not yet written.
 Message drumline_tensor_room(at::Tensor* like, bool on_host, const int64_t* sizes, size_t dims, at::Tensor** out) {
   return guarded([&] {

@@ -1,4 +1,4 @@
-// Gradients: hooks that run when one has been accumulated; set, taken, made undefined.
+// Gradients: hooks that run when one has been accumulated; set, taken, made undefined. Writes that autograd must know of.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -47,6 +47,13 @@ Message drumline_hook_clear(at::Tensor* leaf, uint64_t number) {
   return guarded([&] {
     auto* hook = dynamic_cast<Hook*>(torch::autograd::impl::post_acc_grad_hooks(*leaf).get());
     if (hook != nullptr && hook->number == number) torch::autograd::impl::set_post_acc_grad_hooks(*leaf, nullptr);
+  });
+}
+
+// Autograd is told that the memory was written, so that a backward that needs what was there fails instead of being wrong.
+Message drumline_tensor_written(at::Tensor* tensor) {
+  return guarded([&] {
+    if (!tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
   });
 }
 

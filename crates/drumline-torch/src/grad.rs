@@ -23,6 +23,7 @@ unsafe extern "C" {
         copy: unsafe extern "C" fn(*mut u8, *const u8, usize),
         had_one: *mut bool,
     ) -> Message;
+    fn drumline_tensor_written(tensor: *mut C_tensor) -> Message;
     fn drumline_grad_get(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
 }
 
@@ -34,6 +35,13 @@ pub fn grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
         check(drumline_grad_get(leaf.as_ptr().cast_mut(), &mut grad), "cannot read a gradient")?;
         Ok((!grad.is_null()).then(|| Tensor::from_ptr(grad)))
     }
+}
+
+/// Autograd is told that the tensor's memory was written by somebody that it does not know.
+pub(crate) fn written(tensor: &Tensor) -> Result<(), TorchError> {
+    // SAFETY: the handle is good for the call.
+    let message = unsafe { drumline_tensor_written(tensor.as_ptr().cast_mut()) };
+    check(message, "cannot tell autograd of a write")
 }
 
 /// Makes `to` the leaf's gradient, without a copy; `None` leaves it without one.

@@ -16,5 +16,5 @@ pub use cuda::{
     batch_norm_sum_relu_cuda, conv_stem_cuda, layer_norm_cuda, linear_cross_entropy_cuda, max_pool_cuda,
     sum_layer_norm_cuda, sums_with_layer_norm_cuda,
 };
-pub(crate) use cuda::{MasterStep, Rounded, Rule};
+pub(crate) use cuda::{CheckedStep, MasterStep, Rounded, Rule};
 pub use dropout::{dropout, relu_dropout, sum_with_dropout};

@@ -36,15 +36,15 @@ use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::named::Named;
 
-/// A parameter in fewer bits, its gradient in as many, and the f32 copy that an optimizer trains in its place.
+/// A parameter in fewer bits whose f32 copy an optimizer trains in its place.
 #[derive(Debug)]
 pub struct CopiedParameter<'a> {
+    /// The name of the copy among the optimizer's parameters.
+    pub name: &'a str,
     /// The parameter.
     pub parameter: &'a Tensor,
-    /// Its gradient.
+    /// Its gradient, in as many bits.
     pub grad: Tensor,
-    /// Its copy, which is one of the optimizer's parameters.
-    pub copy: &'a Tensor,
 }
 
 /// What changes parameters by their gradients.
@@ -77,7 +77,7 @@ pub trait Optimizer: Send {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError>;
 
     /// A step by gradients of fewer bits than its parameters, which are copies, and the outcome rounded to the parameters that they are copies of, at
-    /// once; other parameters are stepped as ever. False where that cannot be done; then nothing was.
+    /// once; other parameters are stepped as ever. False where that cannot be done; then no parameter has changed.
     fn step_copies(
         &mut self,
         copies: &[CopiedParameter<'_>],

@@ -26,7 +26,6 @@ pub(super) struct Facts {
 
 unsafe extern "C" {
     fn drumline_tensor_facts(tensor: *mut C_tensor, facts: *mut Facts) -> Message;
-    fn drumline_tensor_written(tensor: *mut C_tensor) -> Message;
     fn drumline_tensor_room(
         like: *mut C_tensor,
         on_host: bool,
@@ -106,11 +105,4 @@ pub(super) fn unwritten(like: &Tensor, place: Where, sizes: &[i64]) -> Result<Te
         check(message, "cannot make room for a collective")?;
         Ok(Tensor::from_ptr(out))
     }
-}
-
-/// Autograd is told that the tensor's memory was written.
-pub(super) fn written(tensor: &Tensor) -> Result<(), TorchError> {
-    // SAFETY: the handle is good for the call.
-    let message = unsafe { drumline_tensor_written(tensor.as_ptr().cast_mut()) };
-    check(message, "cannot tell autograd of a write")
 }

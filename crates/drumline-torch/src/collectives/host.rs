@@ -13,8 +13,9 @@ use drumline_comm::{DType, Element};
 use tch::{Device, Kind, Tensor};
 
 use super::carried::Carried;
-use super::facts::{Facts, Where, facts, unwritten, written};
+use super::facts::{Facts, Where, facts, unwritten};
 use crate::error::TorchError;
+use crate::grad::written;
 
 /// A tensor whose elements can be read, and written if it was taken for that.
 pub(super) struct Host {

@@ -12,8 +12,9 @@ use std::ffi::c_void;
 use tch::{Device, Tensor};
 
 use super::carried::Carried;
-use super::facts::{Facts, Where, facts, unwritten, written};
+use super::facts::{Facts, Where, facts, unwritten};
 use crate::error::TorchError;
+use crate::grad::written;
 use crate::nccl::Span;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;

@@ -201,6 +201,13 @@ unsafe impl Sync for Kernel {}
 #[derive(Debug, Clone, Copy)]
 pub struct Argument([u8; 8]);
 
+impl Argument {
+    /// Where it lies, as the driver takes it.
+    fn place(&self) -> *mut c_void {
+        self.0.as_ptr().cast_mut().cast()
+    }
+}
+
 impl<T> From<*mut T> for Argument {
     fn from(pointer: *mut T) -> Self {
         Self((pointer as u64).to_ne_bytes())
@@ -237,16 +244,9 @@ impl Kernel {
     /// # Safety
     /// The arguments must have the types of the kernel's parameters, and what they point to must be memory of that GPU, as large
     /// as the kernel takes it to be, that lives until the stream has come that far.
-    pub unsafe fn launch(
-        &self,
-        device: usize,
-        grid: Grid,
-        arguments: &mut [Argument],
-    ) -> Result<(), TorchError> {
+    pub unsafe fn launch(&self, device: usize, grid: Grid, arguments: &[Argument]) -> Result<(), TorchError> {
         // SAFETY: the caller's promise.
-        unsafe {
-            self.launch_by(device, grid, arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast()))
-        }
+        unsafe { self.launch_by(device, grid, arguments.iter().map(Argument::place)) }
     }
 
     /// The same with a first argument that is larger: `first` is laid out as the kernel's first parameter.
@@ -258,12 +258,11 @@ impl Kernel {
         device: usize,
         grid: Grid,
         first: &S,
-        arguments: &mut [Argument],
+        arguments: &[Argument],
     ) -> Result<(), TorchError> {
         let first = std::iter::once(std::ptr::from_ref(first).cast_mut().cast());
-        let rest = arguments.iter_mut().map(|argument| argument.0.as_mut_ptr().cast());
-        // SAFETY: the caller's promise; the driver only reads.
-        unsafe { self.launch_by(device, grid, first.chain(rest)) }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_by(device, grid, first.chain(arguments.iter().map(Argument::place))) }
     }
 
     /// # Safety
@@ -279,7 +278,7 @@ impl Kernel {
         let _current = CurrentDevice::enter(device)?;
         let mut pointers: Vec<*mut c_void> = arguments.collect();
         let Grid { blocks: (x, y), threads, shared } = grid;
-        // SAFETY: the caller vouches for the arguments; the driver copies them.
+        // SAFETY: the caller vouches for the arguments; the driver copies them, and only reads where they lie.
         let code = unsafe {
             (compiler.launch)(
                 self.function,

@@ -20,6 +20,6 @@ pub use cross_entropy::{RightClasses, linear_cross_entropy_cuda};
 pub use layer_norm::{
     BranchEnd, LayerNormLayer, layer_norm_cuda, sum_layer_norm_cuda, sums_with_layer_norm_cuda,
 };
-pub(crate) use master_step::{MasterStep, Rounded, Rule};
+pub(crate) use master_step::{CheckedStep, MasterStep, Rounded, Rule};
 pub use max_pool::max_pool_cuda;
 pub use stem::conv_stem_cuda;

@@ -3,12 +3,12 @@
 //! They differ in one thing: Adam adds the weight decay to the gradient, AdamW takes it off the parameter.
 
 use super::groups::ParameterGroups;
-use super::state::{Layout, OptimizerState, STEP, empty_slot};
+use super::state::{Layout, OptimizerState, STEP};
 use super::trained::{Ready, Trained, grads, not_negative};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedAdam, StepTensors, WeightDecay};
-use crate::kernels::{MasterStep, Rounded, Rule};
+use crate::kernels::Rule;
 use crate::named::Named;
 
 /// Adam: the weight decay is added to the gradient.
@@ -80,47 +80,14 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
         Layout { kind: Self::KIND, slots }
     }
 
-    /// Makes what is kept for parameters that make their first step.
-    fn make_slots(&mut self, batch: usize, places: impl Iterator<Item = usize>) {
-        let slots = self.layout().slots;
-        for place in places {
-            let parameter = &mut self.trained.batches[batch].parameters[place];
-            if parameter.kept.is_empty() {
-                parameter.kept = slots.iter().map(|slot| empty_slot(&parameter.named.tensor, slot)).collect();
-            }
-        }
-    }
-
-    fn master_step<'a>(
-        &'a self,
+    fn step_batch(
+        &mut self,
         batch: usize,
-        copies: &[(usize, &'a CopiedParameter<'_>)],
-        tensors: StepTensors<'a>,
-    ) -> MasterStep<'a> {
-        let AdamOptions { betas, eps, maximize, .. } = self.options;
-        let batch = &self.trained.batches[batch];
-        let rounded = copies.iter().map(|(place, copied)| {
-            let kept = &batch.parameters[*place].kept;
-            Rounded {
-                parameter: copied.parameter,
-                grad: &copied.grad,
-                master: copied.copy,
-                first: kept.get(1),
-                second: kept.get(2),
-                step: kept.first(),
-            }
-        });
-        MasterStep {
-            tensors: rounded.collect(),
-            rule: Rule::Adam { betas, eps, decoupled: DECOUPLED },
-            lr: self.trained.lr_of(batch),
-            weight_decay: batch.weight_decay,
-            maximize,
-            found_inf: tensors.found_inf,
-        }
-    }
-
-    fn run(&self, batch: usize, ready: &[Ready], tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        ready: &[Ready],
+        tensors: StepTensors<'_>,
+    ) -> Result<(), TorchError> {
+        let slots = self.layout().slots;
+        self.trained.make_slots(slots, batch, ready.iter().map(|ready| ready.place))?;
         let batch = &self.trained.batches[batch];
         let max_exp_avg_sqs = self.options.amsgrad.then(|| batch.kept(ready, 3));
         FusedAdam {
@@ -145,8 +112,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
-            self.make_slots(batch, ready.iter().map(|ready| ready.place));
-            self.run(batch, &ready, tensors)?;
+            self.step_batch(batch, &ready, tensors)?;
         }
         Ok(())
     }
@@ -159,18 +125,17 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         if tensors.grad_scale.is_some() || self.options.amsgrad {
             return Ok(false);
         }
-        let all = self.trained.split(copies)?;
+        let (all, slots) = (self.trained.split(copies)?, self.layout().slots);
         for (batch, split) in all.iter().enumerate() {
-            self.make_slots(batch, split.copies.iter().map(|(place, _)| *place));
+            self.trained.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
         }
-        let steps = || all.iter().enumerate().filter(|(_, split)| !split.copies.is_empty());
-        if !steps().all(|(batch, split)| self.master_step(batch, &split.copies, tensors).fits()) {
+        let AdamOptions { betas, eps, maximize, .. } = self.options;
+        let rule = Rule::Adam { betas, eps, decoupled: DECOUPLED };
+        if !self.trained.step_copies(&all, (rule, maximize), tensors.found_inf)? {
             return Ok(false);
         }
-        steps().try_for_each(|(batch, split)| self.master_step(batch, &split.copies, tensors).run())?;
         for (batch, split) in all.into_iter().enumerate() {
-            self.make_slots(batch, split.ready.iter().map(|ready| ready.place));
-            self.run(batch, &split.ready, tensors)?;
+            self.step_batch(batch, &split.ready, tensors)?;
         }
         Ok(true)
     }

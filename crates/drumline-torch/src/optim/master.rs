@@ -5,12 +5,15 @@
 //!        ▲                                                                  ▼ step
 //!        └────────────────────── rounded ──────────────────────── master weight (f32)
 //! ```
+//! On a GPU one kernel does all that follows the backward pass, without the gradient in f32 ([`Optimizer::step_copies`]).
+//!
 //! A bf16 number has 8 bits: near 1 it cannot grow by less than 1/128, and a learning rate of 1e-3 would change nothing.
 
 use tch::{Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
 use super::state::OptimizerState;
+use super::trained::gradient_of;
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::foreach::foreach_copy;
@@ -82,7 +85,7 @@ impl Pair {
 
     /// The gradient, and its place in f32: the copy's own where that has one, so that a captured graph finds it again.
     fn gradient(&self) -> Result<Option<(Tensor, Tensor)>, TorchError> {
-        let Some(found) = grad(&self.parameter.tensor)? else {
+        let Some(found) = gradient_of(&self.parameter)? else {
             set_grad(&self.master, None)?;
             return Ok(None);
         };
@@ -101,13 +104,9 @@ impl Pair {
 
 /// The copied parameters that have a gradient.
 fn with_gradients(pairs: &[Pair]) -> Result<Vec<CopiedParameter<'_>>, TorchError> {
-    let copied = pairs.iter().filter(|pair| pair.is_copied());
-    let found = copied.map(|Pair { parameter, master }| {
-        let grad = grad(&parameter.tensor)?;
-        if grad.is_none() {
-            set_grad(master, None)?; // It may have one of an earlier step.
-        }
-        Ok(grad.map(|grad| CopiedParameter { parameter: &parameter.tensor, grad, copy: master }))
+    let found = pairs.iter().filter(|pair| pair.is_copied()).map(|Pair { parameter, .. }| {
+        let (grad, Named { name, tensor }) = (gradient_of(parameter)?, parameter);
+        Ok(grad.map(|grad| CopiedParameter { name, parameter: tensor, grad }))
     });
     found.filter_map(Result::transpose).collect()
 }
@@ -161,7 +160,10 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         self.take_in_changes()?;
         let copies = with_gradients(&self.pairs)?;
-        if !self.inner.step_copies(&copies, tensors)? {
+        if self.inner.step_copies(&copies, tensors)? {
+            // They may have had gradients in a step that went the other way.
+            self.copied().try_for_each(|pair| set_grad(&pair.master, None))?;
+        } else {
             self.bring_gradients()?;
             self.inner.step_with(tensors)?;
             let (parameters, masters) = self.both();

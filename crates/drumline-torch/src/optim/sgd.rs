@@ -1,14 +1,14 @@
 //! Stochastic gradient descent with momentum, dampening, Nesterov's look ahead and weight decay, as `torch.optim.SGD`.
 
-use tch::{Tensor, no_grad};
+use tch::Tensor;
 
 use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState};
-use super::trained::{Parameter, Ready, Trained, grads, not_negative};
+use super::trained::{Ready, Trained, grads, not_negative};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedSgd, StepTensors};
-use crate::kernels::{MasterStep, Rounded, Rule};
+use crate::kernels::Rule;
 use crate::named::Named;
 
 /// Settings of [`Sgd`]; the defaults are PyTorch's.
@@ -82,47 +82,6 @@ impl Sgd {
         }
     }
 
-    /// Copies that make their first step begin with zeros, which come to the same as there is no dampening.
-    fn make_buffers(
-        &mut self,
-        batch: usize,
-        copies: &[(usize, &CopiedParameter<'_>)],
-    ) -> Result<(), TorchError> {
-        for (place, _) in copies {
-            let Parameter { named, kept } = &mut self.trained.batches[batch].parameters[*place];
-            if kept.is_empty() {
-                *kept = vec![no_grad(|| named.tensor.f_zeros_like())?];
-            }
-        }
-        Ok(())
-    }
-
-    fn master_step<'a>(
-        &'a self,
-        batch: usize,
-        copies: &[(usize, &'a CopiedParameter<'_>)],
-        tensors: StepTensors<'a>,
-    ) -> MasterStep<'a> {
-        let SgdOptions { momentum, nesterov, maximize, .. } = self.options;
-        let batch = &self.trained.batches[batch];
-        let rounded = copies.iter().map(|(place, copied)| Rounded {
-            parameter: copied.parameter,
-            grad: &copied.grad,
-            master: copied.copy,
-            first: batch.parameters[*place].kept.first(),
-            second: None,
-            step: None,
-        });
-        MasterStep {
-            tensors: rounded.collect(),
-            rule: Rule::Sgd { momentum, nesterov },
-            lr: self.trained.lr_of(batch),
-            weight_decay: batch.weight_decay,
-            maximize,
-            found_inf: tensors.found_inf,
-        }
-    }
-
     /// A parameter's first step is another call: it fills the buffer, which is kept only if that went well. One that is left out on the device leaves
     /// zeros, from which the next step makes the same of them, as there is no dampening then.
     fn step_with_momentum(
@@ -134,6 +93,7 @@ impl Sgd {
         let held = &self.trained.batches[batch];
         let is_known = |ready: &Ready| !held.parameters[ready.place].kept.is_empty();
         let (known, new): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_known);
+        new.iter().try_for_each(|ready| held.parameters[ready.place].check_begin())?;
         self.run(batch, &known, Buffers::Known(&held.kept(&known, 0)), tensors)?;
         let made: Vec<_> = held.tensors(&new).into_iter().map(Tensor::zeros_like).collect();
         self.run(batch, &new, Buffers::New(&made.iter().collect::<Vec<_>>()), tensors)?;
@@ -194,15 +154,15 @@ impl Optimizer for Sgd {
         if tensors.grad_scale.is_some() || self.options.dampening != 0.0 {
             return Ok(false);
         }
-        let all = self.trained.split(copies)?;
-        let steps = || all.iter().enumerate().filter(|(_, split)| !split.copies.is_empty());
-        if !steps().all(|(batch, split)| self.master_step(batch, &split.copies, tensors).fits()) {
+        let (all, slots) = (self.trained.split(copies)?, self.layout().slots);
+        for (batch, split) in all.iter().enumerate() {
+            // Buffers of zeros come to the same as a first step, as there is no dampening.
+            self.trained.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
+        }
+        let SgdOptions { momentum, nesterov, maximize, .. } = self.options;
+        if !self.trained.step_copies(&all, (Rule::Sgd { momentum, nesterov }, maximize), tensors.found_inf)? {
             return Ok(false);
         }
-        for (batch, split) in steps().filter(|_| self.options.momentum != 0.0).collect::<Vec<_>>() {
-            self.make_buffers(batch, &split.copies)?;
-        }
-        steps().try_for_each(|(batch, split)| self.master_step(batch, &split.copies, tensors).run())?;
         for (batch, split) in all.into_iter().enumerate() {
             self.step_batch(batch, split.ready, tensors)?;
         }

@@ -2,13 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::CopiedParameter;
 use super::groups::{ParameterGroup, ParameterGroups};
+use super::state::empty_slot;
+use crate::cuda::Stream;
 use crate::error::TorchError;
 use crate::fused::{Lr, fitting_grad, is_dense};
 use crate::grad::set_grad;
+use crate::kernels::{CheckedStep, MasterStep, Rounded, Rule};
 use crate::named::Named;
 
 /// Everything an optimizer trains, and its learning rate.
@@ -40,6 +43,13 @@ pub(super) struct Parameter {
 pub(super) struct Ready {
     pub(super) place: usize,
     pub(super) grad: Tensor,
+}
+
+/// What a step has to do in one batch: parameters as they are, and copies of others.
+pub(super) struct Split<'a> {
+    pub(super) ready: Vec<Ready>,
+    /// Places, each with what it is a copy of.
+    pub(super) copies: Vec<(usize, &'a CopiedParameter<'a>)>,
 }
 
 impl Trained {
@@ -129,35 +139,59 @@ impl Trained {
         self.batches.iter().map(Batch::ready).collect()
     }
 
+    /// For each batch what has a gradient, of its own or as a copy.
+    pub(super) fn split<'a>(&self, copies: &'a [CopiedParameter<'a>]) -> Result<Vec<Split<'a>>, TorchError> {
+        let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
+        self.batches.iter().map(|batch| batch.split(&by_name)).collect()
+    }
+
+    /// Makes what is kept for parameters that make their first step.
+    pub(super) fn make_slots(
+        &mut self,
+        slots: &[&str],
+        batch: usize,
+        places: impl Iterator<Item = usize>,
+    ) -> Result<(), TorchError> {
+        for place in places {
+            let parameter = &mut self.batches[batch].parameters[place];
+            if parameter.kept.len() < slots.len() {
+                parameter.check_begin()?;
+                parameter.kept = slots.iter().map(|slot| empty_slot(&parameter.named.tensor, slot)).collect();
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps the copies of all batches, and rounds them into what they are copies of; false, and no parameter has changed, where kernels cannot.
+    pub(super) fn step_copies(
+        &self,
+        all: &[Split<'_>],
+        (rule, maximize): (Rule, bool),
+        found_inf: Option<&Tensor>,
+    ) -> Result<bool, TorchError> {
+        let with_copies = self.batches.iter().zip(all).filter(|(_, split)| !split.copies.is_empty());
+        let steps = with_copies.map(|(batch, split)| {
+            let step = MasterStep {
+                tensors: split.copies.iter().map(|(place, copied)| batch.rounded(*place, copied)).collect(),
+                rule,
+                lr: self.lr_of(batch),
+                weight_decay: batch.weight_decay,
+                maximize,
+                found_inf,
+            };
+            step.checked()
+        });
+        let Some(steps) = steps.collect::<Option<Vec<_>>>() else { return Ok(false) };
+        steps.iter().try_for_each(CheckedStep::run)?;
+        Ok(true)
+    }
+
     pub(super) fn named(&self) -> Vec<Named> {
         self.parameters().map(|parameter| parameter.named.clone()).collect()
     }
 
     pub(super) fn zero_grad(&self) -> Result<(), TorchError> {
         self.parameters().try_for_each(|parameter| set_grad(&parameter.named.tensor, None))
-    }
-}
-
-/// What a step has to do in one batch: parameters as they are, and copies of others.
-pub(super) struct Split<'a> {
-    pub(super) ready: Vec<Ready>,
-    /// Places, each with what it is a copy of.
-    pub(super) copies: Vec<(usize, &'a CopiedParameter<'a>)>,
-}
-
-impl Trained {
-    /// For each batch what has a gradient, of its own or as a copy.
-    pub(super) fn split<'a>(&self, copies: &'a [CopiedParameter<'a>]) -> Result<Vec<Split<'a>>, TorchError> {
-        let by_place: HashMap<_, _> = copies.iter().map(|copied| (copied.copy.data_ptr(), copied)).collect();
-        let split = |batch: &Batch| {
-            let places = batch.parameters.iter().map(|parameter| parameter.named.tensor.data_ptr());
-            let found = places.enumerate().filter_map(|(place, at)| Some((place, *by_place.get(&at)?)));
-            let copies: Vec<_> = found.collect();
-            let is_own = |ready: &Ready| copies.iter().all(|(place, _)| *place != ready.place);
-            let ready = batch.ready()?.into_iter().filter(is_own).collect();
-            Ok(Split { ready, copies })
-        };
-        self.batches.iter().map(split).collect()
     }
 }
 
@@ -168,12 +202,24 @@ impl Batch {
     }
 
     fn ready(&self) -> Result<Vec<Ready>, TorchError> {
-        let mut ready = Vec::with_capacity(self.parameters.len());
+        let ready = self.parameters.iter().enumerate().map(|(place, parameter)| parameter.ready(place));
+        ready.filter_map(Result::transpose).collect()
+    }
+
+    fn split<'a>(&self, by_name: &HashMap<&str, &'a CopiedParameter<'a>>) -> Result<Split<'a>, TorchError> {
+        let (mut ready, mut copies) = (Vec::new(), Vec::new());
         for (place, parameter) in self.parameters.iter().enumerate() {
-            let grad = fitting_grad(&parameter.named.tensor).map_err(|error| parameter.blame(&error))?;
-            ready.extend(grad.map(|grad| Ready { place, grad }));
+            match by_name.get(parameter.named.name.as_str()) {
+                Some(copied) => copies.push((place, *copied)),
+                None => ready.extend(parameter.ready(place)?),
+            }
         }
-        Ok(ready)
+        Ok(Split { ready, copies })
+    }
+
+    fn rounded<'a>(&'a self, place: usize, copied: &'a CopiedParameter<'_>) -> Rounded<'a> {
+        let Parameter { named, kept } = &self.parameters[place];
+        Rounded { parameter: copied.parameter, grad: &copied.grad, master: &named.tensor, kept }
     }
 
     /// The parameters themselves that are ready.
@@ -188,9 +234,28 @@ impl Batch {
 }
 
 impl Parameter {
-    fn blame(&self, error: &TorchError) -> TorchError {
-        TorchError::Unfit(format!("parameter `{}`: {error}", self.named.name))
+    fn ready(&self, place: usize) -> Result<Option<Ready>, TorchError> {
+        Ok(gradient_of(&self.named)?.map(|grad| Ready { place, grad }))
     }
+
+    /// Refuses a first step that is recorded for a graph: what is kept would begin anew with each launch.
+    pub(super) fn check_begin(&self) -> Result<(), TorchError> {
+        let Named { name, tensor } = &self.named;
+        match tensor.device() {
+            Device::Cuda(device) if Stream::current(device)?.is_recording()? => {
+                Err(TorchError::Unfit(format!(
+                    "parameter `{name}` would make its first step in a graph, and each launch would begin anew what the optimizer keeps for it; \
+                 try a step before the recording in which it has a gradient"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A parameter's gradient, made to lie as the parameter does.
+pub(super) fn gradient_of(Named { name, tensor }: &Named) -> Result<Option<Tensor>, TorchError> {
+    fitting_grad(tensor).map_err(|error| TorchError::Unfit(format!("parameter `{name}`: {error}")))
 }
 
 pub(super) fn grads(ready: &[Ready]) -> Vec<&Tensor> {

@@ -1,14 +1,15 @@
 //! Steps on f32 copies by kernels of our own, against libtorch's on the CPU.
 
+use drumline_torch::cuda::{Graph, Pool, Priority, Stream};
 use drumline_torch::{
     Adam, AdamOptions, AdamW, MasterWeights, Named, Optimizer, ParameterGroups, Sgd, SgdOptions, StepTensors,
-    TorchError, grad, set_grad,
+    TorchError, set_grad,
 };
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::shared::{GPU, gpu};
 
-const STEPS: usize = 6;
+const STEPS: usize = 7;
 
 type Boxed = Box<dyn Optimizer>;
 type Make = fn(ParameterGroups) -> Result<Boxed, TorchError>;
@@ -41,7 +42,7 @@ fn give_gradients(parameters: &[Named], step: usize) {
         placed.copy_(&gradient);
         let gradient = placed;
         // One has none now and then.
-        set_grad(tensor, Some(&gradient).filter(|_| index != 5 || step != 3)).unwrap();
+        set_grad(tensor, Some(&gradient).filter(|_| index != 5 || step != 5)).unwrap();
     }
 }
 
@@ -82,7 +83,8 @@ impl Optimizer for Any {
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
         let made = self.0.step_copies(copies, tensors)?;
-        assert_eq!(made, copies[0].parameter.device() == GPU, "by kernels of our own");
+        let by_ours = copies[0].parameter.device() == GPU && tensors.grad_scale.is_none();
+        assert_eq!(made, by_ours, "by kernels of our own");
         Ok(made)
     }
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
@@ -108,21 +110,30 @@ impl Optimizer for Any {
     }
 }
 
-/// What is trained and kept after some steps, of which one is left out by `found_inf`.
+/// What is trained and kept after some steps. The first and another are left out by `found_inf`, one divides its gradients and so is libtorch's, one is made by an
+/// optimizer that goes on from a saved state.
 fn trained(kind: Kind, device: Device, make: Make, on_device: bool) -> Vec<Named> {
     let parameters = parameters(kind, device);
-    let mut optimizer = MasterWeights::new(parameters.clone(), |all| make(all).map(Any)).unwrap();
-    if on_device {
-        optimizer.keep_lr_on_device().unwrap();
-    }
+    let new = || {
+        let mut optimizer = MasterWeights::new(parameters.clone(), |all| make(all).map(Any)).unwrap();
+        if on_device {
+            optimizer.keep_lr_on_device().unwrap();
+        }
+        optimizer
+    };
+    let mut optimizer = new();
     for step in 0..STEPS {
+        if step == 4 {
+            let mut resumed = new();
+            resumed.load_state(&optimizer.state()).unwrap();
+            optimizer = resumed;
+        }
         give_gradients(&parameters, step);
         optimizer.set_lr(0.02 / (step + 1) as f64);
-        let found_inf = Tensor::full([], f64::from(u8::from(step == 2)), (Kind::Float, device));
-        optimizer.step_with(StepTensors { found_inf: Some(&found_inf), ..StepTensors::default() }).unwrap();
-        if device == GPU {
-            assert!(optimizer.parameters().iter().all(|named| grad(&named.tensor).is_ok()));
-        }
+        let found_inf = Tensor::full([], f64::from(u8::from(step == 0 || step == 2)), (Kind::Float, device));
+        let grad_scale = (step == 3).then(|| Tensor::full([], 2.0, (Kind::Float, device)));
+        let tensors = StepTensors { found_inf: Some(&found_inf), grad_scale: grad_scale.as_ref() };
+        optimizer.step_with(tensors).unwrap();
     }
     let state = optimizer.state().tensors;
     parameters.into_iter().chain(state).collect()
@@ -157,5 +168,83 @@ fn steps_on_copies_are_libtorchs() {
                 }
             }
         }
+    }
+}
+
+fn sgd(parameter: &Named) -> MasterWeights<Sgd> {
+    let options = SgdOptions { lr: 1.0, momentum: 0.9, ..SgdOptions::default() };
+    MasterWeights::new(vec![parameter.clone()], |all| Sgd::new(all, options)).unwrap()
+}
+
+fn ones(name: &str, kind: Kind) -> Named {
+    let tensor = Tensor::ones([4, 8], (kind, GPU)).set_requires_grad(true);
+    Named { name: name.into(), tensor }
+}
+
+#[test]
+fn autograd_and_other_optimizers_see_that_parameters_were_written() {
+    let _gpu = gpu();
+    let shared = ones("shared", Kind::BFloat16);
+    let (mut first, mut second) = (sgd(&shared), sgd(&shared));
+    let step = |optimizer: &mut MasterWeights<Sgd>| {
+        set_grad(&shared.tensor, Some(&shared.tensor.ones_like())).unwrap();
+        optimizer.step().unwrap();
+        shared.tensor.double_value(&[0, 0])
+    };
+    // Momentum is each one's own: 1, 1, then 1.9 each.
+    assert_eq!(step(&mut first), 0.0);
+    assert_eq!(step(&mut second), -1.0);
+    assert!((step(&mut first) + 2.9).abs() < 0.01);
+    assert!((step(&mut second) + 4.8).abs() < 0.03);
+    // What a backward pass needs was changed in between.
+    let loss = shared.tensor.square().sum(Kind::Float);
+    step(&mut first);
+    let said = loss.f_backward().unwrap_err().to_string();
+    assert!(said.contains("modified by an inplace operation"), "{said}");
+}
+
+#[test]
+fn gradients_that_do_not_fit_are_refused_and_others_are_made_to() {
+    let _gpu = gpu();
+    let parameter = ones("w", Kind::Half);
+    let mut optimizer = sgd(&parameter);
+    let mut told = |grad: &Tensor| {
+        set_grad(&parameter.tensor, Some(grad)).unwrap();
+        optimizer.step().map_err(|error| error.to_string())
+    };
+    let half = (Kind::Half, GPU);
+    for (grad, what) in [
+        (Tensor::ones([], half), "shape"),
+        (Tensor::ones([1, 8], half), "shape"),
+        (Tensor::ones([5, 8], half), "shape"),
+        (Tensor::ones([4, 8], (Kind::Float, GPU)), "type"),
+        (Tensor::ones([4, 8], half).to_sparse_sparse_dim(2), "not dense"),
+    ] {
+        let said = told(&grad).unwrap_err();
+        assert!(said.contains("parameter `w`") && said.contains(what), "{said}");
+    }
+    assert_eq!(parameter.tensor.double_value(&[3, 7]), 1.0);
+    told(&Tensor::ones([8, 4], half).tr()).unwrap();
+    assert_eq!(parameter.tensor.sum(Kind::Double).double_value(&[]), 0.0);
+}
+
+#[test]
+fn a_first_step_is_not_recorded() {
+    let _gpu = gpu();
+    let stream = Stream::new(0, Priority::Normal).unwrap();
+    let _scope = stream.enter().unwrap();
+    for kind in [Kind::BFloat16, Kind::Float] {
+        let parameter = ones("w", kind);
+        let mut optimizer = sgd(&parameter);
+        optimizer.take_in_changes().unwrap();
+        set_grad(&parameter.tensor, Some(&parameter.tensor.ones_like())).unwrap();
+        let said = Graph::record(Pool::new().unwrap(), || optimizer.step()).unwrap_err().to_string();
+        assert!(said.contains("`w` would make its first step in a graph"), "{said}");
+        optimizer.step().unwrap();
+        let (graph, ()) = Graph::record(Pool::new().unwrap(), || optimizer.step()).unwrap();
+        graph.launch().unwrap();
+        stream.synchronize().unwrap();
+        let value = parameter.tensor.double_value(&[0, 0]);
+        assert!((value + 1.9).abs() < 0.01, "{kind:?}: {value}"); // 1, 0, -1.9
     }
 }

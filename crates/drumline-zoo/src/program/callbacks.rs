@@ -23,7 +23,7 @@ pub(super) struct EvaluateLast;
 
 impl EvaluateLast {
     fn ask(state: &mut TrainState) {
-        if state.epoch() >= state.n_epochs() {
+        if state.step() >= state.total_steps() {
             state.request_validation();
         }
     }

@@ -234,6 +234,12 @@ fn a_run_goes_on_with_its_own_tokenizer_only() {
         assert!(said.contains(&format!("; try GPT.TOKENIZER {}, or", file.display())), "{words}: {said}");
     }
     assert_eq!(kept(), of_first, "a run that was refused leaves it alone");
+    let (file, aside) = (place.path("exp/tokenizer.json"), place.path("aside.json"));
+    fs::rename(&file, &aside).unwrap();
+    let ranks = place.run(1, &format!("train OPTIM.MAX_EPOCH 2 {words} GPT.TOKENIZER {first}"));
+    let said = &ranks[0].stderr;
+    assert!(said.contains("has lost its tokenizer.json") && said.contains(&first), "{said}");
+    fs::rename(&aside, &file).unwrap();
     let weights = place.path("exp/checkpoints/latest/model.safetensors");
     place.passes(1, &format!("test {words} GPT.TOKENIZER {second} MODEL.WEIGHTS {}", weights.display()));
     place.passes(
@@ -274,6 +280,22 @@ fn the_last_model_is_evaluated_also_between_two_evaluations() {
     );
     let again = place.passes(2, "train OPTIM.MAX_EPOCH 2 TRAIN.EVAL_FREQ 5");
     assert!(again.contains("nothing left to do") && again.contains("2 epochs; best ppl "), "{again}");
+}
+
+#[test]
+fn the_last_model_is_evaluated_also_where_the_steps_end_with_an_epoch() {
+    let place = Place::of_stories(&SMALL);
+    place.passes(1, "train OPTIM.MAX_EPOCH 1 GPT.DEV null");
+    let epoch = *column(&place.events(), "step", "step").last().unwrap();
+    assert!(epoch % 5.0 != 0.0, "between two evaluations: {epoch}");
+    let words = format!(
+        "train OPTIM.MAX_EPOCH 3 TRAIN.MAX_STEPS {epoch} TRAIN.EVAL_FREQ 5 OUT_DIR {}",
+        place.path("b").display()
+    );
+    let said = place.passes(1, &words);
+    assert!(said.contains("best ppl "), "{said}");
+    let again = place.passes(1, &words);
+    assert!(again.contains("nothing left to do"), "{again}");
 }
 
 #[test]
@@ -399,6 +421,14 @@ fn weights_of_another_model_are_refused_to_begin_with() {
     let ranks = begun(&tensors);
     let said = shared(&ranks);
     assert!(said.contains("config.json says: layer_norm_epsilon is 1e-6, expected 1e-5"), "{said}");
+    for (config, told) in [
+        (r#"{"n_head": 6}"#, "n_head is 6, and MODEL.N_HEAD 2; try MODEL.N_HEAD 6"),
+        (r#"{"n_head": "#, "config.json says: EOF while parsing"),
+    ] {
+        fs::write(place.path("config.json"), config).unwrap();
+        let ranks = begun(&tensors);
+        assert!(shared(&ranks).contains(told), "{}", shared(&ranks));
+    }
     beside("1e-5").unwrap();
     assert!(begun(&tensors)[0].exit.is_success(), "control");
 }

@@ -1,6 +1,7 @@
 // A step on f32 copies by gradients of type T, and the outcome rounded to T, in one pass over memory.
 //
-// A launch takes so many tensors, each in blocks of so many elements. LISTED and THREADS are given when this is compiled.
+// A launch takes so many tensors, each in blocks of so many elements. LISTED, PER_BLOCK and THREADS are given when this is compiled; T has
+// sixteen bits, so that a thread has N = 8 numbers at a time.
 
 struct Tensors {
   float* master[LISTED];
@@ -14,10 +15,7 @@ struct Tensors {
   long long listed;
 };
 
-const int AT_ONCE = 8;  // numbers that a thread has at a time
-
 struct alignas(16) Four { float at[4]; };
-struct alignas(2 * AT_ONCE) Short { T at[AT_ONCE]; };
 
 struct Part {
   int tensor;
@@ -32,14 +30,14 @@ __device__ inline Part part_of(const Tensors& all) {
   return {tensor, from, to < all.count[tensor] ? to : all.count[tensor]};
 }
 
-__device__ inline void read(float (&to)[AT_ONCE], const float* from) {
+__device__ inline void read(float (&to)[N], const float* from) {
   for (int half = 0; half < 2; ++half) {
     Four four = reinterpret_cast<const Four*>(from)[half];
     for (int i = 0; i < 4; ++i) to[4 * half + i] = four.at[i];
   }
 }
 
-__device__ inline void write(float* to, const float (&from)[AT_ONCE]) {
+__device__ inline void write(float* to, const float (&from)[N]) {
   for (int half = 0; half < 2; ++half) {
     Four four;
     for (int i = 0; i < 4; ++i) four.at[i] = from[4 * half + i];
@@ -55,21 +53,21 @@ __device__ inline void each(const Tensors& all, const Part& part, Change change)
   float* second = all.second[part.tensor];
   const T* grad = all.grad[part.tensor];
   T* rounded = all.rounded[part.tensor];
-  for (long long i = part.from + threadIdx.x * AT_ONCE; i < part.to; i += THREADS * AT_ONCE) {
-    if (i + AT_ONCE <= part.to) {
-      float w[AT_ONCE], m[AT_ONCE] = {}, v[AT_ONCE] = {};
-      Short g = *reinterpret_cast<const Short*>(grad + i), r;
+  for (long long i = part.from + threadIdx.x * N; i < part.to; i += THREADS * N) {
+    if (i + N <= part.to) {
+      float w[N], m[N] = {}, v[N] = {};
+      Vec g = *reinterpret_cast<const Vec*>(grad + i), r;
       read(w, master + i);
       if (first != nullptr) read(m, first + i);
       if (second != nullptr) read(v, second + i);
-      for (int j = 0; j < AT_ONCE; ++j) {
+      for (int j = 0; j < N; ++j) {
         change(w[j], to_float(g.at[j]), m[j], v[j]);
         from_float(r.at[j], w[j]);
       }
       write(master + i, w);
       if (first != nullptr) write(first + i, m);
       if (second != nullptr) write(second + i, v);
-      *reinterpret_cast<Short*>(rounded + i) = r;
+      *reinterpret_cast<Vec*>(rounded + i) = r;
     } else {
       for (long long k = i; k < part.to; ++k) {
         float m = first == nullptr ? 0 : first[k], v = second == nullptr ? 0 : second[k];
@@ -89,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sgd_step(const Tensors all
   if (lr_at != nullptr) lr = *lr_at;
   each(all, part_of(all), [=](float& w, float g, float& m, float&) {
     if (maximize) g = -g;
-    g += weight_decay * w;
+    if (weight_decay != 0) g += weight_decay * w;
     if (momentum != 0) {
       m = momentum * m + g;
       g = nesterov ? g + momentum * m : m;
@@ -113,10 +111,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) adam_step(const Tensors al
   float by_rate = rate, by_root = root;
   each(all, part, [=](float& w, float g, float& m, float& v) {
     if (maximize) g = -g;
-    if (decoupled) {
-      w -= lr * weight_decay * w;
-    } else {
-      g += weight_decay * w;
+    if (weight_decay != 0) {
+      if (decoupled) {
+        w -= lr * weight_decay * w;
+      } else {
+        g += weight_decay * w;
+      }
     }
     m += (1 - beta1) * (g - m);
     v = beta2 * v + (1 - beta2) * g * g;

@@ -7,7 +7,8 @@ use tch::{Device, Kind, Tensor};
 use super::place::{Element, Source, is_aligned, pointer};
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
-use crate::fused::Lr;
+use crate::fused::{Lr, is_dense};
+use crate::grad::written;
 use crate::memory_format::lies_as;
 
 static SOURCE: Source = Source::new(&[include_str!("master_step.cu")]);
@@ -24,17 +25,16 @@ pub(crate) struct Rounded<'a> {
     pub(crate) parameter: &'a Tensor,
     pub(crate) grad: &'a Tensor,
     pub(crate) master: &'a Tensor,
-    /// Means of the gradients and of their squares, as far as there are any.
-    pub(crate) first: Option<&'a Tensor>,
-    pub(crate) second: Option<&'a Tensor>,
-    /// How many steps there were, on the device.
-    pub(crate) step: Option<&'a Tensor>,
+    /// By the rule's slots.
+    pub(crate) kept: &'a [Tensor],
 }
 
 /// How to step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule {
+    /// Keeps a buffer, unless the momentum is zero.
     Sgd { momentum: f64, nesterov: bool },
+    /// Keeps the number of steps, on the device, and the means of gradients and of their squares.
     Adam { betas: (f64, f64), eps: f64, decoupled: bool },
 }
 
@@ -50,6 +50,14 @@ pub(crate) struct MasterStep<'a> {
     pub(crate) found_inf: Option<&'a Tensor>,
 }
 
+/// A step that kernels can make.
+#[derive(Debug)]
+pub(crate) struct CheckedStep<'a> {
+    step: MasterStep<'a>,
+    device: usize,
+    element: Element,
+}
+
 /// Laid out as `Tensors` in the source.
 #[repr(C)]
 struct Lists {
@@ -59,32 +67,40 @@ struct Lists {
     listed: i64,
 }
 
-impl Rounded<'_> {
-    fn kept(&self) -> impl Iterator<Item = &Tensor> {
-        [Some(self.master), self.first, self.second].into_iter().flatten()
+impl<'a> Rounded<'a> {
+    /// The number of steps, and the tensors that are as the copy is.
+    fn slots(&self, rule: Rule) -> Option<(Option<&'a Tensor>, &'a [Tensor])> {
+        match (rule, self.kept) {
+            (Rule::Sgd { momentum, .. }, kept) => {
+                (kept.len() == usize::from(momentum != 0.0)).then_some((None, kept))
+            }
+            (Rule::Adam { .. }, [step, means @ ..]) => (means.len() == 2).then_some((Some(step), means)),
+            (Rule::Adam { .. }, []) => None,
+        }
     }
 
-    /// Whether all of it lies on one GPU and in the same order, where vectors can be read.
-    fn fits(&self, place: (Kind, Device)) -> bool {
+    /// Whether all of it is of one size, lies on one GPU and in the same order, where vectors can be read.
+    fn fits(&self, rule: Rule, place: (Kind, Device)) -> bool {
+        let size = self.parameter.size();
         let is_there = |tensor: &Tensor, kind: Kind| {
             (tensor.kind(), tensor.device()) == (kind, place.1)
+                && is_dense(tensor).is_ok_and(|dense| dense)
+                && tensor.size() == size
                 && lies_as(tensor, self.parameter)
                 && is_aligned(tensor)
         };
+        let Some((step, means)) = self.slots(rule) else { return false };
         is_there(self.parameter, place.0)
             && is_there(self.grad, place.0)
-            && self.kept().all(|kept| is_there(kept, Kind::Float))
-            && self.step.is_none_or(|step| is_number(step, place.1))
+            && is_there(self.master, Kind::Float)
+            && means.iter().all(|kept| is_there(kept, Kind::Float))
+            && step.is_none_or(|step| is_number(step, place.1))
     }
 }
 
-impl MasterStep<'_> {
-    /// Whether kernels can make it; where not, libtorch's must.
-    pub(crate) fn fits(&self) -> bool {
-        self.place().is_some()
-    }
-
-    fn place(&self) -> Option<(usize, Element)> {
+impl<'a> MasterStep<'a> {
+    /// The step, if kernels can make it; where not, libtorch's must.
+    pub(crate) fn checked(self) -> Option<CheckedStep<'a>> {
         let first = self.tensors.first()?.parameter;
         let Device::Cuda(device) = first.device() else { return None };
         let element = Element::on(device, first.kind()).filter(|element| *element != Element::F32)?;
@@ -92,59 +108,59 @@ impl MasterStep<'_> {
         let lr = if let Lr::Tensor(lr) = self.lr { Some(lr) } else { None };
         let mut numbers = [lr, self.found_inf].into_iter().flatten();
         let fits = numbers.all(|number| is_number(number, first.device()))
-            && self.tensors.iter().all(|tensors| tensors.fits(place));
-        fits.then_some((device, element))
+            && self.tensors.iter().all(|tensors| tensors.fits(self.rule, place));
+        fits.then_some(CheckedStep { step: self, device, element })
     }
+}
 
-    /// The step, if it [fits](Self::fits).
+impl CheckedStep<'_> {
     pub(crate) fn run(&self) -> Result<(), TorchError> {
-        let Some((device, element)) = self.place() else { return Ok(()) };
+        let Self {
+            step: MasterStep { tensors, rule, lr, weight_decay, maximize, found_inf },
+            device,
+            element,
+        } = self;
         let constants =
             [("THREADS", i64::from(THREADS)), ("PER_BLOCK", PER_BLOCK), ("LISTED", LISTED as i64)];
-        let kernels = SOURCE.with(device, element, &constants)?;
-        let (lr, lr_at) = match self.lr {
-            Lr::Value(lr) => (lr, None),
-            Lr::Tensor(lr) => (0.0, Some(lr)),
+        let kernels = SOURCE.with(*device, *element, &constants)?;
+        let (lr, lr_at) = match lr {
+            Lr::Value(lr) => (*lr, None),
+            Lr::Tensor(lr) => (0.0, Some(*lr)),
         };
         let (flag, number) =
             (|flag: bool| Argument::from(i32::from(flag)), |number: f64| Argument::from(number as f32));
-        let begin = [pointer(lr_at), pointer(self.found_inf), number(lr)];
-        let (name, rest) = match self.rule {
+        let begin = [pointer(lr_at), pointer(*found_inf), number(lr)];
+        let (name, rest) = match *rule {
             Rule::Sgd { momentum, nesterov } => {
-                ("sgd_step", vec![number(momentum), number(self.weight_decay), flag(nesterov)])
+                ("sgd_step", vec![number(momentum), number(*weight_decay), flag(nesterov)])
             }
             Rule::Adam { betas, eps, decoupled } => {
-                let numbers = [betas.0, betas.1, eps, self.weight_decay].map(number);
+                let numbers = [betas.0, betas.1, eps, *weight_decay].map(number);
                 ("adam_step", [&numbers[..], &[flag(decoupled)]].concat())
             }
         };
-        let arguments = [&begin[..], &rest, &[flag(self.maximize)]].concat();
-        for some in self.tensors.chunks(LISTED) {
-            let (lists, blocks) = Lists::of(some);
-            if blocks == 0 {
-                continue;
+        let arguments = [&begin[..], &rest, &[flag(*maximize)]].concat();
+        for some in tensors.chunks(LISTED) {
+            let (lists, blocks) = Lists::of(some, *rule);
+            let launch = |name: &str, blocks: u32, arguments: &[Argument]| {
+                let grid = Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 };
+                // SAFETY: the arguments are listed as in the source; the tensors of each list were found to be of one size and on this GPU.
+                unsafe { kernels.get(name)?.launch_with(*device, grid, &lists, arguments) }
+            };
+            if blocks > 0 {
+                launch(name, blocks, &arguments)?;
             }
-            let grid = |blocks| Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 };
-            // SAFETY: the arguments are listed as in the source; the tensors are of one size each and live on this GPU.
-            unsafe {
-                kernels.get(name)?.launch_with(device, grid(blocks), &lists, &mut arguments.clone())?;
-                if matches!(self.rule, Rule::Adam { .. }) {
-                    kernels.get("count_step")?.launch_with(
-                        device,
-                        grid(1),
-                        &lists,
-                        &mut [pointer(self.found_inf)],
-                    )?;
-                }
+            if matches!(rule, Rule::Adam { .. }) {
+                launch("count_step", 1, &[pointer(*found_inf)])?;
             }
         }
-        Ok(())
+        tensors.iter().try_for_each(|one| written(one.parameter).and_then(|()| written(one.master)))
     }
 }
 
 impl Lists {
     /// What a launch is told of its tensors, and how many blocks they take.
-    fn of(tensors: &[Rounded<'_>]) -> (Self, u32) {
+    fn of(tensors: &[Rounded<'_>], rule: Rule) -> (Self, u32) {
         let mut lists = Self {
             pointers: [[0; LISTED]; 6],
             count: [0; LISTED],
@@ -154,8 +170,9 @@ impl Lists {
         let (place, mut blocks) =
             (|tensor: Option<&Tensor>| tensor.map_or(0, |tensor| tensor.data_ptr() as u64), 0);
         for (index, one) in tensors.iter().enumerate() {
+            let (step, means) = one.slots(rule).unwrap_or_default();
             let all =
-                [Some(one.master), one.first, one.second, one.step, Some(one.grad), Some(one.parameter)];
+                [Some(one.master), means.first(), means.get(1), step, Some(one.grad), Some(one.parameter)];
             for (list, tensor) in lists.pointers.iter_mut().zip(all) {
                 list[index] = place(tensor);
             }

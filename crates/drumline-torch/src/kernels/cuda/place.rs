@@ -111,7 +111,7 @@ pub(super) unsafe fn launch(
     arguments: &[Argument],
 ) -> Result<(), TorchError> {
     // SAFETY: passed on to the caller.
-    unsafe { kernels.get(name)?.launch(device, grid, &mut arguments.to_vec()) }
+    unsafe { kernels.get(name)?.launch(device, grid, arguments) }
 }
 
 /// A tensor's memory, or null.

@@ -1,5 +1,6 @@
 //! A trained model in a folder: a run's, or one of Hugging Face's; and the latter written.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -26,7 +27,7 @@ pub(super) struct Found {
 const HF_CONFIG: &str = "config.json";
 
 /// The tokenizer that has no files.
-const BYTES: &str = "bytes";
+pub(super) const BYTES: &str = "bytes";
 
 /// Hugging Face's `config.json`, as far as it is needed.
 #[derive(Deserialize)]
@@ -105,12 +106,22 @@ fn check_computation(config: &Json) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that of weights that lie in a folder of Hugging Face's, as its `config.json` says; others have none beside them.
-pub(super) fn check_beside(weights: &Path) -> anyhow::Result<()> {
+/// Checks that of weights that lie in a folder of Hugging Face's, as its `config.json` says; others have none beside them. The number of heads is seen in no
+/// tensor's shape.
+pub(super) fn check_beside(weights: &Path, n_head: usize) -> anyhow::Result<()> {
     let config = weights.with_file_name(HF_CONFIG);
-    let read = std::fs::read(&config).ok().and_then(|read| serde_json::from_slice(&read).ok());
-    let Some(read) = read else { return Ok(()) };
-    check_computation(&read).with_context(|| {
+    let read = match std::fs::read(&config) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(anyhow::Error::from),
+    };
+    let checked = read.and_then(|read| Ok(serde_json::from_slice(&read)?)).and_then(|read: Json| {
+        check_computation(&read)?;
+        let heads = read.get("n_head").filter(|heads| heads.as_u64() != Some(n_head as u64));
+        heads.map_or(Ok(()), |heads| {
+            bail!("n_head is {heads}, and MODEL.N_HEAD {n_head}; try MODEL.N_HEAD {heads}")
+        })
+    });
+    checked.with_context(|| {
         format!("MODEL.WEIGHTS {} cannot be used as {} says", weights.display(), config.display())
     })
 }

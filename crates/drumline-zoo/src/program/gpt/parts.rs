@@ -6,7 +6,7 @@ use anyhow::ensure;
 use drumline_text::GptTokenizer;
 use tch::nn::VarStore;
 
-use super::found::check_beside;
+use super::found::{BYTES, check_beside};
 use crate::gpt::{GptConfig, TokenData, weights};
 use crate::models::gpt::Gpt;
 use crate::program::args::RunArgs;
@@ -26,7 +26,8 @@ impl Checked {
         let mut config = GptConfig::load(Some(&args.cfg), &args.pairs)?;
         config.run.device = args.device.unwrap_or(config.run.device);
         check_weights(config.model.weights.as_deref())?;
-        config.model.weights.as_deref().map_or(Ok(()), check_beside)?;
+        let n_head = config.model.n_head;
+        config.model.weights.as_deref().map_or(Ok(()), |weights| check_beside(weights, n_head))?;
         check_device(config.run.device)?;
         let tokenizer = GptTokenizer::open(&config.tokens.tokenizer)?;
         Ok(Self { config, tokenizer })
@@ -49,9 +50,20 @@ impl Checked {
     /// Refuses to go on in `OUT_DIR` with tokens that mean something else there. A run leaves its tokenizer beside the checkpoints, unless tokens are bytes.
     pub(super) fn same_tokenizer(&self) -> anyhow::Result<()> {
         let (folder, file) = (&self.config.run.out_dir, self.config.run.out_dir.join(TOKENIZER));
+        let began = GptConfig::load::<&str>(Some(&folder.join(&self.config.run.cfg_dest)), &[]);
+        if let Some(began) = began.ok().filter(|began| began.tokens.tokenizer != Path::new(BYTES)) {
+            ensure!(
+                file.is_file(),
+                "the run in {} has lost its {TOKENIZER}, so nobody can tell whether its tokens are those of GPT.TOKENIZER {}; try to put it \
+                 back (it was begun with {}), or another OUT_DIR",
+                folder.display(),
+                self.config.tokens.tokenizer.display(),
+                began.tokens.tokenizer.display()
+            );
+        }
         let (kept, name) = match file.is_file() {
             true => (GptTokenizer::open(&file)?, file),
-            false => (GptTokenizer::bytes(), "bytes".into()),
+            false => (GptTokenizer::bytes(), BYTES.into()),
         };
         ensure!(
             kept.fingerprint() == self.tokenizer.fingerprint(),
