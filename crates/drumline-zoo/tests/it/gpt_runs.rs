@@ -236,7 +236,7 @@ fn a_run_goes_on_with_its_own_tokenizer_only() {
     assert_eq!(kept(), of_first, "a run that was refused leaves it alone");
     let (file, aside) = (place.path("exp/tokenizer.json"), place.path("aside.json"));
     fs::rename(&file, &aside).unwrap();
-    let ranks = place.run(1, &format!("train OPTIM.MAX_EPOCH 2 {words} GPT.TOKENIZER {first}"));
+    let ranks = place.run(1, &format!("train OPTIM.MAX_EPOCH 2 {words} GPT.TOKENIZER {second}"));
     let said = &ranks[0].stderr;
     assert!(said.contains("has lost its tokenizer.json") && said.contains(&first), "{said}");
     fs::rename(&aside, &file).unwrap();
