@@ -37,4 +37,5 @@ pub(crate) use memory::Pinned;
 pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned, pinned_like, reset_peak};
 pub use out_of_memory::out_of_memory;
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
+pub(crate) use stream::is_recorded;
 pub use stream::{Event, Priority, Stream, StreamScope, Timing};

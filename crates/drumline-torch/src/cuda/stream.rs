@@ -4,10 +4,20 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
+use tch::Device;
+
 use super::library::{Functions, functions};
 use super::properties::{CurrentDevice, index};
 use crate::error::TorchError;
 use crate::status::check;
+
+/// Whether what is put on the current stream of this device now is recorded for a graph, and not run.
+pub(crate) fn is_recorded(device: Device) -> Result<bool, TorchError> {
+    match device {
+        Device::Cuda(device) => Stream::current(device)?.is_recording(),
+        _ => Ok(false),
+    }
+}
 
 /// As libtorch packs it.
 #[repr(C)]

@@ -125,7 +125,8 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         if tensors.grad_scale.is_some() || self.options.amsgrad {
             return Ok(false);
         }
-        let (all, slots) = (self.trained.split(copies)?, self.layout().slots);
+        let Some(all) = self.trained.split(copies)? else { return Ok(false) };
+        let slots = self.layout().slots;
         for (batch, split) in all.iter().enumerate() {
             self.trained.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
         }

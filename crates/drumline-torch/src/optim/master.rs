@@ -5,7 +5,7 @@
 //!        ▲                                                                  ▼ step
 //!        └────────────────────── rounded ──────────────────────── master weight (f32)
 //! ```
-//! On a GPU one kernel does all that follows the backward pass, without the gradient in f32 ([`Optimizer::step_copies`]).
+//! On a GPU kernels of our own do all that follows the backward pass in one pass over memory, where they fit ([`Optimizer::step_copies`]).
 //!
 //! A bf16 number has 8 bits: near 1 it cannot grow by less than 1/128, and a learning rate of 1e-3 would change nothing.
 
@@ -15,6 +15,7 @@ use super::groups::ParameterGroups;
 use super::state::OptimizerState;
 use super::trained::gradient_of;
 use super::{CopiedParameter, Optimizer};
+use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
@@ -83,12 +84,8 @@ impl Pair {
         self.parameter.tensor.kind() != self.master.kind()
     }
 
-    /// The gradient, and its place in f32: the copy's own where that has one, so that a captured graph finds it again.
-    fn gradient(&self) -> Result<Option<(Tensor, Tensor)>, TorchError> {
-        let Some(found) = gradient_of(&self.parameter)? else {
-            set_grad(&self.master, None)?;
-            return Ok(None);
-        };
+    /// A gradient, and its place in f32: the copy's own where that has one, so that a captured graph finds it again.
+    fn place(&self, found: &Tensor) -> Result<(Tensor, Tensor), TorchError> {
         let place = match grad(&self.master)? {
             Some(place) => place,
             None => {
@@ -98,24 +95,38 @@ impl Pair {
             }
         };
         let found = with_strides_of(found, &place)?;
-        Ok(Some((place, found)))
+        Ok((place, found))
     }
 }
 
-/// The copied parameters that have a gradient.
-fn with_gradients(pairs: &[Pair]) -> Result<Vec<CopiedParameter<'_>>, TorchError> {
-    let found = pairs.iter().filter(|pair| pair.is_copied()).map(|Pair { parameter, .. }| {
-        let (grad, Named { name, tensor }) = (gradient_of(parameter)?, parameter);
-        Ok(grad.map(|grad| CopiedParameter { name, parameter: tensor, grad }))
-    });
-    found.filter_map(Result::transpose).collect()
+/// The copied parameters that have a gradient. The copy of another has none either: it may have had one in an earlier step.
+fn with_gradients(pairs: &[Pair]) -> Result<(Vec<&Pair>, Vec<CopiedParameter<'_>>), TorchError> {
+    let (mut found, mut copies) = (Vec::new(), Vec::new());
+    for pair in pairs.iter().filter(|pair| pair.is_copied()) {
+        let Named { name, tensor } = &pair.parameter;
+        match gradient_of(&pair.parameter)? {
+            Some(grad) => {
+                found.push(pair);
+                copies.push(CopiedParameter { name, parameter: tensor, grad });
+            }
+            None => set_grad(&pair.master, None)?,
+        }
+    }
+    Ok((found, copies))
+}
+
+/// Gradients in f32, for the copies.
+fn bring_gradients(pairs: &[&Pair], copies: &[CopiedParameter<'_>]) -> Result<(), TorchError> {
+    let places = pairs.iter().zip(copies).map(|(pair, copied)| pair.place(&copied.grad));
+    let (places, found): (Vec<_>, Vec<_>) = places.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    foreach_copy(&places.iter().collect::<Vec<_>>(), &found.iter().collect::<Vec<_>>())
 }
 
 /// The same tensor; strides of extents of 1, which mean nothing, are made those of `like`: lists of tensors whose strides are equal are copied at once.
-fn with_strides_of(tensor: Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
+fn with_strides_of(tensor: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
     let strides = like.stride();
-    if !lies_as(&tensor, like) || tensor.stride() == strides {
-        return Ok(tensor);
+    if !lies_as(tensor, like) || tensor.stride() == strides {
+        return Ok(tensor.shallow_clone());
     }
     Ok(tensor.f_as_strided(tensor.size(), &strides[..], None)?)
 }
@@ -143,11 +154,18 @@ impl<O: Optimizer> MasterWeights<O> {
         self.pairs.iter().filter(|pair| pair.is_copied())
     }
 
-    /// Gradients in f32, for the copies.
-    fn bring_gradients(&self) -> Result<(), TorchError> {
-        let found: Result<Vec<_>, _> = self.copied().map(Pair::gradient).collect();
-        let (places, found): (Vec<_>, Vec<_>) = found?.into_iter().flatten().unzip();
-        foreach_copy(&places.iter().collect::<Vec<_>>(), &found.iter().collect::<Vec<_>>())
+    /// A copy that is recorded would be made with each launch, and never before.
+    fn check_not_recorded(&self) -> Result<(), TorchError> {
+        for pair in self.copied() {
+            if is_recorded(pair.parameter.tensor.device())? {
+                return Err(TorchError::Unfit(format!(
+                    "parameter `{}` has changed since its f32 copy was made, and this step is recorded for a graph; \
+                     try take_in_changes, or a step, before the recording",
+                    pair.parameter.name
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The parameters, and their copies.
@@ -159,12 +177,9 @@ impl<O: Optimizer> MasterWeights<O> {
 impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         self.take_in_changes()?;
-        let copies = with_gradients(&self.pairs)?;
-        if self.inner.step_copies(&copies, tensors)? {
-            // They may have had gradients in a step that went the other way.
-            self.copied().try_for_each(|pair| set_grad(&pair.master, None))?;
-        } else {
-            self.bring_gradients()?;
+        let (pairs, copies) = with_gradients(&self.pairs)?;
+        if !self.inner.step_copies(&copies, tensors)? {
+            bring_gradients(&pairs, &copies)?;
             self.inner.step_with(tensors)?;
             let (parameters, masters) = self.both();
             foreach_copy(&parameters, &masters)?;
@@ -175,6 +190,9 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
 
     fn take_in_changes(&mut self) -> Result<(), TorchError> {
         let now = self.versions();
+        if self.are_stale || now != self.versions {
+            self.check_not_recorded()?;
+        }
         if self.are_stale {
             let (parameters, masters) = self.both();
             foreach_copy(&masters, &parameters)?;
@@ -305,6 +323,28 @@ mod tests {
         assert_eq!(first(&long), f64::from(1.0 - 1e-4f32));
         let names: Vec<_> = optimizer.state().tensors.into_iter().map(|named| named.name).collect();
         assert_eq!(names, ["short.master"]);
+    }
+
+    #[test]
+    fn a_parameter_without_a_gradient_stays_and_so_does_its_copy() {
+        let (trained, frozen) = (leaf("trained", Kind::BFloat16), leaf("frozen", Kind::BFloat16));
+        let both = [trained.clone(), frozen.clone()];
+        let options = SgdOptions { lr: 1.0, ..SgdOptions::default() };
+        let mut optimizer = MasterWeights::new(both.to_vec(), |copies| Sgd::new(copies, options)).unwrap();
+        let mut step_of = |with: &[&Named]| {
+            optimizer.zero_grad().unwrap();
+            for Named { tensor, .. } in with {
+                set_grad(tensor, Some(&no_grad(|| tensor.ones_like()))).unwrap();
+            }
+            optimizer.step().unwrap();
+            let masters: Vec<_> = optimizer.state().tensors.iter().map(first).collect();
+            assert_eq!(masters, both.each_ref().map(first), "copies are their parameters");
+            masters
+        };
+        assert_eq!(step_of(&[&trained, &frozen]), [0.0, 0.0]);
+        assert_eq!(step_of(&[&trained]), [-1.0, 0.0]);
+        assert_eq!(step_of(&[]), [-1.0, 0.0]);
+        assert_eq!(step_of(&[&trained, &frozen]), [-2.0, -1.0]);
     }
 
     #[test]

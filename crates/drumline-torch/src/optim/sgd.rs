@@ -154,7 +154,8 @@ impl Optimizer for Sgd {
         if tensors.grad_scale.is_some() || self.options.dampening != 0.0 {
             return Ok(false);
         }
-        let (all, slots) = (self.trained.split(copies)?, self.layout().slots);
+        let Some(all) = self.trained.split(copies)? else { return Ok(false) };
+        let slots = self.layout().slots;
         for (batch, split) in all.iter().enumerate() {
             // Buffers of zeros come to the same as a first step, as there is no dampening.
             self.trained.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;

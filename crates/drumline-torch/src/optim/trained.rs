@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::CopiedParameter;
 use super::groups::{ParameterGroup, ParameterGroups};
 use super::state::empty_slot;
-use crate::cuda::Stream;
+use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::fused::{Lr, fitting_grad, is_dense};
 use crate::grad::set_grad;
@@ -139,10 +139,16 @@ impl Trained {
         self.batches.iter().map(Batch::ready).collect()
     }
 
-    /// For each batch what has a gradient, of its own or as a copy.
-    pub(super) fn split<'a>(&self, copies: &'a [CopiedParameter<'a>]) -> Result<Vec<Split<'a>>, TorchError> {
+    /// For each batch what has a gradient, of its own or as a copy; none if not all copies are trained here by their names.
+    pub(super) fn split<'a>(
+        &self,
+        copies: &'a [CopiedParameter<'a>],
+    ) -> Result<Option<Vec<Split<'a>>>, TorchError> {
         let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
-        self.batches.iter().map(|batch| batch.split(&by_name)).collect()
+        let all: Result<Vec<_>, _> = self.batches.iter().map(|batch| batch.split(&by_name)).collect();
+        let all = all?;
+        let found: usize = all.iter().map(|split| split.copies.len()).sum();
+        Ok((found == copies.len()).then_some(all))
     }
 
     /// Makes what is kept for parameters that make their first step.
@@ -241,15 +247,13 @@ impl Parameter {
     /// Refuses a first step that is recorded for a graph: what is kept would begin anew with each launch.
     pub(super) fn check_begin(&self) -> Result<(), TorchError> {
         let Named { name, tensor } = &self.named;
-        match tensor.device() {
-            Device::Cuda(device) if Stream::current(device)?.is_recording()? => {
-                Err(TorchError::Unfit(format!(
-                    "parameter `{name}` would make its first step in a graph, and each launch would begin anew what the optimizer keeps for it; \
+        if is_recorded(tensor.device())? {
+            return Err(TorchError::Unfit(format!(
+                "parameter `{name}` would make its first step in a graph, and each launch would begin anew what the optimizer keeps for it; \
                  try a step before the recording in which it has a gradient"
-                )))
-            }
-            _ => Ok(()),
+            )));
         }
+        Ok(())
     }
 }
 

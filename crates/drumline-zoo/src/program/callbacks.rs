@@ -23,7 +23,8 @@ pub(super) struct EvaluateLast;
 
 impl EvaluateLast {
     fn ask(state: &mut TrainState) {
-        if state.step() >= state.total_steps() {
+        // Within an epoch that ends with this step its end asks.
+        if state.step_in_epoch() == 0 && state.step() >= state.total_steps() {
             state.request_validation();
         }
     }

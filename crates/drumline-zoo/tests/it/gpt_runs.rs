@@ -250,9 +250,14 @@ fn a_run_goes_on_with_its_own_tokenizer_only() {
 }
 
 #[test]
-fn a_run_on_bytes_is_not_gone_on_with_on_pieces() {
+fn a_run_on_bytes_is_not_gone_on_with_on_pieces_nor_with_other_heads() {
     let place = Place::of_stories(&SMALL);
     place.passes(1, "train MODEL.VOCAB_MULTIPLE 64");
+    for words in ["train OPTIM.MAX_EPOCH 2", "test"] {
+        let ranks = place.run(2, &format!("{words} MODEL.VOCAB_MULTIPLE 64 MODEL.N_HEAD 3"));
+        let said = shared(&ranks);
+        assert!(said.contains("has MODEL.N_HEAD 2, and now it is 3"), "{words}: {said}");
+    }
     let bpe = with_pieces(&place, "data/train.txt", "bpe");
     let ranks = place.run(1, &format!("train MODEL.VOCAB_MULTIPLE 64 OPTIM.MAX_EPOCH 2 GPT.TOKENIZER {bpe}"));
     let said = &ranks[0].stderr;

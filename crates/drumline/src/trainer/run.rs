@@ -133,7 +133,7 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) norms: Norms,
     /// In fp16.
     pub(super) scaler: Option<LossScaler>,
-    /// Whether the optimizer has made a step in this run: it has all that it keeps.
+    /// Whether the optimizer has made a step in this run: it has all that it keeps for what had a gradient then.
     pub(super) has_stepped: bool,
     pub(super) tracer: Tracer,
     pub(super) waits: Arc<Waits>,

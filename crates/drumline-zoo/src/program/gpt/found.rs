@@ -116,7 +116,8 @@ pub(super) fn check_beside(weights: &Path, n_head: usize) -> anyhow::Result<()> 
     };
     let checked = read.and_then(|read| Ok(serde_json::from_slice(&read)?)).and_then(|read: Json| {
         check_computation(&read)?;
-        let heads = read.get("n_head").filter(|heads| heads.as_u64() != Some(n_head as u64));
+        let heads =
+            read.get("n_head").filter(|heads| !heads.is_null() && heads.as_u64() != Some(n_head as u64));
         heads.map_or(Ok(()), |heads| {
             bail!("n_head is {heads}, and MODEL.N_HEAD {n_head}; try MODEL.N_HEAD {heads}")
         })

@@ -47,18 +47,25 @@ impl Checked {
         Ok(TokenData::open(path, &self.tokenizer, self.config.model.block)?)
     }
 
-    /// Refuses to go on in `OUT_DIR` with tokens that mean something else there. A run leaves its tokenizer beside the checkpoints, unless tokens are bytes.
-    pub(super) fn same_tokenizer(&self) -> anyhow::Result<()> {
+    /// Refuses to go on in `OUT_DIR` with weights or tokens that mean something else there: heads are seen in no tensor's shape. A run leaves its tokenizer beside
+    /// the checkpoints, unless tokens are bytes.
+    pub(super) fn same_model(&self) -> anyhow::Result<()> {
         let (folder, file) = (&self.config.run.out_dir, self.config.run.out_dir.join(TOKENIZER));
-        let began = GptConfig::load::<&str>(Some(&folder.join(&self.config.run.cfg_dest)), &[]);
-        if let Some(began) = began.ok().filter(|began| began.tokens.tokenizer != Path::new(BYTES)) {
+        if let Ok(last) = GptConfig::load::<&str>(Some(&folder.join(&self.config.run.cfg_dest)), &[]) {
+            let (heads, now) = (last.model.n_head, self.config.model.n_head);
             ensure!(
-                file.is_file(),
+                heads == now,
+                "the run in {} has MODEL.N_HEAD {heads}, and now it is {now}: with the same weights that is another model; try MODEL.N_HEAD \
+                 {heads}, or another OUT_DIR",
+                folder.display()
+            );
+            ensure!(
+                last.tokens.tokenizer == Path::new(BYTES) || file.is_file(),
                 "the run in {} has lost its {TOKENIZER}, so nobody can tell whether its tokens are those of GPT.TOKENIZER {}; try to put it \
-                 back (it was begun with {}), or another OUT_DIR",
+                 back (it last ran with {}), or another OUT_DIR",
                 folder.display(),
                 self.config.tokens.tokenizer.display(),
-                began.tokens.tokenizer.display()
+                last.tokens.tokenizer.display()
             );
         }
         let (kept, name) = match file.is_file() {

@@ -30,7 +30,7 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let file = config.model.weights.as_deref();
     let weights =
         Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best };
-    job.agree(if job.is_first() { same_tokenizer(&checked, &weights) } else { Ok(()) })?;
+    job.agree(if job.is_first() { same_model(&checked, &weights) } else { Ok(()) })?;
     let weights = weights.load(&job, &config.run, &store)?;
     let windows = data.len();
     let [loss, ppl] = evaluate(&job, &checked, data, &net)?;
@@ -40,11 +40,11 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A model of `OUT_DIR` is tested with the tokens that it has learnt.
-fn same_tokenizer(checked: &Checked, weights: &Weights<'_>) -> anyhow::Result<()> {
+/// A model of `OUT_DIR` is tested as it was trained.
+fn same_model(checked: &Checked, weights: &Weights<'_>) -> anyhow::Result<()> {
     let is_of_file = weights.file.is_some() && weights.given == Given::OnCommandLine;
     let last = checkpoints(&checked.config.run).dir().join("latest");
-    if is_of_file || !last.is_dir() { Ok(()) } else { checked.same_tokenizer() }
+    if is_of_file || !last.is_dir() { Ok(()) } else { checked.same_model() }
 }
 
 /// Mean loss of a token, and perplexity; the same on all ranks.

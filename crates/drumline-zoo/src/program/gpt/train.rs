@@ -51,7 +51,7 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let Some(begin) = course.begin(&job, seed)? else { return Ok(()) };
     if let Some(found) = &begin.found {
         // The folder of rank 0 counts.
-        job.agree(if job.is_first() { checked.same_tokenizer() } else { Ok(()) })?;
+        job.agree(if job.is_first() { checked.same_model() } else { Ok(()) })?;
         job.agree(same_windows(found, config, &sets))?;
     }
     run(&job, &checked, &course, (begin, sets))
