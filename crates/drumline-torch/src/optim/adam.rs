@@ -125,19 +125,12 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         if tensors.grad_scale.is_some() || self.options.amsgrad {
             return Ok(false);
         }
-        let Some(all) = self.trained.split(copies)? else { return Ok(false) };
-        let slots = self.layout().slots;
-        for (batch, split) in all.iter().enumerate() {
-            self.trained.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
-        }
         let AdamOptions { betas, eps, maximize, .. } = self.options;
-        let rule = Rule::Adam { betas, eps, decoupled: DECOUPLED };
-        if !self.trained.step_copies(&all, (rule, maximize), tensors.found_inf)? {
-            return Ok(false);
-        }
-        for (batch, split) in all.into_iter().enumerate() {
-            self.step_batch(batch, &split.ready, tensors)?;
-        }
+        let (slots, rule) = (self.layout().slots, Rule::Adam { betas, eps, decoupled: DECOUPLED });
+        let rest = self.trained.step_copies(copies, slots, (rule, maximize), tensors.found_inf)?;
+        let Some(rest) = rest else { return Ok(false) };
+        let mut rest = rest.into_iter().enumerate();
+        rest.try_for_each(|(batch, ready)| self.step_batch(batch, &ready, tensors))?;
         Ok(true)
     }
 

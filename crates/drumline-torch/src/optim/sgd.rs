@@ -154,19 +154,13 @@ impl Optimizer for Sgd {
         if tensors.grad_scale.is_some() || self.options.dampening != 0.0 {
             return Ok(false);
         }
-        let Some(all) = self.trained.split(copies)? else { return Ok(false) };
-        let slots = self.layout().slots;
-        for (batch, split) in all.iter().enumerate() {
-            // Buffers of zeros come to the same as a first step, as there is no dampening.
-            self.trained.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
-        }
         let SgdOptions { momentum, nesterov, maximize, .. } = self.options;
-        if !self.trained.step_copies(&all, (Rule::Sgd { momentum, nesterov }, maximize), tensors.found_inf)? {
-            return Ok(false);
-        }
-        for (batch, split) in all.into_iter().enumerate() {
-            self.step_batch(batch, split.ready, tensors)?;
-        }
+        let (slots, rule) = (self.layout().slots, Rule::Sgd { momentum, nesterov });
+        // Buffers of zeros come to the same as a first step, as there is no dampening.
+        let rest = self.trained.step_copies(copies, slots, (rule, maximize), tensors.found_inf)?;
+        let Some(rest) = rest else { return Ok(false) };
+        let mut rest = rest.into_iter().enumerate();
+        rest.try_for_each(|(batch, ready)| self.step_batch(batch, ready, tensors))?;
         Ok(true)
     }
 

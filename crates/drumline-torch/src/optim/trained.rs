@@ -46,10 +46,10 @@ pub(super) struct Ready {
 }
 
 /// What a step has to do in one batch: parameters as they are, and copies of others.
-pub(super) struct Split<'a> {
-    pub(super) ready: Vec<Ready>,
+struct Split<'a> {
+    ready: Vec<Ready>,
     /// Places, each with what it is a copy of.
-    pub(super) copies: Vec<(usize, &'a CopiedParameter<'a>)>,
+    copies: Vec<(usize, &'a CopiedParameter<'a>)>,
 }
 
 impl Trained {
@@ -139,18 +139,6 @@ impl Trained {
         self.batches.iter().map(Batch::ready).collect()
     }
 
-    /// For each batch what has a gradient, of its own or as a copy; none if not all copies are trained here by their names.
-    pub(super) fn split<'a>(
-        &self,
-        copies: &'a [CopiedParameter<'a>],
-    ) -> Result<Option<Vec<Split<'a>>>, TorchError> {
-        let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
-        let all: Result<Vec<_>, _> = self.batches.iter().map(|batch| batch.split(&by_name)).collect();
-        let all = all?;
-        let found: usize = all.iter().map(|split| split.copies.len()).sum();
-        Ok((found == copies.len()).then_some(all))
-    }
-
     /// Makes what is kept for parameters that make their first step.
     pub(super) fn make_slots(
         &mut self,
@@ -168,14 +156,28 @@ impl Trained {
         Ok(())
     }
 
-    /// Steps the copies of all batches, and rounds them into what they are copies of; false, and no parameter has changed, where kernels cannot.
+    /// Steps the copies of all batches, and rounds them into what they are copies of. Returns what is left for each batch; none, and no parameter has changed,
+    /// where kernels cannot, or not all copies are trained here by their names.
     pub(super) fn step_copies(
-        &self,
-        all: &[Split<'_>],
+        &mut self,
+        copies: &[CopiedParameter<'_>],
+        slots: &[&str],
         (rule, maximize): (Rule, bool),
         found_inf: Option<&Tensor>,
-    ) -> Result<bool, TorchError> {
-        let with_copies = self.batches.iter().zip(all).filter(|(_, split)| !split.copies.is_empty());
+    ) -> Result<Option<Vec<Vec<Ready>>>, TorchError> {
+        if copies.iter().any(|copied| !copied.parameter.device().is_cuda()) {
+            return Ok(None);
+        }
+        let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
+        let all: Result<Vec<_>, _> = self.batches.iter().map(|batch| batch.split(&by_name)).collect();
+        let all = all?;
+        if all.iter().map(|split| split.copies.len()).sum::<usize>() != copies.len() {
+            return Ok(None);
+        }
+        for (batch, split) in all.iter().enumerate() {
+            self.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
+        }
+        let with_copies = self.batches.iter().zip(&all).filter(|(_, split)| !split.copies.is_empty());
         let steps = with_copies.map(|(batch, split)| {
             let step = MasterStep {
                 tensors: split.copies.iter().map(|(place, copied)| batch.rounded(*place, copied)).collect(),
@@ -187,9 +189,9 @@ impl Trained {
             };
             step.checked()
         });
-        let Some(steps) = steps.collect::<Option<Vec<_>>>() else { return Ok(false) };
+        let Some(steps) = steps.collect::<Option<Vec<_>>>() else { return Ok(None) };
         steps.iter().try_for_each(CheckedStep::run)?;
-        Ok(true)
+        Ok(Some(all.into_iter().map(|split| split.ready).collect()))
     }
 
     pub(super) fn named(&self) -> Vec<Named> {

@@ -7,7 +7,7 @@ struct Tensors {
   float* master[LISTED];
   float* first[LISTED];   // momentum, or the mean of gradients; null if there is none
   float* second[LISTED];  // the mean of their squares
-  const float* step[LISTED];
+  float* step[LISTED];
   const T* grad[LISTED];
   T* rounded[LISTED];
   long long count[LISTED];
@@ -127,6 +127,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) adam_step(const Tensors al
 // Counts a step that was not left out; a thread for each tensor.
 extern "C" __global__ void count_step(const Tensors all, const float* found_inf) {
   if (threadIdx.x < all.listed && !(found_inf != nullptr && *found_inf == 1)) {
-    *const_cast<float*>(all.step[threadIdx.x]) += 1;
+    *all.step[threadIdx.x] += 1;
   }
 }

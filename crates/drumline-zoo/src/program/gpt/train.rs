@@ -9,8 +9,8 @@ use drumline::trainer::{
     CallbackResult, DistTrainer, EarlyStop, Every, GradientClip, MasterCallback, TrainState, Warmup,
 };
 use drumline::{
-    AdamOptions, AdamW, Dataset, DistributedSampler, ParameterGroups, SamplerOptions, SamplerPosition,
-    ensure_alike, no_decay_on_norms,
+    AdamOptions, AdamW, Dataset, DistributedSampler, ParameterGroups, SamplerOptions, ensure_alike,
+    no_decay_on_norms,
 };
 use drumline_text::GptTokenizer;
 use serde_json::Value as Json;
@@ -25,6 +25,7 @@ use crate::precision::Numbers;
 use crate::program::args::TrainArgs;
 use crate::program::course::{self, Course};
 use crate::program::job::Job;
+use crate::program::resumed::{Change, changes, is_within_epoch};
 use crate::program::shown::TOKENS;
 
 type GptTrainer<'a> = DistTrainer<'a, Gpt, (Tensor, Tensor)>;
@@ -96,25 +97,23 @@ impl Sets {
 
 /// A checkpoint within an epoch, which says how many windows were seen, must go on with the same ones.
 fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Result<()> {
-    let place: SamplerPosition = serde_json::from_value(found.state.sampler.clone())?;
-    if place.samples_seen == 0 {
+    if !is_within_epoch(found)? {
         return Ok(());
     }
     // The fingerprint is one of windows: the size of them comes first.
-    let fingerprint = Json::from(sets.fingerprints[0].as_str());
-    let now = [
+    let now: [(&str, Json); 3] = [
         ("MODEL.BLOCK", config.model.block.into()),
         ("TRAIN.SHUFFLE", config.train.shuffle.into()),
-        (FINGERPRINT, fingerprint),
+        (FINGERPRINT, sets.fingerprints[0].as_str().into()),
     ];
-    for (key, now) in now {
-        if let Some(saved) = found.state.config.get(key).filter(|saved| **saved != now) {
-            bail!(
-                "{} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
-                 MODEL.WEIGHTS of this one",
-                found.path.display()
-            );
-        }
+    if let Some(Change { key, saved, now }) =
+        changes(found, now.map(|(key, now)| (key.to_owned(), now))).next()
+    {
+        bail!(
+            "{} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
+             MODEL.WEIGHTS of this one",
+            found.path.display()
+        );
     }
     Ok(())
 }

@@ -65,9 +65,7 @@ impl Warmup {
             _ => 1.0,
         }
     }
-}
 
-impl Warmup {
     /// What to say where it takes all steps of the training, or more.
     fn too_long(&self, total: u64) -> Option<String> {
         match self.length {
@@ -82,13 +80,11 @@ impl Warmup {
 
 impl Callback for Warmup {
     fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
-        match self.length {
-            Length::Fraction(fraction) if !(0.0..=1.0).contains(&fraction) => {
-                return Err(
-                    format!("the warm-up is {fraction} of all steps; expected a number from 0 to 1").into()
-                );
-            }
-            _ => {}
+        if let Length::Fraction(fraction) = self.length
+            && !(0.0..=1.0).contains(&fraction)
+        {
+            let what = format!("the warm-up is {fraction} of all steps; expected a number from 0 to 1");
+            return Err(what.into());
         }
         if let Some(words) = self.too_long(state.total_steps()).filter(|_| state.rank() == 0) {
             tracing::warn!("{words}");
