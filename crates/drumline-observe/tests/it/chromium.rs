@@ -9,6 +9,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rank_test::require_tool;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 const LONGEST: Duration = Duration::from_secs(60);
@@ -22,8 +23,8 @@ pub(super) struct Chromium {
     _driver: Driver,
 }
 
-/// Ends its browsers when it is asked to end; killed, it would leave them behind.
-struct Driver(Child);
+/// Ends its browsers when it is asked to end; killed, it would leave them behind. The folder is for what they do not take away.
+struct Driver(Child, #[expect(dead_code, reason = "removed when dropped")] TempDir);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -96,10 +97,12 @@ impl Drop for Chromium {
 }
 
 fn start_driver() -> (Driver, u16) {
+    let scratch = TempDir::new().unwrap();
     let mut command = Command::new("chromedriver");
-    let mut child = command.arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    command.arg("--port=0").env("TMPDIR", scratch.path());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let driver = Driver(child);
+    let driver = Driver(child, scratch);
     let port = lines.find_map(|line| Some(line.split_once(READY)?.1.trim_end_matches('.').to_owned()));
     let port = port.expect("the driver says its port").parse().unwrap();
     // What it says later goes nowhere, but is taken off its hands.
