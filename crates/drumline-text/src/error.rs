@@ -142,11 +142,14 @@ pub enum TextError {
         len: usize,
     },
     /// Another file would be overwritten.
-    #[error("{path:?} is there, with other content, and is left as it is; try another folder, or remove it")]
+    #[error("{path:?} is there, with other content, and is left as it is; try another place, or remove it")]
     InTheWay {
         /// The file.
         path: PathBuf,
     },
+    /// Whoever asked for the work wants it no longer.
+    #[error("stopped")]
+    Stopped,
     /// A tokenizer refused a text.
     #[error("cannot split text into pieces: {what}")]
     Pieces {

@@ -95,7 +95,9 @@ impl TokenHeader {
 
 /// Writes the tokens of texts to a file, with the end of a text behind each, and says what the file has.
 ///
-/// A text may hold several, with [`END_OF_TEXT`] between them; each is split into tokens as a whole, so that memory is needed for the longest.
+/// A text may hold several, with [`END_OF_TEXT`] between them; each is split into tokens as a whole, so that memory is needed for the longest. After each,
+/// `each` is given its length in bytes, for a progress bar; an error of it ends the work. A file that is there is replaced if it is one of tokens, and left as it
+/// is otherwise.
 ///
 /// ```
 /// use drumline_text::{GptTokenizer, TokenHeader, write_tokens};
@@ -103,7 +105,7 @@ impl TokenHeader {
 /// let folder = tempfile::tempdir()?;
 /// let (text, out) = (folder.path().join("a.txt"), folder.path().join("a.tokens"));
 /// std::fs::write(&text, "one<|endoftext|>two")?;
-/// let header = write_tokens(&[text], &GptTokenizer::bytes(), &out)?;
+/// let header = write_tokens(&[text], &GptTokenizer::bytes(), &out, |_| Ok(()))?;
 /// assert_eq!((header.count, header.width, header.vocabulary), (8, 2, 257));
 /// assert_eq!(TokenHeader::open(&out)?, header);
 /// assert_eq!(std::fs::read(&out)?[TokenHeader::LEN..][..8], [111, 0, 110, 0, 101, 0, 0, 1]);
@@ -113,12 +115,14 @@ pub fn write_tokens(
     texts: &[PathBuf],
     tokenizer: &GptTokenizer,
     out: &Path,
+    mut each: impl FnMut(u64) -> Result<(), TextError>,
 ) -> Result<TokenHeader, TextError> {
     let mut writer = Writer::create(out, TokenHeader::new(tokenizer))?;
     for path in texts {
         for_each_text(path, |text| {
             writer.push(&tokenizer.encode(text)?)?;
-            writer.push(&[tokenizer.end_of_text()])
+            writer.push(&[tokenizer.end_of_text()])?;
+            each(text.len() as u64)
         })?;
     }
     writer.finish()
@@ -164,6 +168,9 @@ struct Writer {
 impl Writer {
     fn create(path: &Path, header: TokenHeader) -> Result<Self, TextError> {
         let failed = |source| TextError::WriteFile { path: path.to_owned(), source };
+        if is_something_else(path).map_err(failed)? {
+            return Err(TextError::InTheWay { path: path.to_owned() });
+        }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder).map_err(failed)?;
         let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(failed)?;
@@ -196,6 +203,17 @@ impl Writer {
     }
 }
 
+/// Whether there is something that `drumline data tokens` has not made. An empty file may go.
+fn is_something_else(path: &Path) -> std::io::Result<bool> {
+    let Ok(found) = path.symlink_metadata() else { return Ok(false) };
+    if !found.is_file() {
+        return Ok(true);
+    }
+    let mut begin = Vec::new();
+    std::fs::File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut begin)?;
+    Ok(!begin.is_empty() && begin != MAGIC)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,7 +222,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (from, out) = (folder.path().join("t.txt"), folder.path().join("t.tokens"));
         std::fs::write(&from, text).unwrap();
-        write_tokens(&[from.clone(), from], &GptTokenizer::bytes(), &out).unwrap();
+        write_tokens(&[from.clone(), from], &GptTokenizer::bytes(), &out, |_| Ok(())).unwrap();
         let bytes = std::fs::read(&out).unwrap();
         (folder, out, bytes)
     }
@@ -247,11 +265,43 @@ mod tests {
         let (from, out) = (folder.path().join("t.txt"), folder.path().join("t.tokens"));
         for (bytes, told) in [(&b"a\nb\xff\n"[..], "line 2 of"), (b" \n", "would have no tokens")] {
             std::fs::write(&from, bytes).unwrap();
-            let error = write_tokens(std::slice::from_ref(&from), &GptTokenizer::bytes(), &out)
+            let error = write_tokens(std::slice::from_ref(&from), &GptTokenizer::bytes(), &out, |_| Ok(()))
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(told), "{error}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         }
+    }
+    #[test]
+    fn only_files_of_tokens_are_replaced() {
+        let (folder, out, first) = written("some text");
+        let from = folder.path().join("t.txt");
+        let write =
+            |out: &Path| write_tokens(std::slice::from_ref(&from), &GptTokenizer::bytes(), out, |_| Ok(()));
+        write(&out).unwrap();
+        assert!(std::fs::read(&out).unwrap().len() < first.len(), "of one text instead of two");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&out, &link).unwrap();
+        for other in [&from, folder.path(), &link] {
+            let error = write(other).unwrap_err().to_string();
+            assert!(error.contains("is left as it is"), "{error}");
+        }
+        assert_eq!(std::fs::read(&from).unwrap(), b"some text");
+        std::fs::write(&out, "").unwrap();
+        write(&out).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left beside them");
+    }
+
+    #[test]
+    fn work_that_is_ended_leaves_what_was_there() {
+        let (folder, out, bytes) = written("one<|endoftext|>two");
+        let (from, mut read) = (folder.path().join("t.txt"), Vec::new());
+        let stopped = write_tokens(&[from], &GptTokenizer::bytes(), &out, |len| {
+            read.push(len);
+            if read.len() == 2 { Err(TextError::Stopped) } else { Ok(()) }
+        });
+        assert!(matches!(stopped, Err(TextError::Stopped)) && read == [3, 3], "{stopped:?}, {read:?}");
+        assert_eq!(std::fs::read(&out).unwrap(), bytes);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

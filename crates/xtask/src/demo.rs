@@ -17,7 +17,7 @@ const FOLDER: &str = "demo";
 
 /// Build, make pictures, train; what is printed goes straight to the terminal.
 pub(crate) fn run() -> anyhow::Result<()> {
-    eprintln!("== set-up: the first time it takes about five minutes, most of them tch's C++ ==");
+    eprintln!("== set-up: the first time it takes about ten minutes on two cores, half of them tch's C++ ==");
     let drumline = build_package("drumline-cli", "drumline")?;
     build_package("drumline-zoo", "drumline-train")?;
     let folder = Workspace::load()?.target_dir.join(FOLDER);

@@ -7,14 +7,16 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum CudaError {
     /// The driver's library is not there.
-    #[error("there is no NVIDIA driver here ({0}); try --device cpu, or a machine with a GPU")]
+    #[error("there is no NVIDIA driver here ({0}); try a machine with a GPU, or to train with --device cpu")]
     NoDriver(String),
     /// It is, and does not start.
-    #[error("the NVIDIA driver does not start ({0}); try `nvidia-smi`, which may say more, or --device cpu")]
+    #[error(
+        "the NVIDIA driver does not start ({0}); try `nvidia-smi`, which may say more, or to train with --device cpu"
+    )]
     DriverFailed(String),
     /// The driver is older than the CUDA that libtorch was made for.
     #[error(
-        "the NVIDIA driver offers CUDA {}.{}, expected {}.{} or later; try a newer driver, or --device cpu",
+        "the NVIDIA driver offers CUDA {}.{}, expected {}.{} or later; try a newer driver, or to train with --device cpu",
         .found / 1000, .found % 1000 / 10, .needed / 1000, .needed % 1000 / 10
     )]
     OldDriver {
@@ -24,13 +26,15 @@ pub enum CudaError {
         needed: i32,
     },
     /// There is a driver, and no GPU that this process may use.
-    #[error("the NVIDIA driver shows no GPU to this process{}; try --device cpu", visible())]
+    #[error("the NVIDIA driver shows no GPU to this process{}; try to train with --device cpu", visible())]
     NoDevice,
     /// libtorch has no CUDA half.
     #[error("{} is not there: this libtorch is the half for processors; try `cargo xtask libtorch --cuda`", .0.display())]
     NoLibrary(PathBuf),
     /// A library cannot be opened.
-    #[error("cannot open {library}: {cause}; try `cargo xtask libtorch --cuda`, or --device cpu")]
+    #[error(
+        "cannot open {library}: {cause}; try `cargo xtask libtorch --cuda`, or to train with --device cpu"
+    )]
     Unopened {
         /// Which one.
         library: String,

@@ -71,7 +71,7 @@ pub enum ConfigError {
         place: Place,
     },
     /// A key at the end of the command line.
-    #[error("{key} has no value; try {key} VALUE")]
+    #[error("{key} has no value; try {}", with_value(key))]
     NoValue {
         /// The key.
         key: String,
@@ -93,4 +93,12 @@ pub enum ConfigError {
         #[source]
         source: io::Error,
     },
+}
+
+/// A key with its value as they are given; an equals sign is what others have between them.
+fn with_value(key: &str) -> String {
+    match key.split_once('=') {
+        Some((key, value)) if !value.is_empty() => format!("{key} {value}"),
+        _ => format!("{} VALUE", key.trim_end_matches('=')),
+    }
 }

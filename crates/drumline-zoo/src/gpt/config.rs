@@ -233,6 +233,12 @@ impl GptConfig {
             ("TRAIN.MAX_STEPS", train.max_steps.unwrap_or(1)),
             ("TEST.BATCH_SIZE", test.batch_size as u64),
             ("OPTIM.MAX_EPOCH", optim.max_epoch),
+            ("MODEL.N_LAYER", model.n_layer as u64),
+            ("MODEL.N_HEAD", model.n_head as u64),
+            ("MODEL.N_EMBD", model.n_embd as u64),
+            ("MODEL.BLOCK", model.block as u64),
+            ("MODEL.VOCAB_MULTIPLE", model.vocab_multiple as u64),
+            ("MODEL.LOSS_CHUNKS", model.loss_chunks as u64),
         ])
     }
 
@@ -277,7 +283,7 @@ mod tests {
             (&["GPT.TRAIN", "a", "TRAIN.EVAL_FREQ", "10"], "GPT.DEV is not given"),
             (&["GPT.TRAIN", "a", "TRAIN.SAVE_FREQ", "0"], "TRAIN.SAVE_FREQ is 0; try 1 or more"),
             (&["GPT.TRAIN", "a", "MODEL.N_HEAD", "5"], "MODEL: n_embd 768 cannot be split among 5 heads"),
-            (&["GPT.TRAIN", "a", "MODEL.LOSS_CHUNKS", "0"], "MODEL: loss_chunks is 0"),
+            (&["GPT.TRAIN", "a", "MODEL.LOSS_CHUNKS", "0"], "MODEL.LOSS_CHUNKS is 0; try 1 or more"),
             (
                 &["GPT.TRAIN", "a", "MODEL.LOSS_CHUNKS", "4", "PRECISION", "fp16"],
                 "expected 1 with PRECISION fp16",

@@ -176,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (from, out) = (folder.path().join("a.txt"), folder.path().join("a.tokens"));
         std::fs::write(&from, text).unwrap();
-        write_tokens(&[from], &GptTokenizer::bytes(), &out).unwrap();
+        write_tokens(&[from], &GptTokenizer::bytes(), &out, |_| Ok(())).unwrap();
         (folder, out)
     }
 

@@ -88,7 +88,8 @@ impl GptOptions {
             return refused(format!("{name} is {size}"), "1 or more");
         }
         if n_embd % n_head != 0 {
-            return refused(format!("n_embd {n_embd} cannot be split among {n_head} heads"), "a multiple");
+            let multiple = format!("a multiple of {n_head}, or another number of heads");
+            return refused(format!("n_embd {n_embd} cannot be split among {n_head} heads"), &multiple);
         }
         match (0.0..1.0).contains(&dropout) {
             true => Ok(()),

@@ -13,13 +13,17 @@ use drumline::trainer::{
 use drumline_observe::bar::Progress;
 
 use super::callbacks::{EvaluateLast, FiniteLoss, SaveConfig};
-use super::checked::check_writable;
 use super::ending::Stopped;
 use super::job::Job;
 use super::pieces;
+use super::resumed::{Change, changes};
 use super::shown::{IMAGES, Shown, Words};
 use crate::config::{Config, Entry, Run};
 
+/// What numbers are, and with them what is kept of weights.
+const PRECISION: &str = "PRECISION";
+/// What a run begins with; one that goes on has its own.
+const WEIGHTS: &str = "MODEL.WEIGHTS";
 /// Steps that are not traced: memory is new, and files are read for the first time.
 const WARM_UP: u64 = 5;
 
@@ -82,7 +86,7 @@ impl From<&Config> for Course {
 impl Course {
     /// Looks for where to go on; `None`, and a word about it, where nothing is left to do.
     pub(super) fn begin(&self, job: &Job, seed: u64) -> anyhow::Result<Option<Begin>> {
-        job.agree(if job.is_first() { check_writable("OUT_DIR", &self.run.out_dir) } else { Ok(()) })?;
+        job.claim("OUT_DIR", &self.run.out_dir)?;
         let found = match self.auto_resume {
             true => self.checkpoints().load_latest(&job.group)?,
             false => None,
@@ -91,6 +95,7 @@ impl Course {
             true => Progress::new(self.print_freq),
             false => Progress::silent(),
         };
+        found.iter().flat_map(|found| self.other_model(found)).for_each(|line| progress.say(&line));
         if let Some(found) = found.as_ref().filter(|found| self.is_over(found)) {
             progress.say(&self.nothing_left(found));
             return Ok(None);
@@ -171,6 +176,17 @@ impl Course {
         let is_enough = self.max_steps.is_some_and(|most| found.state.step >= most);
         let is_last = found.state.epoch >= self.max_epoch || is_enough;
         is_last && (!self.evaluates || was_evaluated(found))
+    }
+
+    /// A line for each key of the model that is not what the run has it with: should weights not fit, here is why.
+    fn other_model(&self, found: &Loaded) -> Vec<String> {
+        let is_of_model = |key: &str| key == PRECISION || key.starts_with("MODEL.") && key != WEIGHTS;
+        let keys = self.entries.iter().filter(|entry| is_of_model(&entry.key));
+        let now = keys.map(|entry| (entry.key.clone(), entry.value.to_json()));
+        let told = |Change { key, saved, now }: Change<'_>| {
+            format!("note: the run in {} has {key} {saved}, and now it is {now}", self.run.out_dir.display())
+        };
+        changes(found, now).map(told).collect()
     }
 
     fn nothing_left(&self, found: &Loaded) -> String {

@@ -3,14 +3,18 @@
 //! A rank that fails alone would leave the others waiting in a collective, and each would tell of its own surprise. So what
 //! can fail on one rank is put to the vote: all end together, with one text.
 
-use anyhow::Context;
+use std::cell::OnceCell;
+use std::fs::{File, TryLockError};
+use std::path::Path;
+
+use anyhow::{Context, ensure};
 use drumline::{
     GroupOptions, InitError, InitOptions, ProcessGroup, Signal, StopRequest, WorkQueue, worker_env,
 };
 use drumline_torch::cuda::Properties;
 use tch::Device;
 
-use super::checked::device;
+use super::checked::{check_writable, device};
 use crate::config::DeviceKind;
 
 pub(super) struct Job {
@@ -23,18 +27,20 @@ pub(super) struct Job {
     pub(super) is_restarted: bool,
     /// No launcher started it.
     is_alone: bool,
+    /// The folder that this run alone writes to, held as long as the run is.
+    claimed: OnceCell<File>,
 }
 
 impl Job {
     /// Joins the job that a launcher has started, or is one alone.
     pub(super) fn join() -> anyhow::Result<Self> {
         let stop = StopRequest::listen().context("cannot listen for signals")?;
-        let (member, is_alone) = match drumline::from_env() {
+        let member = match drumline::from_env() {
             Err(InitError::Missing { variable: worker_env::RANK, .. }) => {
                 let alone = InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() };
-                (drumline::init("env://", alone)?, true)
+                drumline::init("env://", alone)?
             }
-            member => (member?, false),
+            member => member?,
         };
         let local_rank = member.local_rank;
         let queue = WorkQueue::new(&member, "job", 0);
@@ -42,7 +48,27 @@ impl Job {
         let is_restarted =
             restarts.and_then(|count| count.parse::<u64>().ok()).is_some_and(|count| count > 0);
         let group = ProcessGroup::new(member, GroupOptions::from_env()?)?;
-        Ok(Self { group, local_rank, stop, queue, is_restarted, is_alone })
+        // Launchers tell also a single rank where ranks meet; `drumline train` becomes such a rank without one.
+        let is_alone = group.size() == 1 && std::env::var_os(worker_env::MASTER_ADDR).is_none();
+        Ok(Self { group, local_rank, stop, queue, is_restarted, is_alone, claimed: OnceCell::new() })
+    }
+
+    /// Makes the folder for what the run writes; an error if that cannot be, or if another run of this machine writes there.
+    pub(super) fn claim(&self, name: &str, folder: &Path) -> anyhow::Result<()> {
+        let claim = || -> anyhow::Result<()> {
+            check_writable(name, folder)?;
+            // Where folders cannot be locked, nobody is kept out.
+            let claimed = File::open(folder).with_context(|| format!("{name} {}", folder.display()))?;
+            ensure!(
+                !matches!(claimed.try_lock(), Err(TryLockError::WouldBlock)),
+                "another run writes to {name} {}; try another, or wait for its end",
+                folder.display()
+            );
+            // One folder for a run.
+            let _ = self.claimed.set(claimed);
+            Ok(())
+        };
+        self.agree(if self.is_first() { claim() } else { Ok(()) })
     }
 
     /// The line that every rank says.

@@ -135,6 +135,7 @@ fn run_configured(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
     let run = &checked.config.run;
     // A job that its launcher has started again goes on by itself.
     let reload = run.reload.unwrap_or(true) || job.is_restarted;
+    job.claim("saveto", &run.saveto)?;
     job.agree(if job.is_first() { prepare_folders(&checked.config, reload) } else { Ok(()) })?;
     if job.is_first() {
         tell(&checked);
@@ -195,7 +196,7 @@ fn same_plan(found: &Loaded, checked: &Checked) -> anyhow::Result<()> {
 
 fn prepare_folders(config: &NmtConfig, reload: bool) -> anyhow::Result<()> {
     let run = &config.run;
-    let folders = [("saveto", &run.saveto), ("log_path", &run.log_path), ("valid_path", &run.valid_path)];
+    let folders = [("log_path", &run.log_path), ("valid_path", &run.valid_path)];
     for (name, folder) in
         folders.into_iter().chain(run.shared_dir.as_ref().map(|folder| ("shared_dir", folder)))
     {

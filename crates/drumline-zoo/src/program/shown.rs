@@ -115,7 +115,8 @@ impl MasterCallback for Shown {
         let (best, key) = (state.best().map_or(0.0, |best| best.metric), &evaluation.metric_key);
         self.progress.say(&format!(
             "   == eval: [{}/{}] | loss: {:.3}{} | best {} {best:.3} | {} {}",
-            state.epoch(),
+            // One that is under way counts.
+            state.epoch() + u64::from(state.step_in_epoch() > 0),
             state.n_epochs(),
             evaluation.metric("loss").unwrap_or(f64::NAN),
             self.words.evaluated(&evaluation.metrics),

@@ -172,6 +172,24 @@ fn other_tokens_within_an_epoch_are_refused() {
     assert!(ranks[0].stderr.contains("the tokens of GPT.TRAIN was"), "{}", ranks[0].stderr);
 }
 
+#[test]
+fn a_run_is_told_of_another_model_and_of_other_tokens() {
+    let place = Place::of_stories(&SMALL);
+    let has =
+        format!("note: the run in {} has MODEL.N_LAYER 2, and now it is 3", place.path("exp").display());
+    place.passes(1, "train");
+    let said = place.passes(2, "train MODEL.N_LAYER 3");
+    assert!(said.contains(&has) && said.contains("nothing left to do"), "{said}");
+    let ranks = place.run(2, "train MODEL.N_LAYER 3 OPTIM.MAX_EPOCH 2");
+    assert!(ranks[0].stdout.contains(&has) && !ranks[0].exit.is_success(), "{}", ranks[0].stdout);
+    let note = "note: GPT.TRAIN has other tokens than";
+    let again = place.passes(1, "train OPTIM.MAX_EPOCH 2");
+    assert!(!again.contains("note: "), "control: {again}");
+    fs::copy(place.path("data/valid.tokens"), place.path("data/train.tokens")).unwrap();
+    let said = place.passes(1, "train OPTIM.MAX_EPOCH 3");
+    assert!(said.contains(note), "{said}");
+}
+
 /// `drumline data` with these words.
 fn data(words: &[&str]) -> Rank {
     let args = std::iter::once("data").chain(words.iter().copied()).map(str::to_owned).collect();
@@ -214,6 +232,10 @@ fn pieces_are_learnt_from_and_kept_with_the_run() {
     place.passes(1, &format!("train GPT.TOKENIZER {bpe} TRAIN.MAX_STEPS 2 MODEL.BLOCK 16"));
     fs::remove_dir_all(place.path("bpe")).unwrap();
     assert!(text(&place, &["--max-tokens", "5", "Ada"]).starts_with("Ada"));
+    let ranks = place.run(1, &format!("test GPT.TOKENIZER {bpe} MODEL.BLOCK 16"));
+    let kept = place.path("exp/tokenizer.json").display().to_string();
+    assert!(ranks[0].stderr.contains(&format!("; try the run's own, {kept}")), "{}", ranks[0].stderr);
+    place.passes(1, &format!("test GPT.TOKENIZER {kept} MODEL.BLOCK 16"));
 }
 
 #[test]
@@ -449,7 +471,10 @@ fn bad_input_is_told_once_by_rank_0() {
         ("train MODEL.N_HEAD 5", "MODEL: n_embd 48 cannot be split among 5 heads"),
         ("train MODEL.BLOCK 100000", "tokens, expected at least 100001"),
         ("train TRAIN.BATCH_SIZE 5000", "expected at least 10000, a batch for each of 2 ranks"),
-        ("train GPT.TOKENIZER /no/such", "cannot read"),
+        ("train GPT.TOKENIZER /no/such", "GPT.TOKENIZER: there is no /no/such; try bytes, a tokenizer.json"),
+        ("train GPT.TRAIN /tmp", "GPT.TRAIN: /tmp is a folder; try a file of tokens in it"),
+        ("train TRAIN.MAX_STEPS=5", "TRAIN.MAX_STEPS=5 has no value; try TRAIN.MAX_STEPS 5"),
+        ("train TRAIN.MAX_STEPS", "TRAIN.MAX_STEPS has no value; try TRAIN.MAX_STEPS VALUE"),
         ("train --verify-parity", "--verify-parity is for images"),
         ("test", "no checkpoint in"),
     ] {

@@ -1,12 +1,15 @@
 //! Runs that end well: what they print, write and go on from.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use drumline_launch::Signal;
 use drumline_zoo::config::{Config, DeviceKind};
+use rustix::process::{Pid, kill_process};
 
+use super::failing_runs::shared;
 use super::running::{Place, column, ended};
 
 #[test]
@@ -187,6 +190,27 @@ fn a_signal_to_one_rank_stops_all_after_a_checkpoint() {
     assert!(place.path(&format!("exp/checkpoints/step-{:08}", last as u64)).is_dir());
     let said = place.passes(1, &format!("train OPTIM.MAX_EPOCH 100000 TRAIN.MAX_STEPS {}", last as u64 + 2));
     assert!(said.contains(&format!("after step {last}")), "on another number of ranks: {said}");
+}
+
+#[test]
+fn a_rank_alone_keeps_its_folder_and_ends_as_shells_tell_of_signals() {
+    let place = Place::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_drumline-train"));
+    command.args(["train", "--cfg"]).arg(place.path("c.yaml")).args(["OPTIM.MAX_EPOCH", "100000"]);
+    // As `drumline train` becomes it.
+    command.envs(["RANK", "LOCAL_RANK"].map(|name| (name, "0")));
+    command.envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, "1"))).env_remove("MASTER_ADDR");
+    let mut alone = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(alone.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("== step:")));
+    let second = shared(&place.run(2, "train")).to_owned();
+    assert!(second.contains("another run writes to OUT_DIR") && second.contains("; try another"), "{second}");
+    kill_process(Pid::from_child(&alone), Signal::TERM).unwrap();
+    assert!(lines.any(|line| line.unwrap().contains("[stop] == asked to stop after step")));
+    assert_eq!(alone.wait().unwrap().code(), Some(143), "one of a launcher ends with 0: the test above");
+    let last = *column(&place.events(), "step", "step").last().unwrap() as u64;
+    let said = place.passes(2, &format!("train OPTIM.MAX_EPOCH 100000 TRAIN.MAX_STEPS {}", last + 1));
+    assert!(said.contains(&format!("after step {last}")), "the folder is free again: {said}");
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl Place {
         synth_story::write(&data, options).unwrap();
         for name in ["train", "valid"] {
             let [text, out] = ["txt", "tokens"].map(|ending| data.join(name).with_extension(ending));
-            write_tokens(&[text], &GptTokenizer::bytes(), &out).unwrap();
+            write_tokens(&[text], &GptTokenizer::bytes(), &out, |_| Ok(())).unwrap();
         }
         let text = format!(
             "GPT: {{TRAIN: {0}/data/train.tokens, DEV: {0}/data/valid.tokens}}\n\

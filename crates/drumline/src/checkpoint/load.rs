@@ -56,13 +56,23 @@ impl Loaded {
         let (saved, here) = (self.world_size, group.size());
         let generators = match saved.cmp(&here) {
             Ordering::Equal => return,
-            Ordering::Less => format!("ranks {saved} to {} get new random numbers", here - 1),
-            Ordering::Greater => format!("the random numbers of ranks {here} to {} are dropped", saved - 1),
+            Ordering::Less => format!("{} new random numbers", ranks(saved, here, "gets", "get")),
+            Ordering::Greater => {
+                format!("the random numbers of {} dropped", ranks(here, saved, "are", "are"))
+            }
         };
         if group.rank() == 0 {
             let path = self.path.display();
             tracing::warn!("{path} was saved by {saved} ranks and is loaded by {here}: {generators}");
         }
+    }
+}
+
+/// Some ranks with their verb.
+fn ranks(first: usize, end: usize, one: &str, several: &str) -> String {
+    match end - first {
+        1 => format!("rank {first} {one}"),
+        _ => format!("ranks {first} to {} {several}", end - 1),
     }
 }
 

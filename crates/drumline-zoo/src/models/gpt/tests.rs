@@ -38,7 +38,10 @@ fn what_cannot_be_built_is_told() {
         change(&mut options);
         Gpt::new(&VarStore::new(Device::Cpu).root(), &options).unwrap_err().to_string()
     };
-    assert_eq!(refused(|o| o.n_head = 3), "n_embd 16 cannot be split among 3 heads; try a multiple");
+    assert_eq!(
+        refused(|o| o.n_head = 3),
+        "n_embd 16 cannot be split among 3 heads; try a multiple of 3, or another number of heads"
+    );
     assert_eq!(refused(|o| o.n_layer = 0), "n_layer is 0; try 1 or more");
     assert_eq!(refused(|o| o.dropout = 1.0), "dropout is 1; try 0 to below 1");
     assert_eq!(refused(|o| o.vocab_multiple = 0), "vocab_multiple is 0; try 1 or more");

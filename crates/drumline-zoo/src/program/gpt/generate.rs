@@ -1,6 +1,6 @@
 //! `drumline-train generate`: what a trained GPT makes of prompts, as it comes.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -120,7 +120,12 @@ fn shown(
         if trouble.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     if let Some(trouble) = trouble {
-        return Err(trouble.context("cannot write the text"));
+        let io = trouble.downcast_ref::<std::io::Error>();
+        // Whoever reads has had enough.
+        return match io.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+            true => Ok(tokens),
+            false => Err(trouble.context("cannot write the text")),
+        };
     }
     say(&stream.finish()?)?;
     say("\n")?;

@@ -29,7 +29,7 @@ impl Checked {
         let n_head = config.model.n_head;
         config.model.weights.as_deref().map_or(Ok(()), |weights| check_beside(weights, n_head))?;
         check_device(config.run.device)?;
-        let tokenizer = GptTokenizer::open(&config.tokens.tokenizer)?;
+        let tokenizer = tokenizer(&config)?;
         Ok(Self { config, tokenizer })
     }
 
@@ -39,6 +39,7 @@ impl Checked {
             true => "; drumline data synth-story --out data/story makes the example's text",
             false => "",
         };
+        ensure!(!path.is_dir(), "{key}: {} is a folder; try a file of tokens in it", path.display());
         ensure!(
             path.is_file(),
             "{key}: no file {0}; try drumline data tokens TEXT --out {0}{example}",
@@ -93,4 +94,16 @@ impl Checked {
         }
         Ok(net)
     }
+}
+
+/// The tokenizer that the configuration names. A run keeps its own in `OUT_DIR`.
+fn tokenizer(config: &GptConfig) -> anyhow::Result<GptTokenizer> {
+    let (name, kept) = (&config.tokens.tokenizer, config.run.out_dir.join(TOKENIZER));
+    let advice = match kept.is_file() {
+        true => format!("the run's own, {}", kept.display()),
+        false => "bytes, a tokenizer.json, or a folder with vocab.json and merges.txt, which drumline data bpe makes".into(),
+    };
+    let is_there = name == Path::new(BYTES) || name.exists();
+    ensure!(is_there, "GPT.TOKENIZER: there is no {}; try {advice}", name.display());
+    Ok(GptTokenizer::open(name)?)
 }

@@ -2,9 +2,14 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context, ensure};
 use clap::Args;
+use drumline::StopRequest;
 use drumline_text::synth_story::{self, SynthStoryOptions};
-use drumline_text::{GptTokenizer, for_each_text, write_tokens};
+use drumline_text::{GptTokenizer, TextError, for_each_text, write_tokens};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::program::ending::Stopped;
 
 #[derive(Debug, Args)]
 pub(in crate::program) struct StoryArgs {
@@ -54,8 +59,13 @@ impl BpeArgs {
                 Ok(())
             })?;
         }
-        let learnt = GptTokenizer::learn(texts, self.size, &self.out)?;
-        println!("{} tokens in {}", learnt.vocabulary(), self.out.display());
+        ensure!(!texts.is_empty(), "there is no text in the files; try others");
+        let learnt = GptTokenizer::learn(texts, self.size, &self.out)?.vocabulary();
+        let few = match (learnt as usize) < self.size {
+            true => format!("; of the {} that were asked for, the texts have no more", self.size),
+            false => String::new(),
+        };
+        println!("{learnt} tokens in {}{few}", self.out.display());
         Ok(())
     }
 }
@@ -77,7 +87,18 @@ pub(in crate::program) struct TokensArgs {
 impl TokensArgs {
     pub(in crate::program) fn write(&self) -> anyhow::Result<()> {
         let tokenizer = GptTokenizer::open(&self.tokenizer)?;
-        let header = write_tokens(&self.texts, &tokenizer, &self.out)?;
+        let stop = StopRequest::listen().context("cannot listen for signals")?;
+        let sizes = self.texts.iter().filter_map(|text| Some(text.metadata().ok()?.len()));
+        let bar = bar(sizes.sum());
+        let written = write_tokens(&self.texts, &tokenizer, &self.out, |bytes| {
+            bar.inc(bytes);
+            if stop.is_requested() { Err(TextError::Stopped) } else { Ok(()) }
+        });
+        bar.finish_and_clear();
+        let header = match (written, stop.signal()) {
+            (Err(TextError::Stopped), Some(signal)) => return Err(Stopped { signal }.into()),
+            (written, _) => written?,
+        };
         println!(
             "{} tokens of a vocabulary of {}, {} bytes each, in {}",
             header.count,
@@ -87,4 +108,11 @@ impl TokensArgs {
         );
         Ok(())
     }
+}
+
+/// On a terminal; nothing elsewhere.
+fn bar(bytes: u64) -> ProgressBar {
+    let style = "{bar:24} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}";
+    let style = ProgressStyle::with_template(style).expect("the template is right");
+    ProgressBar::new(bytes).with_style(style.progress_chars("━━─"))
 }

@@ -53,7 +53,8 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     if let Some(found) = &begin.found {
         // The folder of rank 0 counts.
         job.agree(if job.is_first() { checked.same_model() } else { Ok(()) })?;
-        job.agree(same_windows(found, config, &sets))?;
+        let note = job.agree(same_windows(found, config, &sets))?;
+        note.iter().for_each(|note| begin.progress.say(&format!("note: {note}")));
     }
     run(&job, &checked, &course, (begin, sets))
 }
@@ -95,27 +96,26 @@ impl Sets {
     }
 }
 
-/// A checkpoint within an epoch, which says how many windows were seen, must go on with the same ones.
-fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Result<()> {
-    if !is_within_epoch(found)? {
-        return Ok(());
-    }
+/// A checkpoint within an epoch, which says how many windows were seen, must go on with the same ones. A note if the next epoch is of other tokens.
+fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Result<Option<String>> {
     // The fingerprint is one of windows: the size of them comes first.
     let now: [(&str, Json); 3] = [
         ("MODEL.BLOCK", config.model.block.into()),
         ("TRAIN.SHUFFLE", config.train.shuffle.into()),
         (FINGERPRINT, sets.fingerprints[0].as_str().into()),
     ];
-    if let Some(Change { key, saved, now }) =
-        changes(found, now.map(|(key, now)| (key.to_owned(), now))).next()
-    {
-        bail!(
-            "{} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
-             MODEL.WEIGHTS of this one",
-            found.path.display()
-        );
+    let path = found.path.display();
+    let first = changes(found, now.map(|(key, now)| (key.to_owned(), now))).next();
+    match (first, is_within_epoch(found)?) {
+        (Some(Change { key, saved, now }), true) => bail!(
+            "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
+             MODEL.WEIGHTS of this one"
+        ),
+        (Some(Change { key, .. }), false) if key == FINGERPRINT => Ok(Some(format!(
+            "GPT.TRAIN has other tokens than {path} was trained on; try another OUT_DIR to begin anew"
+        ))),
+        _ => Ok(None),
     }
-    Ok(())
 }
 
 fn run(
