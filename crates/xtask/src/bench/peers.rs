@@ -96,7 +96,11 @@ pub(crate) fn build_package(package: &str, binary: &str) -> anyhow::Result<PathB
     eprintln!("building {binary} (release) ...");
     let mut command = workspace::cargo();
     command.args(["build", "--release", "--package", package, "--bin", binary]);
-    finish(command).with_context(|| format!("cannot build {binary}"))?;
+    // Minutes, of which cargo tells.
+    let status = command.stdin(Stdio::null()).status().context("cannot start cargo")?;
+    if !status.success() {
+        bail!("cannot build {binary}: cargo says above why ({status})");
+    }
     let program = workspace::Workspace::load()?.target_dir.join("release").join(binary);
     if !program.is_file() {
         bail!("cargo built no {}", program.display());
