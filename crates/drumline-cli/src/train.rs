@@ -55,7 +55,8 @@ Examples:
 Flags come first, then KEY VALUE pairs; drumline-train keys lists all keys. The launcher's flags are those of drumline run.";
 
 /// The only rank. Said, as an allocation of Slurm speaks of tasks that nobody has started.
-const ALONE: [(&str, &str); 4] = [
+const ALONE: [(&str, &str); 5] = [
+    (worker_env::DRUMLINE_ALONE, "1"),
     (worker_env::RANK, "0"),
     (worker_env::WORLD_SIZE, "1"),
     (worker_env::LOCAL_RANK, "0"),

@@ -113,6 +113,8 @@ pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
 pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 /// Number of the round, 0 unless set.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
+/// Set for a single rank that no launcher started: by its end it tells of signals itself.
+pub const DRUMLINE_ALONE: &str = "DRUMLINE_ALONE";
 /// The user's terminal, where ranks on its machine may draw; their own output goes through the launcher.
 pub const DRUMLINE_TERMINAL: &str = "DRUMLINE_TERMINAL";
 

@@ -167,10 +167,10 @@ struct Writer {
 
 impl Writer {
     fn create(path: &Path, header: TokenHeader) -> Result<Self, TextError> {
+        // Beside what a link leads to.
+        let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let failed = |source| TextError::WriteFile { path: path.to_owned(), source };
-        if is_something_else(path).map_err(failed)? {
-            return Err(TextError::InTheWay { path: path.to_owned() });
-        }
+        leave_others_alone(path)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder).map_err(failed)?;
         let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(failed)?;
@@ -198,20 +198,25 @@ impl Writer {
         let mut file = file.into_inner().map_err(|error| failed(error.into_error()))?;
         file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header.to_bytes())).map_err(failed)?;
         file.as_file().sync_all().map_err(failed)?;
+        leave_others_alone(&path)?;
         file.persist(&path).map_err(|error| failed(error.error))?;
         Ok(header)
     }
 }
 
-/// Whether there is something that `drumline data tokens` has not made. An empty file may go.
-fn is_something_else(path: &Path) -> std::io::Result<bool> {
-    let Ok(found) = path.symlink_metadata() else { return Ok(false) };
-    if !found.is_file() {
-        return Ok(true);
-    }
+/// An error if there is something that is no file of tokens. An empty one may go.
+fn leave_others_alone(path: &Path) -> Result<(), TextError> {
+    let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
+    let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     let mut begin = Vec::new();
-    std::fs::File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut begin)?;
-    Ok(!begin.is_empty() && begin != MAGIC)
+    if found.is_file() {
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(MAGIC.len() as u64).read_to_end(&mut begin).map_err(failed)?;
+    }
+    match found.is_file() && (begin.is_empty() || begin == MAGIC) {
+        true => Ok(()),
+        false => Err(TextError::InTheWay { path: path.to_owned() }),
+    }
 }
 
 #[cfg(test)]
@@ -282,7 +287,9 @@ mod tests {
         assert!(std::fs::read(&out).unwrap().len() < first.len(), "of one text instead of two");
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&out, &link).unwrap();
-        for other in [&from, folder.path(), &link] {
+        write(&link).unwrap();
+        assert!(link.is_symlink(), "what it leads to is replaced");
+        for other in [&from, folder.path()] {
             let error = write(other).unwrap_err().to_string();
             assert!(error.contains("is left as it is"), "{error}");
         }

@@ -84,6 +84,15 @@ fn one_rank_is_this_process() {
 }
 
 #[test]
+fn one_rank_knows_that_no_launcher_tells_of_its_end() {
+    let drumline = Installed::without_trainer();
+    stub(drumline.folder.path(), "#!/bin/sh\necho \"alone=${DRUMLINE_ALONE-no}\"\n");
+    assert_eq!(drumline.said("train --cfg c.yaml", &[]), "alone=1\n");
+    let said = drumline.said("train --nproc-per-node 2 --cfg c.yaml", &[]);
+    assert_eq!(said.matches("alone=no").count(), 2, "{said}");
+}
+
+#[test]
 fn the_doctor_for_gpus_is_this_process_and_a_rank_of_a_job_stays_one() {
     let drumline = Installed::new();
     assert_eq!(drumline.said("doctor gpu", &[]), "rank=none world=none args=doctor gpu\n");

@@ -22,8 +22,14 @@ use crate::config::{Config, Entry, Run};
 
 /// What numbers are, and with them what is kept of weights.
 const PRECISION: &str = "PRECISION";
-/// What a run begins with; one that goes on has its own.
-const WEIGHTS: &str = "MODEL.WEIGHTS";
+/// What a run begins with, where one that goes on has its own, and what may be another each time.
+const OF_NO_WEIGHT: [&str; 5] = [
+    "MODEL.WEIGHTS",
+    "MODEL.NEW_CLASSIFIER",
+    "MODEL.DUMMY_INPUT",
+    "MODEL.MEMORY_FORMAT",
+    "MODEL.LOSS_CHUNKS",
+];
 /// Steps that are not traced: memory is new, and files are read for the first time.
 const WARM_UP: u64 = 5;
 
@@ -180,7 +186,8 @@ impl Course {
 
     /// A line for each key of the model that is not what the run has it with: should weights not fit, here is why.
     fn other_model(&self, found: &Loaded) -> Vec<String> {
-        let is_of_model = |key: &str| key == PRECISION || key.starts_with("MODEL.") && key != WEIGHTS;
+        let is_of_model =
+            |key: &str| key == PRECISION || key.starts_with("MODEL.") && !OF_NO_WEIGHT.contains(&key);
         let keys = self.entries.iter().filter(|entry| is_of_model(&entry.key));
         let now = keys.map(|entry| (entry.key.clone(), entry.value.to_json()));
         let told = |Change { key, saved, now }: Change<'_>| {

@@ -6,6 +6,7 @@
 use std::cell::OnceCell;
 use std::fs::{File, TryLockError};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use drumline::{
@@ -16,6 +17,10 @@ use tch::Device;
 
 use super::checked::{check_writable, device};
 use crate::config::DeviceKind;
+
+/// A run that was killed may still hold its folder while the kernel takes it apart.
+const TO_LEAVE: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_millis(50);
 
 pub(super) struct Job {
     pub(super) group: ProcessGroup,
@@ -35,12 +40,12 @@ impl Job {
     /// Joins the job that a launcher has started, or is one alone.
     pub(super) fn join() -> anyhow::Result<Self> {
         let stop = StopRequest::listen().context("cannot listen for signals")?;
-        let member = match drumline::from_env() {
+        let (member, is_alone) = match drumline::from_env() {
             Err(InitError::Missing { variable: worker_env::RANK, .. }) => {
                 let alone = InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() };
-                drumline::init("env://", alone)?
+                (drumline::init("env://", alone)?, true)
             }
-            member => member?,
+            member => (member?, std::env::var_os(worker_env::DRUMLINE_ALONE).is_some()),
         };
         let local_rank = member.local_rank;
         let queue = WorkQueue::new(&member, "job", 0);
@@ -48,23 +53,24 @@ impl Job {
         let is_restarted =
             restarts.and_then(|count| count.parse::<u64>().ok()).is_some_and(|count| count > 0);
         let group = ProcessGroup::new(member, GroupOptions::from_env()?)?;
-        // Launchers tell also a single rank where ranks meet; `drumline train` becomes such a rank without one.
-        let is_alone = group.size() == 1 && std::env::var_os(worker_env::MASTER_ADDR).is_none();
         Ok(Self { group, local_rank, stop, queue, is_restarted, is_alone, claimed: OnceCell::new() })
     }
 
-    /// Makes the folder for what the run writes; an error if that cannot be, or if another run of this machine writes there.
+    /// Makes the folder for what the run writes, once for a run; an error if that cannot be, or if another run of this machine writes there.
     pub(super) fn claim(&self, name: &str, folder: &Path) -> anyhow::Result<()> {
         let claim = || -> anyhow::Result<()> {
             check_writable(name, folder)?;
-            // Where folders cannot be locked, nobody is kept out.
             let claimed = File::open(folder).with_context(|| format!("{name} {}", folder.display()))?;
-            ensure!(
-                !matches!(claimed.try_lock(), Err(TryLockError::WouldBlock)),
-                "another run writes to {name} {}; try another, or wait for its end",
-                folder.display()
-            );
-            // One folder for a run.
+            let give_up = Instant::now() + TO_LEAVE;
+            // Where folders cannot be locked, nobody is kept out.
+            while matches!(claimed.try_lock(), Err(TryLockError::WouldBlock)) {
+                ensure!(
+                    Instant::now() < give_up,
+                    "another run writes to {name} {}; try another, or wait for its end",
+                    folder.display()
+                );
+                std::thread::sleep(TICK);
+            }
             let _ = self.claimed.set(claimed);
             Ok(())
         };

@@ -199,7 +199,7 @@ fn a_rank_alone_keeps_its_folder_and_ends_as_shells_tell_of_signals() {
     command.args(["train", "--cfg"]).arg(place.path("c.yaml")).args(["OPTIM.MAX_EPOCH", "100000"]);
     // As `drumline train` becomes it.
     command.envs(["RANK", "LOCAL_RANK"].map(|name| (name, "0")));
-    command.envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, "1"))).env_remove("MASTER_ADDR");
+    command.envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE", "DRUMLINE_ALONE"].map(|name| (name, "1")));
     let mut alone = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(alone.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("== step:")));

@@ -88,12 +88,20 @@ pub(in crate::program) fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     for (place, prompt) in prompts.iter().enumerate() {
         // What is drawn for a prompt does not depend on the others.
         let mut sampler = TokenSampler::new(args.sampling(seed.wrapping_add(place as u64)))?;
-        tokens += shown(&generator, &found.tokenizer, prompt, &mut sampler)?;
+        match shown(&generator, &found.tokenizer, prompt, &mut sampler) {
+            Err(error) if is_reader_gone(&error) => return Ok(()),
+            shown => tokens += shown?,
+        }
     }
     let seconds = begin.elapsed().as_secs_f64();
     let drawn = if args.greedy { String::new() } else { format!(", seed {seed}") };
     eprintln!("{tokens} tokens in {seconds:.1} s, {:.0} tokens/s{drawn}", tokens as f64 / seconds.max(1e-9));
     Ok(())
+}
+
+/// Whoever reads has had enough: no failure.
+fn is_reader_gone(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
 /// Small enough to be typed again.
@@ -120,12 +128,7 @@ fn shown(
         if trouble.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     if let Some(trouble) = trouble {
-        let io = trouble.downcast_ref::<std::io::Error>();
-        // Whoever reads has had enough.
-        return match io.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
-            true => Ok(tokens),
-            false => Err(trouble.context("cannot write the text")),
-        };
+        return Err(trouble.context("cannot write the text"));
     }
     say(&stream.finish()?)?;
     say("\n")?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use drumline::StopRequest;
+use drumline::{Signal, StopRequest};
 use drumline_text::synth_story::{self, SynthStoryOptions};
 use drumline_text::{GptTokenizer, TextError, for_each_text, write_tokens};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -87,7 +87,8 @@ pub(in crate::program) struct TokensArgs {
 impl TokensArgs {
     pub(in crate::program) fn write(&self) -> anyhow::Result<()> {
         let tokenizer = GptTokenizer::open(&self.tokenizer)?;
-        let stop = StopRequest::listen().context("cannot listen for signals")?;
+        // Heard after each text, so that nothing is left behind; others end it at once, as a second one does.
+        let stop = StopRequest::listen_for(&[Signal::INT]).context("cannot listen for signals")?;
         let sizes = self.texts.iter().filter_map(|text| Some(text.metadata().ok()?.len()));
         let bar = bar(sizes.sum());
         let written = write_tokens(&self.texts, &tokenizer, &self.out, |bytes| {

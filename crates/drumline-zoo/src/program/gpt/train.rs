@@ -33,6 +33,8 @@ type GptTrainer<'a> = DistTrainer<'a, Gpt, (Tensor, Tensor)>;
 /// In a checkpoint's configuration: of the file that is trained on.
 const FINGERPRINT: &str = "the tokens of GPT.TRAIN";
 
+const BLOCK: &str = "MODEL.BLOCK";
+
 /// What a model is best by: less is better.
 const BEST_BY: &str = "-ppl";
 
@@ -100,20 +102,24 @@ impl Sets {
 fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Result<Option<String>> {
     // The fingerprint is one of windows: the size of them comes first.
     let now: [(&str, Json); 3] = [
-        ("MODEL.BLOCK", config.model.block.into()),
+        (BLOCK, config.model.block.into()),
         ("TRAIN.SHUFFLE", config.train.shuffle.into()),
         (FINGERPRINT, sets.fingerprints[0].as_str().into()),
     ];
     let path = found.path.display();
-    let first = changes(found, now.map(|(key, now)| (key.to_owned(), now))).next();
-    match (first, is_within_epoch(found)?) {
-        (Some(Change { key, saved, now }), true) => bail!(
+    let changes: Vec<_> = changes(found, now.map(|(key, now)| (key.to_owned(), now))).collect();
+    match (&changes[..], is_within_epoch(found)?) {
+        ([Change { key, saved, now }, ..], true) => bail!(
             "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
              MODEL.WEIGHTS of this one"
         ),
-        (Some(Change { key, .. }), false) if key == FINGERPRINT => Ok(Some(format!(
-            "GPT.TRAIN has other tokens than {path} was trained on; try another OUT_DIR to begin anew"
-        ))),
+        ([first, ..], false)
+            if first.key != BLOCK && changes.iter().any(|change| change.key == FINGERPRINT) =>
+        {
+            Ok(Some(format!(
+                "GPT.TRAIN has other tokens than {path} was trained on; try another OUT_DIR to begin anew"
+            )))
+        }
         _ => Ok(None),
     }
 }
