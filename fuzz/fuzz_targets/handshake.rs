@@ -62,7 +62,7 @@ fn changed_on_the_way(prover: &Prover, changes: &[u8]) {
     let Ok(ClientStep::Send(proof)) = client.receive(&answer) else { return assert!(altered) };
     let proof = pass(&proof[..]);
     match server.receive(prover, &proof) {
-        Ok(ServerStep::Proved(said)) => assert!(!altered && said == hello()),
+        Ok(ServerStep::Proved(said, _)) => assert!(!altered && said == hello()),
         _ => assert!(altered),
     }
 }

@@ -179,7 +179,7 @@ impl Rank {
             match handshake.receive(&bytes)? {
                 ClientStep::Send(proof) => self.stream.write_all(&proof[..])?,
                 ClientStep::More => {}
-                ClientStep::Welcome => {
+                ClientStep::Welcome(_) => {
                     self.handshake = None;
                     return Ok(true);
                 }

@@ -18,7 +18,7 @@ mod stranger;
 pub use gate::{Gate, Host};
 pub(crate) use stranger::Stranger;
 
-use crate::handshake::{Hello, Prover, Refusal, YOUNG};
+use crate::handshake::{Hello, Prover, Refusal, Session, YOUNG};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token};
 use std::collections::{BTreeMap, HashMap};
@@ -51,10 +51,18 @@ pub(crate) struct Doorstep {
     accept_at: Option<Instant>,
 }
 
+/// A stranger that holds the key, and has neither been let in nor refused; its token stays registered.
+pub(crate) struct Proved {
+    pub(crate) token: usize,
+    pub(crate) stranger: Stranger,
+    pub(crate) hello: Hello,
+    pub(crate) session: Session,
+}
+
 /// What a stranger has come to.
 pub(crate) enum Knock {
-    /// It holds the key; its token stays registered.
-    Proved(usize, Box<Stranger>, Hello),
+    /// It holds the key.
+    Proved(Box<Proved>),
     /// It holds the key, cannot be understood, and has been told so.
     Refused(Refusal),
 }
@@ -94,9 +102,9 @@ impl Doorstep {
                 self.strangers.remove(&token);
                 Some(Knock::Refused(refusal))
             }
-            Progress::Proved(hello) => {
-                let stranger = self.strangers.remove(&token)?;
-                Some(Knock::Proved(token, stranger, hello))
+            Progress::Proved(hello, session) => {
+                let stranger = *self.strangers.remove(&token)?;
+                Some(Knock::Proved(Box::new(Proved { token, stranger, hello, session })))
             }
         }
     }

@@ -15,7 +15,7 @@
 //! with its own label: nothing recorded can be played again, nothing reflected. They are compared in constant time: a key
 //! that is nearly right learns no more, and no sooner, than any other. Every message has a fixed size, so
 //! no length is ever taken from the other side, and a reader never reads past the handshake. These layouts stay for
-//! ever; `version` counts what follows the handshake.
+//! ever; `version` counts what follows the handshake. Both sides end with the same [`Session`], the keys of what follows.
 //!
 //! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] runs the one on a socket, a
 //! [`Gate`](crate::Gate) the other on many.
@@ -25,6 +25,7 @@ mod client;
 mod hello;
 mod proof;
 mod server;
+mod session;
 
 pub use blocking::connect;
 pub(crate) use blocking::connect_with;
@@ -33,6 +34,7 @@ pub(crate) use hello::this_host;
 pub use hello::{Cause, Hello, MAX_HOST, MAX_NOTE, Refusal, Role};
 pub use proof::Prover;
 pub use server::{ServerHandshake, ServerStep};
+pub use session::Session;
 
 use std::io;
 use std::time::Duration;

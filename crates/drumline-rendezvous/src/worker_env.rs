@@ -107,6 +107,10 @@ pub const DRUMLINE_JOB_KEY_FILE: &str = "DRUMLINE_JOB_KEY_FILE";
 pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
 /// Default deadline of a call, e.g. `300s`.
 pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
+/// How long a host that has gone silent is waited for, e.g. `30s`, before its ranks count as lost.
+pub const DRUMLINE_HOST_TIMEOUT: &str = "DRUMLINE_HOST_TIMEOUT";
+/// `none`, `mac` or `aead`: how the data between hosts is protected.
+pub const DRUMLINE_LINK_SECURITY: &str = "DRUMLINE_LINK_SECURITY";
 /// `host:port`: there a launcher hosts the store, and no rank does; unset: rank 0 hosts it, at `MASTER_ADDR:MASTER_PORT`.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
 /// For the ranks of `drumline::spawn`: which call of the program they are to carry out, as JSON.
@@ -120,6 +124,16 @@ pub const DRUMLINE_TERMINAL: &str = "DRUMLINE_TERMINAL";
 
 /// The longest time that may be asked for, 100 years: no job needs more, and every clock can count with it.
 pub const LONGEST_DURATION: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// How long a silent host is waited for unless `DRUMLINE_HOST_TIMEOUT` says otherwise. A rank that is proved dead is
+/// reported at once; this is for hosts of which nothing is heard.
+pub const DEFAULT_HOST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What `DRUMLINE_HOST_TIMEOUT` says, the default where it is unset or no duration.
+pub fn host_timeout() -> Duration {
+    let text = std::env::var(DRUMLINE_HOST_TIMEOUT).ok();
+    text.as_deref().and_then(parse_duration).unwrap_or(DEFAULT_HOST_TIMEOUT)
+}
 
 /// Reads `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.
 ///

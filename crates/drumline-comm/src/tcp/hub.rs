@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use drumline_rendezvous::handshake::Session;
 use drumline_rendezvous::{Cause, Gate, Hello, Host, JobKey, Refusal, Role, StoreError, handshake};
 
 /// What a link is for.
@@ -154,7 +155,7 @@ impl Host for Porter {
         }
     }
 
-    fn receive(&mut self, hello: Hello, stream: TcpStream) {
+    fn receive(&mut self, hello: Hello, stream: TcpStream, _: Session) {
         let Some(name) = LinkName::decode(&hello.note) else { return };
         let mut waiting = self.links.waiting();
         if !waiting.over.contains(&name.group) {

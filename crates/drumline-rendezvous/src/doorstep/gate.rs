@@ -1,8 +1,8 @@
 //! A doorstep with a thread of its own: hands each connection that has proved the job key on to its host.
 
-use super::{Doorstep, Knock, LISTEN, Stranger, WAKE};
+use super::{Doorstep, Knock, LISTEN, Proved, Stranger, WAKE};
 use crate::JobKey;
-use crate::handshake::{Hello, Prover, Refusal, ServerHandshake};
+use crate::handshake::{Hello, Prover, Refusal, ServerHandshake, Session};
 use crate::listen::listen;
 use crate::store::error::StoreError;
 use mio::{Events, Poll, Waker};
@@ -18,14 +18,15 @@ pub trait Host: Send + 'static {
     /// Lets `hello` in or says why not.
     fn admit(&mut self, hello: &Hello) -> Result<(), Refusal>;
 
-    /// Takes the connection of one that was let in and knows it; calls on it block.
-    fn receive(&mut self, hello: Hello, stream: TcpStream);
+    /// Takes the connection of one that was let in and knows it, and the connection's keys; calls on it block.
+    fn receive(&mut self, hello: Hello, stream: TcpStream, session: Session);
 }
 
 /// Listens, and lets in whoever proves the job key and is admitted; stops, and frees its port, when dropped.
 ///
 /// ```
-/// use drumline_rendezvous::{Gate, Hello, Host, JobKey, Refusal, Role, handshake};
+/// use drumline_rendezvous::handshake::{self, Session};
+/// use drumline_rendezvous::{Gate, Hello, Host, JobKey, Refusal, Role};
 /// use std::net::TcpStream;
 /// use std::sync::mpsc::{Sender, channel};
 /// use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ pub trait Host: Send + 'static {
 ///     fn admit(&mut self, _: &Hello) -> Result<(), Refusal> {
 ///         Ok(())
 ///     }
-///     fn receive(&mut self, hello: Hello, _: TcpStream) {
+///     fn receive(&mut self, hello: Hello, _: TcpStream, _: Session) {
 ///         self.0.send(hello.note).unwrap();
 ///     }
 /// }
@@ -125,11 +126,12 @@ impl<H: Host> Keeper<H> {
 
     fn serve(&mut self, token: usize) {
         // One that was refused has been told, and waits for nobody here.
-        let Some(Knock::Proved(_, mut stranger, hello)) = self.doorstep.serve(token) else { return };
+        let Some(Knock::Proved(proved)) = self.doorstep.serve(token) else { return };
+        let Proved { mut stranger, hello, session, .. } = *proved;
         match self.host.admit(&hello) {
             Err(refusal) => stranger.refuse(&refusal),
-            Ok(()) => match self.welcome(*stranger) {
-                Ok(stream) => self.host.receive(hello, stream),
+            Ok(()) => match self.welcome(stranger) {
+                Ok(stream) => self.host.receive(hello, stream, session),
                 Err(error) => tracing::debug!(%error, member = %hello, "went away when it was let in"),
             },
         }

@@ -1,6 +1,6 @@
 //! A connection that has not proved the job key yet. It costs this struct and a socket, and not for long.
 
-use crate::handshake::{HandshakeError, Hello, Prover, Refusal, ServerHandshake, ServerStep};
+use crate::handshake::{HandshakeError, Hello, Prover, Refusal, ServerHandshake, ServerStep, Session};
 use mio::net::TcpStream;
 use std::io::{ErrorKind, Read, Write};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub(crate) struct Stranger {
 /// What came of reading on.
 pub(super) enum Progress {
     Waiting,
-    Proved(Hello),
+    Proved(Hello, Session),
     /// It holds the key, cannot be understood, and has been told so.
     Refused(Refusal),
     Gone,
@@ -47,7 +47,7 @@ impl Stranger {
             self.filled = 0;
             match self.step(prover, want) {
                 Ok(None) => {}
-                Ok(Some(hello)) => return Progress::Proved(hello),
+                Ok(Some((hello, session))) => return Progress::Proved(hello, session),
                 Err(HandshakeError::Refused(refusal)) => return Progress::Refused(refusal),
                 Err(error) => {
                     tracing::debug!(%error, "closed a connection");
@@ -57,10 +57,10 @@ impl Stranger {
         }
     }
 
-    fn step(&mut self, prover: &Prover, want: usize) -> Result<Option<Hello>, HandshakeError> {
+    fn step(&mut self, prover: &Prover, want: usize) -> Result<Option<(Hello, Session)>, HandshakeError> {
         match self.handshake.receive(prover, &self.buffer[..want])? {
             ServerStep::Send(answer) => self.send(&answer).map(|()| None),
-            ServerStep::Proved(hello) => Ok(Some(hello)),
+            ServerStep::Proved(hello, session) => Ok(Some((hello, session))),
             ServerStep::Refuse(refusal) => {
                 self.refuse(&refusal);
                 Err(HandshakeError::Refused(refusal))

@@ -1,18 +1,18 @@
 //! The client's side of the handshake on one blocking socket, with a deadline. The server's is at the doorstep.
 
-use super::{ClientHandshake, ClientStep, HandshakeError, Hello, Prover};
+use super::{ClientHandshake, ClientStep, HandshakeError, Hello, Prover, Session};
 use crate::JobKey;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Proves the key to the server at the other end, after the server has proved it to us.
+/// Proves the key to the server at the other end, after the server has proved it to us; the connection's keys.
 pub fn connect(
     stream: &mut TcpStream,
     key: &JobKey,
     hello: &Hello,
     deadline: Instant,
-) -> Result<(), HandshakeError> {
+) -> Result<Session, HandshakeError> {
     connect_with(stream, &Prover::from(key), hello, deadline)
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn connect_with(
     prover: &Prover,
     hello: &Hello,
     deadline: Instant,
-) -> Result<(), HandshakeError> {
+) -> Result<Session, HandshakeError> {
     let mut handshake = ClientHandshake::new(prover, hello)?;
     let mut socket = Socket { stream, began: Instant::now(), deadline };
     socket.send(handshake.opening())?;
@@ -32,7 +32,7 @@ pub(crate) fn connect_with(
         match handshake.receive(bytes)? {
             ClientStep::Send(proof) => socket.send(&proof[..])?,
             ClientStep::More => {}
-            ClientStep::Welcome => return socket.finish(),
+            ClientStep::Welcome(session) => return socket.finish().map(|()| session),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::hello::{Hello, Refusal, SIZE};
 use super::proof::Prover;
-use super::{ANSWER, HandshakeError, MESSAGE, OPENING, PROOF, VERSION};
+use super::{ANSWER, HandshakeError, MESSAGE, OPENING, PROOF, Session, VERSION};
 use crate::job_key::random_bytes;
 use hmac::Mac;
 
@@ -13,8 +13,8 @@ pub enum ClientStep {
     Send(Box<[u8; PROOF]>),
     /// Go on reading.
     More,
-    /// Both sides have proved the key and the server lets us in.
-    Welcome,
+    /// Both sides have proved the key and the server lets us in; these are the connection's keys.
+    Welcome(Session),
 }
 
 /// Send [`opening`](Self::opening); then read [`want`](Self::want) bytes, pass them to [`receive`](Self::receive), do
@@ -27,10 +27,10 @@ pub struct ClientHandshake {
     state: State,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum State {
     Answer,
-    Verdict,
+    Verdict(Session),
     Message(u8),
 }
 
@@ -59,22 +59,24 @@ impl ClientHandshake {
     pub fn want(&self) -> usize {
         match self.state {
             State::Answer => ANSWER,
-            State::Verdict => 1,
+            State::Verdict(_) => 1,
             State::Message(_) => MESSAGE,
         }
     }
 
     /// Takes the [`want`](Self::want) bytes that were read.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<ClientStep, HandshakeError> {
-        match (self.state, bytes) {
+        match (&self.state, bytes) {
             (State::Answer, _) => self.prove(bytes.try_into().map_err(|_| HandshakeError::NotProved)?),
-            (State::Verdict, [0]) => Ok(ClientStep::Welcome),
-            (State::Verdict, [cause, ..]) => {
+            (State::Verdict(session), [0]) => Ok(ClientStep::Welcome(session.clone())),
+            (State::Verdict(_), [cause, ..]) => {
                 self.state = State::Message(*cause);
                 Ok(ClientStep::More)
             }
-            (State::Verdict, []) => Ok(ClientStep::More),
-            (State::Message(cause), message) => Err(HandshakeError::Refused(Refusal::decode(cause, message))),
+            (State::Verdict(_), []) => Ok(ClientStep::More),
+            (State::Message(cause), message) => {
+                Err(HandshakeError::Refused(Refusal::decode(*cause, message)))
+            }
         }
     }
 
@@ -87,7 +89,7 @@ impl ClientHandshake {
         let mut proof = Box::new([0; PROOF]);
         proof[..SIZE].copy_from_slice(&self.hello[..]);
         proof[SIZE..].copy_from_slice(&mac);
-        self.state = State::Verdict;
+        self.state = State::Verdict(self.prover.client_session(&self.opening, answer, &self.hello[..]));
         Ok(ClientStep::Send(proof))
     }
 }

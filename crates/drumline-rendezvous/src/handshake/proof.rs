@@ -1,6 +1,6 @@
 //! The job key at work: the tag and the two proofs.
 
-use super::{ANSWER, MAGIC, OPENING};
+use super::{ANSWER, MAGIC, OPENING, Session};
 use crate::JobKey;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -66,6 +66,27 @@ impl Prover {
         hello: &[u8],
     ) -> Hmac<Sha256> {
         self.mac([b"drumline client", opening, answer, hello])
+    }
+
+    /// The keys of the connection whose handshake said this, as the client sees them.
+    pub(super) fn client_session(
+        &self,
+        opening: &[u8; OPENING],
+        answer: &[u8; ANSWER],
+        hello: &[u8],
+    ) -> Session {
+        let key = |label| self.mac([label, opening, answer, hello]).finalize().into_bytes().into();
+        Session::new(key(b"drumline to server"), key(b"drumline to client"))
+    }
+
+    /// The same keys as the server sees them.
+    pub(super) fn server_session(
+        &self,
+        opening: &[u8; OPENING],
+        answer: &[u8; ANSWER],
+        hello: &[u8],
+    ) -> Session {
+        self.client_session(opening, answer, hello).reversed()
     }
 }
 

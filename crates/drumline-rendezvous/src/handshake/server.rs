@@ -2,7 +2,7 @@
 
 use super::hello::{Cause, Hello, Refusal, SIZE};
 use super::proof::Prover;
-use super::{ANSWER, HandshakeError, OPENING, PROOF, VERSION};
+use super::{ANSWER, HandshakeError, OPENING, PROOF, Session, VERSION};
 use crate::job_key::random_bytes;
 use hmac::Mac;
 
@@ -12,8 +12,8 @@ pub enum ServerStep {
     /// Send these bytes, then go on reading.
     Send([u8; ANSWER]),
     /// The client holds the key: decide, and send [`WELCOME`](ServerHandshake::WELCOME) or
-    /// [`refusal`](ServerHandshake::refusal).
-    Proved(Hello),
+    /// [`refusal`](ServerHandshake::refusal). The session holds the connection's keys.
+    Proved(Hello, Session),
     /// The client holds the key but cannot be understood: send this refusal and close.
     Refuse(Refusal),
 }
@@ -87,8 +87,9 @@ impl Said {
             );
             return Ok(ServerStep::Refuse(Refusal::new(Cause::Version, message)));
         }
+        let session = prover.server_session(&self.opening, &self.answer, hello);
         let hello = Hello::decode(hello).ok_or(HandshakeError::Stranger("its hello cannot be read"))?;
-        Ok(ServerStep::Proved(hello))
+        Ok(ServerStep::Proved(hello, session))
     }
 }
 
@@ -115,8 +116,26 @@ mod tests {
     fn same_key_meets() {
         let prover = Prover::from(&JobKey::random());
         let (mut client, mut server, proof) = halfway(&prover, VERSION);
-        assert_eq!(server.receive(&prover, &proof[..]).unwrap(), ServerStep::Proved(hello()));
-        assert_eq!(client.receive(&ServerHandshake::WELCOME).unwrap(), ClientStep::Welcome);
+        let ServerStep::Proved(said, theirs) = server.receive(&prover, &proof[..]).unwrap() else { panic!() };
+        let ClientStep::Welcome(ours) = client.receive(&ServerHandshake::WELCOME).unwrap() else { panic!() };
+        assert_eq!(said, hello());
+        assert_eq!((ours.outgoing(), ours.incoming()), (theirs.incoming(), theirs.outgoing()));
+        assert_ne!(ours.outgoing(), ours.incoming(), "each direction has its own key");
+    }
+
+    #[test]
+    fn no_two_connections_share_a_key() {
+        let prover = Prover::from(&JobKey::random());
+        let session = || {
+            let (_, mut server, proof) = halfway(&prover, VERSION);
+            let ServerStep::Proved(_, session) = server.receive(&prover, &proof[..]).unwrap() else {
+                panic!()
+            };
+            session
+        };
+        let (a, b) = (session(), session());
+        assert!(a.outgoing() != b.outgoing() && a.incoming() != b.incoming());
+        assert_eq!(format!("{a:?}"), "Session(..)");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::link::{Inflow, Link, MAX_WAITS, ToEnd};
 use super::roster::{Entry, Roster};
 use super::{ServerOptions, Shared};
 use crate::core::{Core, Replies};
-use crate::doorstep::{Doorstep, Knock, LISTEN, Stranger, WAKE};
+use crate::doorstep::{Doorstep, Knock, LISTEN, Proved, WAKE};
 use crate::events::{Event, LOG, MEMBERS_SHARE, incarnation_key};
 use crate::frame::Call;
 use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake};
@@ -108,13 +108,14 @@ impl EventLoop {
             return self.serve_link(token, to_end);
         }
         match self.doorstep.serve(token) {
-            Some(Knock::Proved(token, stranger, hello)) => self.admit(token, stranger, hello),
+            Some(Knock::Proved(proved)) => self.admit(*proved),
             Some(Knock::Refused(refusal)) => self.tell_of(None, refusal),
             None => {}
         }
     }
 
-    fn admit(&mut self, token: usize, mut stranger: Box<Stranger>, hello: Hello) {
+    fn admit(&mut self, proved: Proved) {
+        let Proved { token, mut stranger, hello, .. } = proved;
         let verdict = if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(&hello) {
             let message =
                 format!("the job is ending, {hello} comes too late; try starting it with the next one");

@@ -2,7 +2,7 @@
 
 use crate::{Job, after};
 use drumline_rendezvous::events::{self, Event};
-use drumline_rendezvous::handshake::{self, ClientHandshake, Prover};
+use drumline_rendezvous::handshake::{self, ClientHandshake, Prover, Session};
 use drumline_rendezvous::{
     Cause, Gate, HandshakeError, Hello, Host, JobKey, Refusal, Role, ServerOptions, Store, StoreError,
     TcpStore, TcpStoreServer, free_port,
@@ -203,7 +203,7 @@ impl Host for GroupSeven {
         }
     }
 
-    fn receive(&mut self, hello: Hello, stream: TcpStream) {
+    fn receive(&mut self, hello: Hello, stream: TcpStream, _: Session) {
         self.0.send((hello, stream)).unwrap();
     }
 }

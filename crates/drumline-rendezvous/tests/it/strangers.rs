@@ -45,7 +45,7 @@ fn proved(job: &impl Server) -> TcpStream {
         match client.receive(&bytes).unwrap() {
             ClientStep::Send(proof) => stream.write_all(&proof[..]).unwrap(),
             ClientStep::More => {}
-            ClientStep::Welcome => return stream,
+            ClientStep::Welcome(_) => return stream,
         }
     }
 }

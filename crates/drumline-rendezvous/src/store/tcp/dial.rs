@@ -132,7 +132,7 @@ impl Dial {
         }
         tune(&stream).map_err(|error| Missed::Retry(error.to_string()))?;
         match connect_with(&mut stream, &self.prover, &self.hello, deadline) {
-            Ok(()) => Wire::new(stream).map_err(|error| Missed::Retry(error.to_string())),
+            Ok(_) => Wire::new(stream).map_err(|error| Missed::Retry(error.to_string())),
             Err(HandshakeError::Closed) if now.elapsed() < YOUNG => Err(Missed::Closed),
             Err(error @ (HandshakeError::Closed | HandshakeError::Timeout(_) | HandshakeError::Io(_))) => {
                 Err(Missed::Retry(format!("took the connection, then: {error}")))
