@@ -7,9 +7,11 @@
 //! Prints one JSON line: `{"ranks":..,"connect_s":..,"total_s":..}`. Each run listens on a loopback address of its own,
 //! so that ports which an earlier run has used do not stand in its way.
 
-use drumline_rendezvous::frame::{Call, Frame, encode_call};
+use drumline_rendezvous::frame::{Call, Frame, Opener, Sealer, encode_call};
 use drumline_rendezvous::handshake::{ClientHandshake, ClientStep, Prover};
-use drumline_rendezvous::{Hello, JobKey, Reply, Request, Role, ServerOptions, TcpStoreServer};
+use drumline_rendezvous::{
+    ClientNumber, Hello, JobKey, Line, Reply, Request, Role, ServerOptions, TcpStoreServer,
+};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -82,6 +84,8 @@ struct Rank {
     stream: TcpStream,
     /// `None` once welcome.
     handshake: Option<ClientHandshake>,
+    /// From then on.
+    seals: Option<(Sealer, Opener)>,
     input: Vec<u8>,
     step: u64,
 }
@@ -123,12 +127,13 @@ impl Crowd {
 
     fn start(&mut self, world_size: usize) -> Outcome<()> {
         let rank = self.ranks.len();
-        let hello = Hello::new(Role::Store).member(rank, world_size);
+        let note = ClientNumber::random().note(Line::Life);
+        let hello = Hello::new(Role::Store).member(rank, world_size).note(&note);
         let handshake = Some(ClientHandshake::new(&self.prover, &hello)?);
         let mut stream = TcpStream::connect(self.addr)?;
         stream.set_nodelay(true)?;
         self.poll.registry().register(&mut stream, Token(rank), Interest::READABLE | Interest::WRITABLE)?;
-        self.ranks.push(Rank { stream, handshake, input: Vec::new(), step: 0 });
+        self.ranks.push(Rank { stream, handshake, seals: None, input: Vec::new(), step: 0 });
         Ok(())
     }
 
@@ -179,8 +184,10 @@ impl Rank {
             match handshake.receive(&bytes)? {
                 ClientStep::Send(proof) => self.stream.write_all(&proof[..])?,
                 ClientStep::More => {}
-                ClientStep::Welcome(_) => {
+                ClientStep::Welcome(session) => {
                     self.handshake = None;
+                    self.seals =
+                        Some((Sealer::new(session.outgoing()), Opener::new(session.incoming())));
                     return Ok(true);
                 }
             }
@@ -189,19 +196,19 @@ impl Rank {
     }
 
     fn ask(&mut self, request: &Request) -> Outcome<()> {
+        let (sealer, _) = self.seals.as_mut().ok_or("not welcome yet")?;
         let mut bytes = Vec::new();
-        encode_call(self.step, &Call::Request(request.clone()), &mut bytes);
+        sealer.seal(&mut bytes, |out| {
+            encode_call(self.step, self.step, &Call::Request(request.clone()), out);
+        });
         self.step += 1;
         Ok(self.stream.write_all(&bytes)?)
     }
 
     fn next_reply(&mut self) -> Outcome<Option<Reply>> {
-        if self.handshake.is_some() {
-            return Ok(None);
-        }
-        let mut rest = self.input.as_slice();
-        let Some(frame) = Frame::split(&mut rest)? else { return Ok(None) };
-        let (reply, used) = (frame.reply()?, self.input.len() - rest.len());
+        let Some((_, opener)) = &mut self.seals else { return Ok(None) };
+        let Some((message, used)) = opener.open(&self.input)? else { return Ok(None) };
+        let reply = Frame::read(message)?.reply()?;
         self.input.drain(..used);
         Ok(Some(reply))
     }

@@ -1,36 +1,53 @@
-//! Frames between a store's client and its server: fixed binary schema, length first, sequence numbered.
+//! What a store's client and its server say to each other: fixed binary schema, sealed in frames.
 //!
 //! ```text
-//!  ┌──────────┬─────────┬─────────┬──────────┐
-//!  │ length 4 │ seq 8   │ kind 1  │ body     │    little endian; length counts what follows it
-//!  └──────────┴─────────┴─────────┴──────────┘    in a body: bytes = length 4 + bytes, list = count 4 + items
+//!  ┌──────────┬───────────┬─────────┬───────────────────────────┬────────┐
+//!  │ length 4 │ counter 8 │ check 8 │ message: id 8 kind 1 body │ tag 16 │    little endian; length is the message's
+//!  └──────────┴───────────┴─────────┴───────────────────────────┴────────┘
+//!   `envelope`: who sent it, in which order                               in a body: bytes = length 4 + bytes, list = count 4 + items
 //! ```
-//! A client numbers what it sends 1, 2, 3, ..; a reply bears the number of its request, and each request gets
+//! A client numbers its requests; the number stays the same when a request is sent again over another connection, so
+//! that the server carries it out once. A call also says which is the *oldest* request that still waits for its reply:
+//! the server forgets what it answered before that. A reply bears the number of its request, and each request gets
 //! exactly one. `Cancel` and `Bye` get none of their own. A server that ends a connection because of what it was
 //! sent says why in a `Failed` reply with number 0.
 //!
 //! Lengths are checked before anything is allocated or waited for. Not here: reading and writing sockets.
 
+mod envelope;
+
+pub use envelope::{FRAME_OVERHEAD, Opener, Sealer};
+
 use crate::store::request::{MAX_KEY, MAX_VALUE, Reply, Request};
 
-/// Longest frame, without its length field: the values of one request, a key, and room for the lengths.
+/// Longest message: the values of one request, a key, and room for the lengths.
 pub const MAX_FRAME: usize = MAX_VALUE + 2 * MAX_KEY;
-/// Bytes before the body.
-pub const HEAD: usize = 4 + 8 + 1;
+/// Shortest message: a number and a kind.
+const LEAST: usize = 8 + 1;
 
 /// Why bytes are not a frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
     /// Length field out of range.
-    #[error("a frame has 9 to {MAX_FRAME} bytes, got a length of {length}")]
+    #[error("a frame has {LEAST} to {MAX_FRAME} bytes, got a length of {length}")]
     Length {
         /// What the field says.
         length: u32,
     },
+    /// The MAC does not fit the key of this connection.
+    #[error(
+        "frame {expected} of this connection was changed on the way, or comes from another connection: its MAC is wrong"
+    )]
+    Changed {
+        /// The number that was due.
+        expected: u64,
+    },
     /// Numbers must follow on each other.
-    #[error("expected frame number {expected}, got {got}")]
-    Sequence {
+    #[error(
+        "expected frame {expected} of this connection, got frame {got}: frames were repeated, left out or put into another order on the way"
+    )]
+    Order {
         /// The number that was due.
         expected: u64,
         /// The number that came.
@@ -62,35 +79,31 @@ pub enum Call {
     Cancel(u64),
     /// This member leaves in good order.
     Bye,
+    /// Is anybody there? Answered with `Done`.
+    Ping,
 }
 
-/// One frame in a buffer.
+/// One message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Its number.
-    pub seq: u64,
+    /// The number of the request.
+    pub id: u64,
     kind: u8,
     body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// Takes the first frame off `buffer` if it is all there; the length is checked as soon as it can be read.
-    pub fn split(buffer: &mut &'a [u8]) -> Result<Option<Frame<'a>>, FrameError> {
-        let Some((length, rest)) = buffer.split_first_chunk::<4>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length);
-        if !(HEAD - 4..=MAX_FRAME).contains(&(length as usize)) {
-            return Err(FrameError::Length { length });
-        }
-        let Some((frame, after)) = rest.split_at_checked(length as usize) else { return Ok(None) };
-        let mut fields = Fields(frame);
-        let (seq, kind) = (fields.u64()?, fields.u8()?);
-        *buffer = after;
-        Ok(Some(Frame { seq, kind, body: fields.0 }))
+    /// Reads the number and the kind of a message.
+    pub fn read(message: &'a [u8]) -> Result<Frame<'a>, FrameError> {
+        let mut fields = Fields(message);
+        let (id, kind) = (fields.u64()?, fields.u8()?);
+        Ok(Frame { id, kind, body: fields.0 })
     }
 
-    /// Reads it as what a client sends.
-    pub fn call(&self) -> Result<Call, FrameError> {
+    /// Reads it as what a client sends: the oldest request without a reply, and the call.
+    pub fn call(&self) -> Result<(u64, Call), FrameError> {
         let mut body = Fields(self.body);
+        let oldest = body.u64()?;
         let call = match self.kind {
             1 => Call::Request(Request::Set { key: body.key()?, value: body.bytes()? }),
             2 => Call::Request(Request::Get { key: body.key()? }),
@@ -110,9 +123,10 @@ impl<'a> Frame<'a> {
             12 => Call::Request(Request::MultiSet { pairs: body.list(|b| Ok((b.key()?, b.bytes()?)))? }),
             13 => Call::Cancel(body.u64()?),
             14 => Call::Bye,
+            15 => Call::Ping,
             kind => return Err(FrameError::Kind(kind)),
         };
-        body.end(call)
+        body.end((oldest, call))
     }
 
     /// Reads it as what a server sends.
@@ -134,60 +148,94 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Adds a client's frame to `out`.
-pub fn encode_call(seq: u64, call: &Call, out: &mut Vec<u8>) {
-    let request = match call {
-        Call::Request(request) => request,
-        Call::Cancel(target) => return frame(13, seq, out, |out| out.extend(target.to_le_bytes())),
-        Call::Bye => return frame(14, seq, out, |_| {}),
+/// Adds a client's message to `out`; `oldest` is the oldest request that has no reply yet.
+pub fn encode_call(id: u64, oldest: u64, call: &Call, out: &mut Vec<u8>) {
+    let kind = match call {
+        Call::Request(request) => kind_of(request),
+        Call::Cancel(_) => 13,
+        Call::Bye => 14,
+        Call::Ping => 15,
     };
+    head(id, kind, out);
+    number(out, oldest);
+    match call {
+        Call::Request(request) => encode_request(request, out),
+        Call::Cancel(target) => number(out, *target),
+        Call::Bye | Call::Ping => {}
+    }
+}
+
+fn kind_of(request: &Request) -> u8 {
     match request {
-        Request::Set { key, value } => frame(1, seq, out, |out| key_value(out, key, value)),
-        Request::Get { key } => frame(2, seq, out, |out| bytes(out, key.as_bytes())),
-        Request::Wait { keys } => frame(3, seq, out, |out| list(out, keys)),
-        Request::Add { key, delta } => frame(4, seq, out, |out| key_number(out, key, *delta as u64)),
-        Request::CompareSet { key, expected, desired } => frame(5, seq, out, |out| {
+        Request::Set { .. } => 1,
+        Request::Get { .. } => 2,
+        Request::Wait { .. } => 3,
+        Request::Add { .. } => 4,
+        Request::CompareSet { .. } => 5,
+        Request::Append { .. } => 6,
+        Request::Tail { .. } => 7,
+        Request::Delete { .. } => 8,
+        Request::NumKeys => 9,
+        Request::List { .. } => 10,
+        Request::MultiGet { .. } => 11,
+        Request::MultiSet { .. } => 12,
+    }
+}
+
+fn encode_request(request: &Request, out: &mut Vec<u8>) {
+    match request {
+        Request::Set { key, value } | Request::Append { key, value } => key_value(out, key, value),
+        Request::Get { key } | Request::Delete { key } => bytes(out, key.as_bytes()),
+        Request::Wait { keys } | Request::MultiGet { keys } => list(out, keys),
+        Request::Add { key, delta } => key_number(out, key, *delta as u64),
+        Request::CompareSet { key, expected, desired } => {
             bytes(out, key.as_bytes());
             list(out, expected.as_slice());
             bytes(out, desired);
-        }),
-        Request::Append { key, value } => frame(6, seq, out, |out| key_value(out, key, value)),
-        Request::Tail { key, from } => frame(7, seq, out, |out| key_number(out, key, *from)),
-        Request::Delete { key } => frame(8, seq, out, |out| bytes(out, key.as_bytes())),
-        Request::NumKeys => frame(9, seq, out, |_| {}),
-        Request::List { prefix } => frame(10, seq, out, |out| bytes(out, prefix.as_bytes())),
-        Request::MultiGet { keys } => frame(11, seq, out, |out| list(out, keys)),
-        Request::MultiSet { pairs } => frame(12, seq, out, |out| {
+        }
+        Request::Tail { key, from } => key_number(out, key, *from),
+        Request::NumKeys => {}
+        Request::List { prefix } => bytes(out, prefix.as_bytes()),
+        Request::MultiSet { pairs } => {
             out.extend((pairs.len() as u32).to_le_bytes());
             pairs.iter().for_each(|(key, value)| key_value(out, key, value));
-        }),
+        }
     }
 }
 
-/// Adds a server's frame to `out`.
-pub fn encode_reply(seq: u64, reply: &Reply, out: &mut Vec<u8>) {
+/// Adds a server's message to `out`.
+pub fn encode_reply(id: u64, reply: &Reply, out: &mut Vec<u8>) {
+    let kind = match reply {
+        Reply::Done => 128,
+        Reply::Bytes(_) => 129,
+        Reply::Number(_) => 130,
+        Reply::Count(_) => 131,
+        Reply::Flag(_) => 132,
+        Reply::Names(_) => 133,
+        Reply::Values(_) => 134,
+        Reply::Cancelled => 135,
+        Reply::Failed(_) => 136,
+    };
+    head(id, kind, out);
     match reply {
-        Reply::Done => frame(128, seq, out, |_| {}),
-        Reply::Bytes(value) => frame(129, seq, out, |out| bytes(out, value)),
-        Reply::Number(number) => frame(130, seq, out, |out| out.extend(number.to_le_bytes())),
-        Reply::Count(count) => frame(131, seq, out, |out| out.extend(count.to_le_bytes())),
-        Reply::Flag(flag) => frame(132, seq, out, |out| out.push(u8::from(*flag))),
-        Reply::Names(names) => frame(133, seq, out, |out| list(out, names)),
-        Reply::Values(values) => frame(134, seq, out, |out| list(out, values)),
-        Reply::Cancelled => frame(135, seq, out, |_| {}),
-        Reply::Failed(reason) => frame(136, seq, out, |out| bytes(out, reason.as_bytes())),
+        Reply::Done | Reply::Cancelled => {}
+        Reply::Bytes(value) => bytes(out, value),
+        Reply::Number(value) => number(out, *value as u64),
+        Reply::Count(count) => number(out, *count),
+        Reply::Flag(flag) => out.push(u8::from(*flag)),
+        Reply::Names(names) => list(out, names),
+        Reply::Values(values) => list(out, values),
+        Reply::Failed(reason) => bytes(out, reason.as_bytes()),
     }
 }
 
-/// Head, body, and then the length that came out of it.
-fn frame(kind: u8, seq: u64, out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
-    let start = out.len();
-    out.extend([0; 4]);
-    out.extend(seq.to_le_bytes());
+fn head(id: u64, kind: u8, out: &mut Vec<u8>) {
+    number(out, id);
     out.push(kind);
-    body(out);
-    let length = (out.len() - start - 4) as u32;
-    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+fn number(out: &mut Vec<u8>, number: u64) {
+    out.extend(number.to_le_bytes());
 }
 
 fn bytes(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -285,7 +333,7 @@ mod tests {
             Request::MultiGet { keys },
             Request::MultiSet { pairs: vec![(key, value)] },
         ];
-        requests.into_iter().map(Call::Request).chain([Call::Cancel(7), Call::Bye]).collect()
+        requests.into_iter().map(Call::Request).chain([Call::Cancel(7), Call::Bye, Call::Ping]).collect()
     }
 
     fn replies() -> Vec<Reply> {
@@ -304,39 +352,30 @@ mod tests {
 
     #[test]
     fn every_call_and_reply_comes_back_and_no_part_of_it_does() {
-        let mut frames = Vec::new();
-        for (seq, call) in calls().iter().enumerate() {
+        for (id, call) in calls().iter().enumerate() {
             let mut bytes = Vec::new();
-            encode_call(seq as u64, call, &mut bytes);
-            let frame = Frame::split(&mut bytes.as_slice()).unwrap().unwrap();
-            assert_eq!((frame.seq, frame.call().as_ref()), (seq as u64, Ok(call)));
-            frames.push(bytes);
+            encode_call(id as u64, 5, call, &mut bytes);
+            let frame = Frame::read(&bytes).unwrap();
+            assert_eq!((frame.id, frame.call()), (id as u64, Ok((5, call.clone()))));
+            for cut in 0..bytes.len() {
+                let part = Frame::read(&bytes[..cut]).and_then(|frame| frame.call());
+                assert_eq!(part, Err(FrameError::Short), "{call:?} cut at {cut}");
+            }
         }
         for reply in &replies() {
             let mut bytes = Vec::new();
             encode_reply(9, reply, &mut bytes);
-            assert_eq!(Frame::split(&mut bytes.as_slice()).unwrap().unwrap().reply().as_ref(), Ok(reply));
-            frames.push(bytes);
-        }
-        for bytes in frames {
+            assert_eq!(Frame::read(&bytes).unwrap().reply().as_ref(), Ok(reply));
             for cut in 0..bytes.len() {
-                assert_eq!(Frame::split(&mut &bytes[..cut]), Ok(None), "cut at {cut}");
+                let part = Frame::read(&bytes[..cut]).and_then(|frame| frame.reply());
+                assert_eq!(part, Err(FrameError::Short), "{reply:?} cut at {cut}");
             }
         }
     }
 
     #[test]
-    fn lengths_beyond_the_limit_are_refused_from_four_bytes() {
-        for length in [0, 8, MAX_FRAME as u32 + 1, u32::MAX] {
-            let bytes = length.to_le_bytes();
-            assert_eq!(Frame::split(&mut &bytes[..]), Err(FrameError::Length { length }));
-        }
-        assert_eq!(Frame::split(&mut &(MAX_FRAME as u32).to_le_bytes()[..]), Ok(None));
-    }
-
-    #[test]
     fn counts_and_lengths_inside_a_body_are_not_believed() {
-        let read = |kind, body: &[u8]| Frame { seq: 1, kind, body }.call();
+        let read = |kind, body: &[u8]| Frame { id: 1, kind, body: &[&[0; 8], body].concat() }.call();
         assert_eq!(read(3, &u32::MAX.to_le_bytes()), Err(FrameError::Short));
         assert_eq!(read(2, &u32::MAX.to_le_bytes()), Err(FrameError::Short));
         assert_eq!(read(14, b"x"), Err(FrameError::Long(1)));

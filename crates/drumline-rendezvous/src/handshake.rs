@@ -42,7 +42,7 @@ use std::time::Duration;
 /// First bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"DRUMLINE";
 /// Version of what follows the handshake.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of the client's opening.
 pub const OPENING: usize = 8 + 2 + 16 + 32;
 /// Bytes of the server's answer.

@@ -11,6 +11,7 @@
 //! Not here: groups and collectives (`drumline-comm`), starting processes (`drumline-launch`).
 #![forbid(unsafe_code)]
 
+mod client_note;
 pub mod core;
 mod doorstep;
 pub mod error_file;
@@ -32,6 +33,7 @@ mod socket;
 mod store;
 pub mod worker_env;
 
+pub use client_note::{ClientNote, ClientNumber, Line};
 pub use doorstep::{Gate, Host};
 pub use free_port::free_port;
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};

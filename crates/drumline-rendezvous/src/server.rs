@@ -2,13 +2,16 @@
 //!
 //! ```text
 //!  doorstep ── proved the job key ─▶ links ─▶ core ─▶ replies
-//!                                      ▼ life line ends without a Bye: Event::Lost
+//!                                      ▼ life line ends without a Bye, and is not resumed in a moment: Event::Lost
 //! ```
 //! A member that holds the key and is not let in is told why, and so are the others (`Event::Refused`): they need not wait
 //! for it.
-//! Read on: `event_loop` (the turns), `doorstep` (before the proof), `link` (after it), `roster` (who is a member).
+//! Read on: `event_loop` (the turns), `doorstep` (before the proof), `link` (after it), `roster` (who is a member),
+//! `clients` (requests that come again), `grace` (life lines that broke).
 
+mod clients;
 mod event_loop;
+mod grace;
 mod link;
 mod roster;
 

@@ -1,18 +1,30 @@
 //! What is set on every socket of a store.
 
+use crate::worker_env::host_timeout;
 use rustix::net::sockopt;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Small frames leave at once, and a host that has vanished without a word is noticed after ten seconds. Set on a
-/// listener, it holds for all its connections.
+/// Silence after which the system asks the other host whether it is there, and the time between two such probes.
+const PROBE: Duration = Duration::from_secs(5);
+
+/// Small frames leave at once. A host that has gone silent is waited for as long as `DRUMLINE_HOST_TIMEOUT` says, and
+/// then the connection ends. Set on a listener, it holds for all its connections.
 pub(crate) fn tune(socket: &impl AsFd) -> io::Result<()> {
+    let patience = host_timeout();
+    let probe = PROBE.min(patience / 2).max(Duration::from_secs(1));
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
-    sockopt::set_tcp_keepcnt(socket, 5)?;
-    sockopt::set_tcp_user_timeout(socket, 10_000)?;
+    sockopt::set_tcp_keepidle(socket, probe)?;
+    sockopt::set_tcp_keepintvl(socket, probe)?;
+    // The user timeout decides, also about probes; the count only has to be larger.
+    let probes = patience.as_secs() / probe.as_secs() + 1;
+    sockopt::set_tcp_keepcnt(socket, u32::try_from(probes).unwrap_or(MAX_PROBES).min(MAX_PROBES))?;
+    sockopt::set_tcp_user_timeout(socket, u32::try_from(patience.as_millis()).unwrap_or(MAX_TIMEOUT).min(MAX_TIMEOUT))?;
     Ok(())
 }
+
+/// The system's limits: probes, and milliseconds in 31 bits.
+const MAX_PROBES: u32 = 127;
+const MAX_TIMEOUT: u32 = i32::MAX as u32;

@@ -129,10 +129,11 @@ pub const LONGEST_DURATION: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// reported at once; this is for hosts of which nothing is heard.
 pub const DEFAULT_HOST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What `DRUMLINE_HOST_TIMEOUT` says, the default where it is unset or no duration.
+/// What `DRUMLINE_HOST_TIMEOUT` says, the default where it is unset or no duration; at least a second.
 pub fn host_timeout() -> Duration {
     let text = std::env::var(DRUMLINE_HOST_TIMEOUT).ok();
-    text.as_deref().and_then(parse_duration).unwrap_or(DEFAULT_HOST_TIMEOUT)
+    let said = text.as_deref().and_then(parse_duration).filter(|duration| !duration.is_zero());
+    said.unwrap_or(DEFAULT_HOST_TIMEOUT).max(Duration::from_secs(1))
 }
 
 /// Reads `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.

@@ -12,10 +12,14 @@ mod liveness;
 mod meeting;
 #[path = "it/model.rs"]
 mod model;
+#[path = "it/outages.rs"]
+mod outages;
 #[path = "it/process.rs"]
 mod process;
 #[path = "it/refusals.rs"]
 mod refusals;
+#[path = "it/relay.rs"]
+mod relay;
 #[path = "it/scale.rs"]
 mod scale;
 #[path = "it/strangers.rs"]

@@ -181,6 +181,6 @@ mod tests {
         let bytes = ServerHandshake::refusal(&refusal);
         assert_eq!(client.receive(&bytes[..1]).unwrap(), ClientStep::More);
         let error = client.receive(&bytes[1..]).unwrap_err().to_string();
-        assert!(error.contains("version 1, this rank version 9"), "{error}");
+        assert!(error.contains("version 2, this rank version 9"), "{error}");
     }
 }

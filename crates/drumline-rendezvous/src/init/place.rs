@@ -90,7 +90,10 @@ impl Place {
             None => whole(env, family.world_size)?.ok_or_else(|| no_world_size(&family))?,
         };
         let local_world_size = local_world_size(env, &family)?;
-        let (timeout, agent) = (timeout(env)?, agent(env)?);
+        let timeout = duration(env, DRUMLINE_TIMEOUT, Duration::from_secs(300), "try 300s, 500ms or 5m")?;
+        // Read again by whoever opens a socket; here for the error alone.
+        duration(env, DRUMLINE_HOST_TIMEOUT, DEFAULT_HOST_TIMEOUT, "try 30s or 2m")?;
+        let agent = agent(env)?;
         let mut place = Place {
             rank,
             world_size,
@@ -248,10 +251,15 @@ fn agent(env: Env<'_>) -> Result<Option<Master>, InitError> {
     Ok(Some(Master { host, port, given: format!("{DRUMLINE_STORE}={text}") }))
 }
 
-fn timeout(env: Env<'_>) -> Result<Duration, InitError> {
-    let Some(text) = env(DRUMLINE_TIMEOUT) else { return Ok(Duration::from_secs(300)) };
+fn duration(
+    env: Env<'_>,
+    variable: &'static str,
+    default: Duration,
+    advice: &'static str,
+) -> Result<Duration, InitError> {
+    let Some(text) = env(variable) else { return Ok(default) };
     let duration = parse_duration(&text).filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| invalid(DRUMLINE_TIMEOUT, &text, "a duration", "try 300s, 500ms or 5m"))
+    duration.ok_or_else(|| invalid(variable, &text, "a duration", advice))
 }
 
 fn invalid(variable: &str, value: &str, expected: &'static str, advice: &'static str) -> InitError {
@@ -413,6 +421,10 @@ mod tests {
             (
                 "RANK=0 WORLD_SIZE=1 DRUMLINE_TIMEOUT=soon",
                 "DRUMLINE_TIMEOUT=soon is not a duration; try 300s",
+            ),
+            (
+                "RANK=0 WORLD_SIZE=1 DRUMLINE_HOST_TIMEOUT=0s",
+                "DRUMLINE_HOST_TIMEOUT=0s is not a duration; try 30s",
             ),
             (
                 "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_NODELIST=n[1-",

@@ -3,15 +3,19 @@
 //! Sockets report a change once (edge triggered), so links that stop reading early are noted down in `again`. A
 //! connection keeps the token that the doorstep gave it; an event for a closed one finds nobody.
 
-use super::link::{Inflow, Link, MAX_WAITS, ToEnd};
+use super::clients::{Clients, Verdict};
+use super::grace::{Graces, Missing};
+use super::link::{Inflow, Link, MAX_WAITS, Numbered, ToEnd};
 use super::roster::{Entry, Roster};
 use super::{ServerOptions, Shared};
+use crate::client_note::ClientNote;
 use crate::core::{Core, Replies};
 use crate::doorstep::{Doorstep, Knock, LISTEN, Proved, WAKE};
 use crate::events::{Event, LOG, MEMBERS_SHARE, incarnation_key};
 use crate::frame::Call;
 use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake};
 use crate::store::request::{Reply, Request};
+use crate::worker_env::host_timeout;
 use mio::{Events, Poll, Token, Waker};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -29,6 +33,8 @@ pub(super) struct EventLoop {
     doorstep: Doorstep,
     shared: Arc<Shared>,
     roster: Roster,
+    clients: Clients,
+    graces: Graces,
     core: Core<Ticket>,
     links: HashMap<usize, Link>,
     /// Links that may have more to read.
@@ -52,6 +58,9 @@ impl EventLoop {
             doorstep,
             shared,
             roster: Roster::new(options),
+            // A client gives up when the store was silent for as long as a host is waited for.
+            clients: Clients::new(host_timeout() * 2),
+            graces: Graces::default(),
             core: Core::new(),
             links: HashMap::new(),
             again: Vec::new(),
@@ -91,7 +100,12 @@ impl EventLoop {
                 Token(token) => self.serve(token, ToEnd::No),
             }
         }
-        self.doorstep.turn(Instant::now());
+        let now = Instant::now();
+        self.doorstep.turn(now);
+        self.clients.turn(now);
+        for member in self.graces.due(now) {
+            self.lose(member);
+        }
         self.send_unsent();
     }
 
@@ -100,7 +114,8 @@ impl EventLoop {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        Some(self.doorstep.next_turn()?.saturating_duration_since(now))
+        let turns = [self.doorstep.next_turn(), self.clients.next_turn(), self.graces.next_turn()];
+        Some(turns.into_iter().flatten().min()?.saturating_duration_since(now))
     }
 
     fn serve(&mut self, token: usize, to_end: ToEnd) {
@@ -115,29 +130,46 @@ impl EventLoop {
     }
 
     fn admit(&mut self, proved: Proved) {
-        let Proved { token, mut stranger, hello, .. } = proved;
-        let verdict = if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(&hello) {
-            let message =
-                format!("the job is ending, {hello} comes too late; try starting it with the next one");
-            Err(Refusal::new(Cause::Ending, message))
-        } else {
-            self.roster.admit(&hello)
-        };
-        match verdict {
+        let Proved { token, mut stranger, hello, session } = proved;
+        let (note, entry) = match self.judge(&hello) {
+            Ok(judged) => judged,
             Err(refusal) => {
                 stranger.refuse(&refusal);
-                self.tell_of(Some(&hello), refusal);
+                return self.tell_of(Some(&hello), refusal);
             }
-            Ok(entry) => {
-                // If this fails, the first read will tell, and the link ends as links do.
-                let _ = stranger.send(&ServerHandshake::WELCOME);
-                let is_life_line = entry != Entry::Further;
-                self.record(entry);
-                self.links.insert(token, Link::new(stranger.stream, hello, is_life_line));
-                self.count_others();
-                self.serve_link(token, ToEnd::Yes);
+        };
+        // If this fails, the first read will tell, and the link ends as links do.
+        let _ = stranger.send(&ServerHandshake::WELCOME);
+        if entry == Entry::Resumed {
+            self.resume(&hello, note);
+        }
+        self.record(entry);
+        self.clients.joined(note.number, token);
+        self.links.insert(token, Link::new(stranger.stream, hello, note, &session));
+        self.count_others();
+        self.serve_link(token, ToEnd::Yes);
+    }
+
+    fn judge(&mut self, hello: &Hello) -> Result<(ClientNote, Entry), Refusal> {
+        let note = ClientNote::decode(&hello.note)
+            .ok_or_else(|| Refusal::new(Cause::Other, "this is a store, and the note is not a client's"))?;
+        if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(hello, note) {
+            let message =
+                format!("the job is ending, {hello} comes too late; try starting it with the next one");
+            return Err(Refusal::new(Cause::Ending, message));
+        }
+        Ok((note, self.roster.admit(hello, note)?))
+    }
+
+    /// The member has a new life line; the one before, if it has not ended yet, is of no more use.
+    fn resume(&mut self, hello: &Hello, note: ClientNote) {
+        tracing::info!(member = %hello, "the life line was made again");
+        for token in self.clients.links(note.number) {
+            if self.links.get(&token).is_some_and(Link::is_life_line) {
+                self.cut(token);
             }
         }
+        self.graces.end(Missing { rank: hello.rank.unwrap_or(u32::MAX), number: note.number });
     }
 
     /// Writes down in which meeting a new member takes part. One that was in another has left that by coming here.
@@ -176,30 +208,26 @@ impl EventLoop {
 
     fn carry_out_all(&mut self, token: usize) -> Result<(), String> {
         while let Some(link) = self.links.get_mut(&token)
-            && let Some((seq, call)) = link.next_call().map_err(|error| error.to_string())?
+            && let Some(numbered) = link.next_call().map_err(|error| error.to_string())?
         {
-            self.carry_out(token, seq, call)?;
+            self.carry_out(token, numbered)?;
         }
         Ok(())
     }
 
-    fn carry_out(&mut self, token: usize, seq: u64, call: Call) -> Result<(), String> {
+    fn carry_out(&mut self, token: usize, Numbered { id, oldest, call }: Numbered) -> Result<(), String> {
+        let Some(link) = self.links.get_mut(&token) else { return Ok(()) };
+        let ticket = (token, id);
         let mut replies = Vec::new();
         match call {
-            Call::Request(Request::Append { key, value })
-                if key == LOG
-                    && self.core.len_of(LOG) + value.len() > MEMBERS_SHARE
-                    && self.links.get(&token).is_some_and(|link| link.hello.rank.is_some()) =>
-            {
-                let reason = format!("the event log has {MEMBERS_SHARE} bytes for members and is full");
-                replies.push(((token, seq), Reply::Failed(reason)));
+            Call::Request(request) if request.changes() => {
+                replies = self.change_once(ticket, oldest, request)?;
             }
             Call::Request(request) => {
-                let Some(link) = self.links.get_mut(&token) else { return Ok(()) };
                 if request.waits() {
-                    link.waits.insert(seq);
+                    link.waits.insert(id);
                 }
-                self.core.apply((token, seq), request, &mut replies);
+                self.core.apply(ticket, request, &mut replies);
             }
             Call::Cancel(target) => {
                 if self.core.cancel((token, target)) {
@@ -207,11 +235,10 @@ impl EventLoop {
                 }
             }
             Call::Bye => {
-                if let Some(link) = self.links.get(&token) {
-                    self.roster.leave(&link.hello);
-                    self.count_others();
-                }
+                self.roster.leave(&link.hello, link.note.number);
+                self.count_others();
             }
+            Call::Ping => replies.push((ticket, Reply::Done)),
         }
         self.deliver(replies);
         match self.links.get(&token) {
@@ -222,11 +249,46 @@ impl EventLoop {
         }
     }
 
+    /// Carries out a request that changes the store, unless it has come before.
+    fn change_once(
+        &mut self,
+        ticket: Ticket,
+        oldest: u64,
+        request: Request,
+    ) -> Result<Replies<Ticket>, String> {
+        let (token, id) = ticket;
+        let Some(link) = self.links.get(&token) else { return Ok(Vec::new()) };
+        let (number, is_member) = (link.note.number, link.hello.rank.is_some());
+        let mut replies = Vec::new();
+        match self.clients.judge(number, id, oldest) {
+            Verdict::New => {}
+            Verdict::Again(reply) => return Ok(vec![(ticket, reply)]),
+            Verdict::Late => {
+                let reason = format!("request {id} comes too late, its client has given it up");
+                return Ok(vec![(ticket, Reply::Failed(reason))]);
+            }
+            Verdict::TooMany => return Err("one client has too many requests without a reply".into()),
+        }
+        match &request {
+            Request::Append { key, value }
+                if key == LOG && is_member && self.core.len_of(LOG) + value.len() > MEMBERS_SHARE =>
+            {
+                let reason = format!("the event log has {MEMBERS_SHARE} bytes for members and is full");
+                replies.push((ticket, Reply::Failed(reason)));
+            }
+            _ => self.core.apply(ticket, request, &mut replies),
+        }
+        if let Some((_, reply)) = replies.iter().find(|(its, _)| *its == ticket) {
+            self.clients.keep(number, id, reply.clone());
+        }
+        Ok(replies)
+    }
+
     fn deliver(&mut self, replies: Replies<Ticket>) {
-        for ((token, seq), reply) in replies {
+        for ((token, id), reply) in replies {
             let Some(link) = self.links.get_mut(&token) else { continue };
-            link.waits.remove(&seq);
-            if link.push(seq, &reply) {
+            link.waits.remove(&id);
+            if link.push(id, &reply) {
                 self.unsent.push(token);
             }
         }
@@ -253,20 +315,39 @@ impl EventLoop {
         self.close(token);
     }
 
-    /// Ends a link; if it was a life line and no goodbye was said, everybody who follows the log learns it.
+    /// Ends a link. A member whose life line it was, and who has not said goodbye, may come back for a moment.
     fn close(&mut self, token: usize) {
-        let Some(link) = self.links.remove(&token) else { return };
-        for seq in &link.waits {
-            self.core.cancel((token, *seq));
+        let Some(link) = self.cut(token) else { return };
+        let now = Instant::now();
+        let (number, others) = (link.note.number, self.clients.links(link.note.number).len());
+        let Some(rank) = link.hello.rank.filter(|_| self.roster.is_there(&link.hello, number)) else { return };
+        let member = Missing { rank, number };
+        if link.is_life_line() {
+            self.graces.begin(member, others, now);
+        } else if others == 0 {
+            self.graces.alone(member, now);
         }
-        if !link.is_life_line {
-            return;
+    }
+
+    /// Ends a link and calls off its waits.
+    fn cut(&mut self, token: usize) -> Option<Link> {
+        let link = self.links.remove(&token)?;
+        for id in &link.waits {
+            self.core.cancel((token, *id));
         }
-        if let Some(event) = self.roster.lose(&link.hello) {
-            tracing::warn!(member = %link.hello, "lost");
-            self.append(event.to_line());
-        }
+        self.clients.parted(link.note.number, token, Instant::now());
+        Some(link)
+    }
+
+    /// A member has not come back: everybody who follows the log learns it, and so does it, should it live.
+    fn lose(&mut self, Missing { rank, number }: Missing) {
+        let Some(event) = self.roster.lose(rank, number) else { return };
+        self.append(event.to_line());
         self.count_others();
+        for token in self.clients.links(number) {
+            let reason = format!("rank {rank} was reported as lost, since the connection that shows that it lives broke and was not made again");
+            self.close_because(token, reason);
+        }
     }
 
     /// Adds a line to the log.

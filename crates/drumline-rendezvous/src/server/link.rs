@@ -1,7 +1,8 @@
 //! A connection that has proved the job key: bytes in become calls, replies become bytes out.
 
-use crate::frame::{Call, Frame, FrameError, encode_reply};
-use crate::handshake::Hello;
+use crate::client_note::{ClientNote, Line};
+use crate::frame::{Call, Frame, FrameError, Opener, Sealer, encode_reply};
+use crate::handshake::{Hello, Session};
 use crate::store::request::Reply;
 use mio::net::TcpStream;
 use std::collections::BTreeSet;
@@ -19,10 +20,11 @@ const KEEP: usize = 64 * 1024;
 pub(super) struct Link {
     stream: TcpStream,
     pub(super) hello: Hello,
-    pub(super) is_life_line: bool,
+    pub(super) note: ClientNote,
     /// Numbers of the waits that are not answered yet.
     pub(super) waits: BTreeSet<u64>,
-    last_seq: u64,
+    opener: Opener,
+    sealer: Sealer,
     input: Vec<u8>,
     /// How much of the input has been taken as calls.
     taken: usize,
@@ -31,6 +33,13 @@ pub(super) struct Link {
     sent: usize,
     /// Calls were left untaken because of the high water mark.
     held_up: bool,
+}
+
+/// A call as it came: its number, and the oldest of its client's requests that has no reply yet.
+pub(super) struct Numbered {
+    pub(super) id: u64,
+    pub(super) oldest: u64,
+    pub(super) call: Call,
 }
 
 /// What came of reading.
@@ -45,13 +54,14 @@ pub(super) enum Inflow {
 }
 
 impl Link {
-    pub(super) fn new(stream: TcpStream, hello: Hello, is_life_line: bool) -> Link {
+    pub(super) fn new(stream: TcpStream, hello: Hello, note: ClientNote, session: &Session) -> Link {
         Link {
             stream,
             hello,
-            is_life_line,
+            note,
             waits: BTreeSet::new(),
-            last_seq: 0,
+            opener: Opener::new(session.incoming()),
+            sealer: Sealer::new(session.outgoing()),
             input: Vec::new(),
             taken: 0,
             output: Vec::new(),
@@ -83,32 +93,27 @@ impl Link {
     }
 
     /// The next whole call in the input buffer, unless too much waits to be sent.
-    pub(super) fn next_call(&mut self) -> Result<Option<(u64, Call)>, FrameError> {
+    pub(super) fn next_call(&mut self) -> Result<Option<Numbered>, FrameError> {
         self.held_up = self.output.len() - self.sent > HIGH_WATER;
-        let mut rest = &self.input[self.taken..];
         if self.held_up {
             return Ok(None);
         }
-        let Some(frame) = Frame::split(&mut rest)? else {
+        let Some((message, used)) = self.opener.open(&self.input[self.taken..])? else {
             self.input.drain(..self.taken);
             self.taken = 0;
             give_back(&mut self.input);
             return Ok(None);
         };
-        let expected = self.last_seq + 1;
-        if frame.seq != expected {
-            return Err(FrameError::Sequence { expected, got: frame.seq });
-        }
-        let call = frame.call()?;
-        self.last_seq = expected;
-        self.taken = self.input.len() - rest.len();
-        Ok(Some((expected, call)))
+        let frame = Frame::read(message)?;
+        let (oldest, call) = frame.call()?;
+        self.taken += used;
+        Ok(Some(Numbered { id: frame.id, oldest, call }))
     }
 
     /// Queues a reply; `true` if the queue was empty.
-    pub(super) fn push(&mut self, seq: u64, reply: &Reply) -> bool {
+    pub(super) fn push(&mut self, id: u64, reply: &Reply) -> bool {
         let was_empty = self.output.is_empty();
-        encode_reply(seq, reply, &mut self.output);
+        self.sealer.seal(&mut self.output, |out| encode_reply(id, reply, out));
         was_empty
     }
 
@@ -127,6 +132,11 @@ impl Link {
         self.output.clear();
         give_back(&mut self.output);
         Ok(self.held_up)
+    }
+
+    /// Whether it is its member's life line.
+    pub(super) fn is_life_line(&self) -> bool {
+        self.note.line != Line::Calls
     }
 
     /// Whether calls wait for the other side to listen.

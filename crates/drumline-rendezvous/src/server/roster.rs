@@ -1,6 +1,7 @@
 //! Who is a member: decides, from what a connection says of itself, whether it may come in.
 
 use super::ServerOptions;
+use crate::client_note::{ClientNote, ClientNumber, Line};
 use crate::events::Event;
 use crate::handshake::{Cause, Hello, Refusal, Role};
 use std::collections::{HashMap, HashSet};
@@ -27,6 +28,7 @@ pub(super) struct Roster {
 #[derive(Debug)]
 struct Member {
     hello: Hello,
+    number: ClientNumber,
     lost: bool,
 }
 
@@ -35,6 +37,8 @@ struct Member {
 pub(super) enum Entry {
     /// One more of a member, or of somebody who is none.
     Further,
+    /// A life line in place of one that broke.
+    Resumed,
     /// The life line of a new member: in which meeting, and in which it was before.
     LifeLine { rank: usize, incarnation: u64, before: Option<u64> },
 }
@@ -57,25 +61,39 @@ impl Roster {
         }
     }
 
-    /// Lets `hello` in or says why not.
-    pub(super) fn admit(&mut self, hello: &Hello) -> Result<Entry, Refusal> {
+    /// Lets `hello`, with its note, in or says why not.
+    pub(super) fn admit(&mut self, hello: &Hello, note: ClientNote) -> Result<Entry, Refusal> {
         if hello.role != Role::Store {
             return Err(Refusal::new(Cause::Other, "this is a store, not a link of a group"));
         }
         self.check_round(hello)?;
         self.check_world(hello)?;
         let Some(rank) = hello.rank else { return Ok(Entry::Further) };
-        if let Some(member) = self.members.get(&rank) {
-            return member.check_same(hello).map(|()| Entry::Further);
+        match (self.members.get(&rank), note.line) {
+            (Some(member), line) => {
+                member.check_same(hello, note.number)?;
+                Ok(if line == Line::Calls { Entry::Further } else { Entry::Resumed })
+            }
+            (None, Line::Life) => Ok(self.join(rank, hello, note.number)),
+            (None, Line::Calls) => Ok(Entry::Further),
+            (None, Line::Resumed) => {
+                let message = format!(
+                    "{hello} wants to resume and is not known here: the store was started again, or the rank has left; try starting the job again"
+                );
+                Err(Refusal::new(Cause::Other, message))
+            }
         }
+    }
+
+    fn join(&mut self, rank: u32, hello: &Hello, number: ClientNumber) -> Entry {
         if self.world.is_none() && hello.world_size > 0 {
             self.world = Some((hello.world_size, hello.to_string()));
         }
-        self.members.insert(rank, Member { hello: hello.clone(), lost: false });
+        self.members.insert(rank, Member { hello: hello.clone(), number, lost: false });
         self.num_others += self.is_other(hello);
         self.meeting = self.meeting_of(rank);
         let before = self.was_in.insert(rank, self.meeting);
-        Ok(Entry::LifeLine { rank: rank as usize, incarnation: self.meeting, before })
+        Entry::LifeLine { rank: rank as usize, incarnation: self.meeting, before }
     }
 
     /// The meeting that this rank would come to now: the newest, or if it has been there, the next.
@@ -104,8 +122,9 @@ impl Roster {
     }
 
     /// Whether `hello` would be a member that was not there before.
-    pub(super) fn is_new(&self, hello: &Hello) -> bool {
-        hello.rank.is_some_and(|rank| !self.members.get(&rank).is_some_and(|member| member.is(hello)))
+    pub(super) fn is_new(&self, hello: &Hello, note: ClientNote) -> bool {
+        let is_there = |rank: u32| self.members.get(&rank).is_some_and(|member| member.number == note.number);
+        note.line == Line::Life && hello.rank.is_some_and(|rank| !is_there(rank))
     }
 
     fn check_round(&self, hello: &Hello) -> Result<(), Refusal> {
@@ -133,22 +152,29 @@ impl Roster {
     }
 
     /// The member has said goodbye: its rank is free, and the end of its connections is no loss.
-    pub(super) fn leave(&mut self, hello: &Hello) {
+    pub(super) fn leave(&mut self, hello: &Hello, number: ClientNumber) {
         if let Some(rank) = hello.rank
-            && self.members.get(&rank).is_some_and(|member| member.is(hello) && !member.lost)
+            && self.members.get(&rank).is_some_and(|member| member.number == number && !member.lost)
         {
             self.members.remove(&rank);
             self.num_others -= self.is_other(hello);
         }
     }
 
-    /// The life line of `hello` has ended; the event to post unless it said goodbye before.
-    pub(super) fn lose(&mut self, hello: &Hello) -> Option<Event> {
-        let rank = hello.rank?;
-        let member = self.members.get_mut(&rank).filter(|member| member.is(hello) && !member.lost)?;
+    /// Whether this client is a member that has neither left nor been reported as lost.
+    pub(super) fn is_there(&self, hello: &Hello, number: ClientNumber) -> bool {
+        let member = hello.rank.and_then(|rank| self.members.get(&rank));
+        member.is_some_and(|member| member.number == number && !member.lost)
+    }
+
+    /// The life line of a member has ended and was not resumed in time; the event to post unless it has left.
+    pub(super) fn lose(&mut self, rank: u32, number: ClientNumber) -> Option<Event> {
+        let member = self.members.get_mut(&rank).filter(|member| member.number == number && !member.lost)?;
         member.lost = true;
-        self.num_others -= self.is_other(hello);
-        Some(Event::Lost { rank: rank as usize, host: hello.host.clone(), pid: hello.pid })
+        let hello = member.hello.clone();
+        self.num_others -= self.is_other(&hello);
+        tracing::warn!(member = %hello, "lost");
+        Some(Event::Lost { rank: rank as usize, host: hello.host, pid: hello.pid })
     }
 
     /// Number of members that are there and live in another process than this server.
@@ -163,24 +189,22 @@ impl Roster {
 }
 
 impl Member {
-    /// The number in the note is the same on all connections of one member.
-    fn is(&self, hello: &Hello) -> bool {
-        self.hello.note == hello.note
-    }
-
     /// Further connections of the same member are welcome; another process with its rank is not.
-    fn check_same(&self, hello: &Hello) -> Result<(), Refusal> {
+    fn check_same(&self, hello: &Hello, number: ClientNumber) -> Result<(), Refusal> {
         let held = &self.hello;
-        if self.lost {
-            let message =
-                format!("{held} was lost in this round and {hello} cannot take its place; try a new round");
-            return Err(Refusal::new(Cause::Rank, message));
-        }
-        if self.is(hello) {
-            return Ok(());
-        }
-        let message =
-            format!("{held} is there already, {hello} cannot be it too; try giving each rank its own RANK");
+        let is_same = self.number == number;
+        let message = match (self.lost, is_same) {
+            (false, true) => return Ok(()),
+            (true, true) => format!(
+                "{held} was reported as lost, since its connection broke or was silent for too long, and cannot resume in this round; try a new round, or a longer DRUMLINE_HOST_TIMEOUT"
+            ),
+            (true, false) => {
+                format!("{held} was lost in this round and {hello} cannot take its place; try a new round")
+            }
+            (false, false) => format!(
+                "{held} is there already, {hello} cannot be it too; try giving each rank its own RANK"
+            ),
+        };
         Err(Refusal::new(Cause::Rank, message))
     }
 }
@@ -206,6 +230,27 @@ mod tests {
         hello
     }
 
+    fn note(number: u8, line: Line) -> ClientNote {
+        let mut note = [number; 17];
+        note[16] = line as u8;
+        ClientNote::decode(&note).unwrap()
+    }
+
+    impl Roster {
+        /// Comes with a new life line.
+        fn life(&mut self, hello: &Hello) -> Result<Entry, Refusal> {
+            self.admit(hello, note(hello.note[0], Line::Life))
+        }
+
+        fn bye(&mut self, hello: &Hello) {
+            self.leave(hello, note(hello.note[0], Line::Life).number);
+        }
+
+        fn end(&mut self, hello: &Hello) -> Option<Event> {
+            self.lose(hello.rank.unwrap(), note(hello.note[0], Line::Life).number)
+        }
+    }
+
     fn life_line(rank: usize, incarnation: u64, before: Option<u64>) -> Result<Entry, Refusal> {
         Ok(Entry::LifeLine { rank, incarnation, before })
     }
@@ -217,49 +262,49 @@ mod tests {
     #[test]
     fn the_same_member_may_come_again_another_may_not() {
         let mut roster = Roster::new(ServerOptions::default());
-        assert_eq!(roster.admit(&hello(1, 4, 1)), life_line(1, 1, None));
-        assert_eq!(roster.admit(&hello(1, 4, 1)), Ok(Entry::Further));
-        let told = refusal(roster.admit(&hello(1, 4, 2)));
+        assert_eq!(roster.life(&hello(1, 4, 1)), life_line(1, 1, None));
+        assert_eq!(roster.admit(&hello(1, 4, 1), note(1, Line::Calls)), Ok(Entry::Further));
+        let told = refusal(roster.life(&hello(1, 4, 2)));
         assert!(
             told.starts_with("rank 1 (n1, pid 71) is there already, rank 1 (n1, pid 72) cannot"),
             "{told}"
         );
-        roster.leave(&hello(1, 4, 2));
-        assert!(roster.admit(&hello(1, 4, 2)).is_err(), "only the member itself can leave");
-        roster.leave(&hello(1, 4, 1));
-        assert_eq!(roster.lose(&hello(1, 4, 1)), None, "it has left");
-        assert_eq!(roster.admit(&hello(1, 4, 2)), life_line(1, 2, Some(1)));
+        roster.bye(&hello(1, 4, 2));
+        assert!(roster.life(&hello(1, 4, 2)).is_err(), "only the member itself can leave");
+        roster.bye(&hello(1, 4, 1));
+        assert_eq!(roster.end(&hello(1, 4, 1)), None, "it has left");
+        assert_eq!(roster.life(&hello(1, 4, 2)), life_line(1, 2, Some(1)));
     }
 
     #[test]
     fn whoever_comes_again_begins_the_next_meeting_and_the_others_join_it() {
         let mut roster = Roster::new(ServerOptions::default());
         for rank in 0..3 {
-            assert_eq!(roster.admit(&hello(rank, 4, 1)), life_line(rank, 1, None));
+            assert_eq!(roster.life(&hello(rank, 4, 1)), life_line(rank, 1, None));
         }
         for again in [2, 3] {
-            roster.leave(&hello(1, 4, again - 1));
-            assert_eq!(roster.admit(&hello(1, 4, again)), life_line(1, again.into(), Some(again as u64 - 1)));
+            roster.bye(&hello(1, 4, again - 1));
+            assert_eq!(roster.life(&hello(1, 4, again)), life_line(1, again.into(), Some(again as u64 - 1)));
         }
-        assert_eq!(roster.admit(&hello(3, 4, 1)), life_line(3, 3, None), "late, and in time for the newest");
-        roster.leave(&hello(0, 4, 1));
-        assert_eq!(roster.admit(&hello(0, 4, 2)), life_line(0, 3, Some(1)));
+        assert_eq!(roster.life(&hello(3, 4, 1)), life_line(3, 3, None), "late, and in time for the newest");
+        roster.bye(&hello(0, 4, 1));
+        assert_eq!(roster.life(&hello(0, 4, 2)), life_line(0, 3, Some(1)));
     }
 
     #[test]
     fn a_refusal_is_told_once_in_the_meeting_it_concerns() {
         let mut roster = Roster::new(ServerOptions::default());
-        roster.admit(&hello(0, 2, 1)).unwrap();
-        roster.admit(&hello(1, 2, 1)).unwrap();
+        roster.life(&hello(0, 2, 1)).unwrap();
+        roster.life(&hello(1, 2, 1)).unwrap();
         let told = |roster: &mut Roster, hello: Hello| {
-            let refusal = roster.admit(&hello).unwrap_err();
+            let refusal = roster.life(&hello).unwrap_err();
             let (meeting, event) = roster.refused(Some(&hello), refusal)?;
             matches!(event, Event::Refused { rank, .. } if rank == hello.rank.map(|rank| rank as usize))
                 .then_some(meeting)
         };
         assert_eq!(told(&mut roster, hello(1, 2, 5)), Some(1), "a duplicate of one that is there");
         assert_eq!(told(&mut roster, hello(1, 2, 6)), None, "known");
-        roster.leave(&hello(0, 2, 1));
+        roster.bye(&hello(0, 2, 1));
         assert_eq!(told(&mut roster, hello(0, 3, 2)), Some(2), "it came for the next meeting");
         assert_eq!(told(&mut roster, hello(0, 2, 2).round(9)), None, "nobody waits for another round's");
         let mut guest = hello(0, 3, 2);
@@ -272,30 +317,43 @@ mod tests {
     #[test]
     fn a_lost_rank_stays_lost_for_the_round() {
         let mut roster = Roster::new(ServerOptions::default());
-        roster.admit(&hello(0, 2, 1)).unwrap();
+        roster.life(&hello(0, 2, 1)).unwrap();
         assert_eq!(roster.num_others(), 1);
-        assert_eq!(roster.lose(&hello(0, 2, 1)), Some(Event::Lost { rank: 0, host: "n1".into(), pid: 71 }));
+        assert_eq!(roster.end(&hello(0, 2, 1)), Some(Event::Lost { rank: 0, host: "n1".into(), pid: 71 }));
         assert_eq!(roster.num_others(), 0);
-        assert!(refusal(roster.admit(&hello(0, 2, 3))).contains("was lost in this round"));
+        assert!(refusal(roster.life(&hello(0, 2, 3))).contains("was lost in this round"));
+        let resumed = roster.admit(&hello(0, 2, 1), note(1, Line::Resumed));
+        assert!(refusal(resumed).contains("was reported as lost"));
+    }
+
+    #[test]
+    fn a_life_line_is_resumed_by_its_member_alone() {
+        let mut roster = Roster::new(ServerOptions::default());
+        let unknown = refusal(roster.admit(&hello(0, 2, 1), note(1, Line::Resumed)));
+        assert!(unknown.contains("is not known here"), "{unknown}");
+        roster.life(&hello(0, 2, 1)).unwrap();
+        assert_eq!(roster.admit(&hello(0, 2, 1), note(1, Line::Resumed)), Ok(Entry::Resumed));
+        let other = refusal(roster.admit(&hello(0, 2, 2), note(2, Line::Resumed)));
+        assert!(other.contains("is there already"), "{other}");
     }
 
     #[test]
     fn both_values_are_in_every_refusal() {
         let mut roster = Roster::new(ServerOptions { world_size: None, round: 3 });
         let mut one = hello(0, 4, 1).round(3);
-        roster.admit(&one).unwrap();
-        let told = refusal(roster.admit(&hello(1, 8, 2).round(3)));
+        roster.life(&one).unwrap();
+        let told = refusal(roster.life(&hello(1, 8, 2).round(3)));
         assert!(
             told.contains("4 according to rank 0 (n1, pid 71), 8 according to rank 1 (n1, pid 72)"),
             "{told}"
         );
         assert!(
-            refusal(roster.admit(&hello(1, 4, 2))).contains("in round 3, rank 1 (n1, pid 72) in round 0")
+            refusal(roster.life(&hello(1, 4, 2))).contains("in round 3, rank 1 (n1, pid 72) in round 0")
         );
         assert!(
-            refusal(roster.admit(&hello(4, 4, 2).round(3))).contains("outside the world of 4 ranks, 0 to 3")
+            refusal(roster.life(&hello(4, 4, 2).round(3))).contains("outside the world of 4 ranks, 0 to 3")
         );
         (one.rank, one.world_size) = (None, 0);
-        assert_eq!(roster.admit(&one), Ok(Entry::Further), "a launcher is no member");
+        assert_eq!(roster.life(&one), Ok(Entry::Further), "a launcher is no member");
     }
 }

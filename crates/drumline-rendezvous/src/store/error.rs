@@ -50,6 +50,18 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// The server was there and does not answer any more.
+    #[error(
+        "the store at {addr} did not answer for {after:.1?} during {what}: its host (rank 0 or the launcher) stands still or cannot be reached; try looking at that host, or a longer DRUMLINE_HOST_TIMEOUT if the network may be out for so long"
+    )]
+    Silent {
+        /// Where it was.
+        addr: String,
+        /// The request.
+        what: String,
+        /// For how long nothing came.
+        after: Duration,
+    },
     /// Nobody answered as the store before the deadline.
     #[error(
         "no store at {addr} after {after:.1?}: {tried}; try checking that rank 0 (or the launcher) runs and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
@@ -151,7 +163,10 @@ impl StoreError {
 
     /// Whether a new round of the job may do better; the others are mistakes in the program or its set-up.
     pub fn is_recoverable(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Gone { .. } | Self::Unreachable { .. })
+        matches!(
+            self,
+            Self::Timeout { .. } | Self::Gone { .. } | Self::Silent { .. } | Self::Unreachable { .. }
+        )
     }
 
     /// A timeout as seen by one who has waited in several calls since `began`; other errors are as they were.

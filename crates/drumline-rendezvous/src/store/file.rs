@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  ┌────────────────────────────┬──────────┬──────────┬──
-//!  │ header: magic, version,    │ request 1│ request 2│ ..     only requests that change something, as frames
+//!  │ header: magic, version,    │ request 1│ request 2│ ..     only requests that change something, as records
 //!  │ run, host and pid of maker │          │          │
 //!  └────────────────────────────┴──────────┴──────────┴──
 //! ```
@@ -16,6 +16,7 @@
 //! A file of an earlier run is recognised by the name of the run in its header.
 
 mod header;
+mod record;
 mod watch;
 
 use super::Store;
@@ -23,7 +24,7 @@ use super::error::StoreError;
 use super::request::{Reply, Request};
 use super::timed_out::timed_out;
 use crate::core::Core;
-use crate::frame::{Call, Frame, encode_call};
+use crate::frame::Call;
 use crate::reminder::Reminder;
 use header::Header;
 use std::collections::HashMap;
@@ -214,12 +215,12 @@ impl Replica {
         let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut bytes, self.end)?;
         let (start, mut rest) = (self.end, bytes.as_slice());
-        while let Some(frame) = Frame::split(&mut rest).map_err(invalid)? {
-            if frame.seq != self.num_records + 1 {
-                return Err(invalid(format!("record {} has number {}", self.num_records + 1, frame.seq)));
+        while let Some(record) = record::split(&mut rest).map_err(invalid)? {
+            if record.id != self.num_records + 1 {
+                return Err(invalid(format!("record {} has number {}", self.num_records + 1, record.id)));
             }
-            let Call::Request(request) = frame.call().map_err(invalid)? else {
-                return Err(invalid(format!("record {} is no request", frame.seq)));
+            let (_, Call::Request(request)) = record.call().map_err(invalid)? else {
+                return Err(invalid(format!("record {} is no request", record.id)));
             };
             self.num_records += 1;
             self.end = start + (bytes.len() - rest.len()) as u64;
@@ -229,8 +230,7 @@ impl Replica {
     }
 
     fn write(&mut self, request: &Request) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        encode_call(self.num_records + 1, &Call::Request(request.clone()), &mut bytes);
+        let bytes = record::encode(self.num_records + 1, request);
         if self.file.metadata()?.len() > self.end {
             self.file.set_len(self.end)?;
         }

@@ -1,10 +1,21 @@
 //! The client of a [`TcpStoreServer`](crate::TcpStoreServer).
 //!
+//! ```text
+//!  call ─▶ number ─▶ an idle connection, or a new one ─▶ reply
+//!            ▲ the same number   │ broken, or silent for a second or two
+//!            └───────────────────┘ up to the deadline, or until the host was silent for DRUMLINE_HOST_TIMEOUT
+//! ```
 //! Many threads may call at once: each call has a connection to itself, taken from those that are idle, or opened
-//! for it. All of them bear the same random number, by which the server knows them as one member's. The first is
-//! the member's *life line*: should it end without a goodbye, the server tells everyone that the rank is lost.
+//! for it. All of them bear the same random number, by which the server knows them as one client's: a request that is
+//! sent again, because the connection broke before the reply came, is carried out once.
+//!
+//! A member has one connection more, its *life line*: should it end without a goodbye and not be resumed at once, the
+//! server reports the rank as lost.
 
 mod dial;
+mod life_line;
+mod numbers;
+mod silence;
 mod wire;
 
 use super::Store;
@@ -12,15 +23,20 @@ use super::error::StoreError;
 use super::request::{Reply, Request};
 use super::timed_out::timed_out;
 use crate::JobKey;
+use crate::client_note::{ClientNumber, Line};
+use crate::frame::Call;
 use crate::handshake::{Hello, Prover};
-use crate::job_key::random_bytes;
+use crate::worker_env::host_timeout;
 use dial::Dial;
+use life_line::{Ending, LifeLine};
+use numbers::Numbers;
+use silence::Silence;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use wire::{Broken, Wire};
+use wire::{Ask, Broken, Wire};
 
 /// Time for requests that wait for nobody, and for one more connection, unless less is wanted.
 const PROMPT: Duration = Duration::from_secs(30);
@@ -35,6 +51,9 @@ pub struct TcpStore {
     local: SocketAddr,
     server: SocketAddr,
     idle: Mutex<Vec<Wire>>,
+    numbers: Numbers,
+    silence: Arc<Silence>,
+    life_line: Mutex<Option<LifeLine>>,
     left: AtomicBool,
     prompt: Duration,
 }
@@ -48,25 +67,45 @@ impl TcpStore {
         hello: Hello,
         deadline: Instant,
     ) -> Result<TcpStore, StoreError> {
-        let mut number = [0; 16];
-        random_bytes(&mut number);
         let mut dial = Dial {
             addr: addr.into(),
             prover: Prover::from(key),
             is_secret: key.is_secret(),
-            hello: hello.note(&number),
+            hello,
+            number: ClientNumber::random(),
             was_there: false,
         };
-        let life_line = dial.open(deadline)?.into_life_line();
+        let is_member = dial.hello.rank.is_some();
+        let patience = host_timeout();
+        let silence = Arc::new(Silence::new(patience));
+        let line = if is_member { Line::Life } else { Line::Calls };
+        let first = dial.line(line).open(deadline, &silence)?;
         dial.was_there = true;
-        let (local, server) = life_line.ends().map_err(StoreError::io("the connection has no address"))?;
-        let (idle, left) = (Mutex::new(vec![life_line]), AtomicBool::new(false));
-        Ok(TcpStore { dial, local, server, idle, left, prompt: PROMPT })
+        let (local, server) = first.ends().map_err(StoreError::io("the connection has no address"))?;
+        let mut store = TcpStore {
+            dial: dial.line(Line::Calls),
+            local,
+            server,
+            idle: Mutex::default(),
+            numbers: Numbers::default(),
+            silence,
+            life_line: Mutex::default(),
+            left: AtomicBool::new(false),
+            prompt: PROMPT.max(patience),
+        };
+        if is_member {
+            let started = LifeLine::start(first, &dial, store.silence.clone());
+            let started = started.map_err(StoreError::io("cannot watch over the connection to the store"))?;
+            store.life_line = Mutex::new(Some(started));
+        } else {
+            store.give_back(first);
+        }
+        Ok(store)
     }
 
     /// A server that stands still is given up on after `limit` also by requests that wait for nobody.
     pub(crate) fn prompt_within(mut self, limit: Duration) -> Self {
-        self.prompt = limit.clamp(LEAST_PROMPT, PROMPT);
+        self.prompt = limit.clamp(LEAST_PROMPT, self.prompt);
         self
     }
 
@@ -82,15 +121,14 @@ impl TcpStore {
 
     /// Says goodbye: from now on the end of this process is no loss. Calls still work.
     pub fn bye(&self) {
-        if self.left.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        // Over a connection that is there: a store that has lost them all has lost this member too.
-        let wire = self.idle().pop();
-        if let Some(mut wire) = wire
-            && wire.say_bye().is_ok()
-        {
-            self.give_back(wire);
+        self.left.store(true, Ordering::Relaxed);
+        self.end_life_line(Ending::Goodbye);
+    }
+
+    fn end_life_line(&self, ending: Ending) {
+        let line = self.life_line.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(line) = line {
+            line.end(ending);
         }
     }
 
@@ -102,18 +140,70 @@ impl TcpStore {
         let idle = self.idle().pop();
         match idle {
             Some(wire) => Ok(wire),
-            None if self.left.load(Ordering::Relaxed) => self.dial.as_guest().open(deadline),
-            None => self.dial.open(deadline),
+            None if self.left.load(Ordering::Relaxed) => self.dial.as_guest().open(deadline, &self.silence),
+            None => self.dial.open(deadline, &self.silence),
         }
     }
 
     fn give_back(&self, wire: Wire) {
         let mut idle = self.idle();
-        if wire.is_life_line() {
-            idle.insert(0, wire);
-        } else if idle.len() <= IDLE {
+        if idle.len() < IDLE {
             idle.push(wire);
         }
+    }
+
+    /// The reply, or `None` if the deadline has passed.
+    fn ask(&self, call: &Call, until: Instant) -> Result<Option<Reply>, StoreError> {
+        let number = self.numbers.next();
+        let mut tries = 0;
+        loop {
+            let soon = Instant::now() + LEAST_PROMPT;
+            let mut wire = match self.take_wire(if tries == 0 { until.max(soon) } else { until }) {
+                Err(StoreError::Unreachable { .. }) if !self.silence.is_over(Instant::now()) => {
+                    return Ok(None);
+                }
+                other => other?,
+            };
+            let ask = Ask { id: number.id, oldest: number.oldest(), call, tries };
+            match wire.call(&ask, until) {
+                Ok(reply) => {
+                    if reply.is_some() {
+                        self.silence.broken();
+                    }
+                    self.give_back(wire);
+                    return Ok(reply);
+                }
+                Err(Broken::Frame(source)) => {
+                    return Err(StoreError::Protocol { addr: self.dial.addr.clone(), source });
+                }
+                Err(Broken::Closed(reason)) => return Err(StoreError::Rejected { reason }),
+                Err(Broken::Io(_) | Broken::Silent) if Instant::now() >= until => return Ok(None),
+                // What has happened to one has most likely happened to all.
+                Err(Broken::Io(_) | Broken::Silent) => self.idle().clear(),
+            }
+            tracing::debug!(store = %self.dial.addr, id = number.id, "no reply; the request is sent again");
+            self.silence.noticed(Instant::now());
+            tries += 1;
+        }
+    }
+}
+
+impl TcpStore {
+    /// Why there is no reply to a call that began then.
+    fn unanswered(&self, request: &Request, began: Instant) -> StoreError {
+        let now = Instant::now();
+        match (request.waits(), self.silence.lasted(now)) {
+            (true, None) => timed_out(self, request, began),
+            (true, Some(silent)) => StoreError::Timeout {
+                what: format!("{request} (the store at {} has been silent for {silent:.1?})", self.dial.addr),
+                after: now - began,
+            },
+            (false, _) => self.silent(request, now - began),
+        }
+    }
+
+    fn silent(&self, request: &Request, after: Duration) -> StoreError {
+        StoreError::Silent { addr: self.dial.addr.clone(), what: request.to_string(), after }
     }
 }
 
@@ -121,39 +211,28 @@ impl Store for TcpStore {
     fn call(&self, request: Request, deadline: Option<Instant>) -> Result<Reply, StoreError> {
         request.check_limits()?;
         let began = Instant::now();
-        let deadline = if request.waits() { deadline.unwrap_or(began) } else { began + self.prompt };
-        let mut wire = self.take_wire(deadline.max(began + Duration::from_secs(1)))?;
-        // What a wait was for is needed when it fails; other requests may carry much.
-        let wait = request.waits().then(|| request.clone());
-        let what = || wait.as_ref().map_or_else(|| String::from("a request"), Request::to_string);
-        let addr = || self.dial.addr.clone();
-        match wire.call(request, deadline) {
-            Ok(Some(reply)) => {
-                self.give_back(wire);
-                Ok(reply)
+        let until = if request.waits() { deadline.unwrap_or(began) } else { began + self.prompt };
+        let call = Call::Request(request);
+        let reply = self.ask(&call, until);
+        let Call::Request(request) = call else { unreachable!("it was made of a request") };
+        match reply {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(self.unanswered(&request, began)),
+            Err(StoreError::Unreachable { .. }) => {
+                let silent = self.silence.lasted(Instant::now()).unwrap_or(began.elapsed());
+                Err(self.silent(&request, silent))
             }
-            Ok(None) => {
-                self.give_back(wire);
-                Err(match &wait {
-                    Some(wait) => timed_out(self, wait, began),
-                    None => StoreError::Timeout { what: what(), after: began.elapsed() },
-                })
+            Err(StoreError::Gone { addr, source, .. }) => {
+                Err(StoreError::Gone { addr, what: request.to_string(), source })
             }
-            Err(Broken::Io(source)) => Err(StoreError::Gone { addr: addr(), what: what(), source }),
-            Err(Broken::Frame(source)) => Err(StoreError::Protocol { addr: addr(), source }),
-            Err(Broken::Closed(reason)) => Err(StoreError::Rejected { reason }),
+            Err(error) => Err(error),
         }
     }
 }
 
 impl Drop for TcpStore {
     fn drop(&mut self) {
-        let left = self.left.load(Ordering::Relaxed) || std::thread::panicking();
-        if let Some(wire) = self.idle().first_mut()
-            && !left
-        {
-            let _ = wire.say_bye();
-        }
+        self.end_life_line(if std::thread::panicking() { Ending::Silent } else { Ending::Goodbye });
     }
 }
 

@@ -55,7 +55,7 @@ fn a_killed_process_is_lost_within_a_moment() {
     child.kill().unwrap();
     let killed = Instant::now();
     let events = log.next_batch(after(5000)).unwrap();
-    assert!(killed.elapsed() < Duration::from_millis(500), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_millis(900), "{:?}", killed.elapsed());
     let host = Hello::new(Role::Store).host;
     assert_eq!(events, [Event::Lost { rank: 1, host, pid: child.id() }]);
     child.wait().unwrap();
@@ -67,7 +67,7 @@ fn exit_and_panic_are_losses_and_a_goodbye_is_none() {
         let job = Job::start();
         let store = job.member(0, 2);
         start(&job, end).wait().unwrap();
-        let events = events::follow(&store).next_batch(after(300)).unwrap();
+        let events = events::follow(&store).next_batch(after(900)).unwrap();
         assert_eq!(matches!(events[..], [Event::Lost { rank: 1, .. }]), is_lost, "{end}: {events:?}");
         assert_eq!(events.is_empty(), !is_lost, "{end}: {events:?}");
     }
@@ -84,11 +84,11 @@ fn only_the_life_line_counts() {
         }
     });
     drop(job.guest());
-    assert!(events::follow(&watcher).next_batch(after(200)).unwrap().is_empty());
+    assert!(events::follow(&watcher).next_batch(after(800)).unwrap().is_empty());
     member.bye();
     member.set("after", b"goodbye").unwrap();
     drop(member);
-    assert!(events::follow(&watcher).next_batch(after(200)).unwrap().is_empty());
+    assert!(events::follow(&watcher).next_batch(after(800)).unwrap().is_empty());
     assert_eq!(watcher.get("after", after(0)).unwrap(), b"goodbye");
 }
 
@@ -195,7 +195,7 @@ fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
         drop(member);
         assert!(began.elapsed() < Duration::from_millis(500), "frozen {frozen}: {:?}", began.elapsed());
         job.thaw();
-        let events = events::follow(&watcher).next_batch(after(300)).unwrap();
+        let events = events::follow(&watcher).next_batch(after(800)).unwrap();
         assert!(events.is_empty(), "frozen {frozen}: {events:?}");
     }
 }

@@ -105,7 +105,7 @@ fn other_version() {
         }
     };
     assert!(matches!(&error, HandshakeError::Refused(refusal) if refusal.cause == Cause::Version));
-    assert!(error.to_string().contains("speaks version 1, this rank version 2"), "{error}");
+    assert!(error.to_string().contains("speaks version 2, this rank version 3"), "{error}");
     let told = events::follow_in(&waiting, 1).next_batch(after(5000)).unwrap();
     assert!(matches!(&told[..], [Event::Refused { rank: None, .. }]), "{told:?}");
 }

@@ -2,9 +2,9 @@
 
 use crate::process::{Server, ServerProcess};
 use crate::{Job, after, eventually};
-use drumline_rendezvous::frame::{Call, MAX_FRAME, encode_call};
-use drumline_rendezvous::handshake::{ClientHandshake, ClientStep, Prover};
-use drumline_rendezvous::{Hello, JobKey, Request, Role, Store, StoreError, TcpStore};
+use drumline_rendezvous::frame::{Call, FRAME_OVERHEAD, Sealer, encode_call};
+use drumline_rendezvous::handshake::{ClientHandshake, ClientStep, Prover, Session};
+use drumline_rendezvous::{ClientNumber, Hello, JobKey, Line, Request, Role, Store, StoreError, TcpStore};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::time::{Duration, Instant};
@@ -34,10 +34,15 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// A connection that has been let in, by hand.
-fn proved(job: &impl Server) -> TcpStream {
+/// As no member, with a client's note.
+fn guest() -> Hello {
+    Hello::new(Role::Store).note(&ClientNumber::random().note(Line::Calls))
+}
+
+/// A connection that has been let in, by hand, and its keys.
+fn proved(job: &impl Server) -> (TcpStream, Session) {
     let mut stream = dial(job);
-    let mut client = ClientHandshake::new(&Prover::from(job.key()), &Hello::new(Role::Store)).unwrap();
+    let mut client = ClientHandshake::new(&Prover::from(job.key()), &guest()).unwrap();
     stream.write_all(client.opening()).unwrap();
     loop {
         let mut bytes = vec![0; client.want()];
@@ -45,9 +50,18 @@ fn proved(job: &impl Server) -> TcpStream {
         match client.receive(&bytes).unwrap() {
             ClientStep::Send(proof) => stream.write_all(&proof[..]).unwrap(),
             ClientStep::More => {}
-            ClientStep::Welcome(_) => return stream,
+            ClientStep::Welcome(session) => return (stream, session),
         }
     }
+}
+
+/// Requests numbered from 1, sealed for this connection.
+fn sealed(session: &Session, requests: impl IntoIterator<Item = Request>) -> Vec<u8> {
+    let (mut sealer, mut bytes) = (Sealer::new(session.outgoing()), Vec::new());
+    for (id, request) in (1..).zip(requests) {
+        sealer.seal(&mut bytes, |out| encode_call(id, id, &Call::Request(request), out));
+    }
+    bytes
 }
 
 #[test]
@@ -193,7 +207,7 @@ fn a_key_that_is_nearly_right_gets_the_same_answer_as_any_other() {
 fn a_member_that_proves_itself_slowly_still_gets_in() {
     let job = Job::start();
     let mut stream = dial(&job);
-    let mut client = ClientHandshake::new(&Prover::from(&job.key), &Hello::new(Role::Store)).unwrap();
+    let mut client = ClientHandshake::new(&Prover::from(&job.key), &guest()).unwrap();
     for byte in client.opening() {
         stream.write_all(&[*byte]).unwrap();
         std::thread::sleep(Duration::from_millis(2));
@@ -211,18 +225,19 @@ fn a_member_that_proves_itself_slowly_still_gets_in() {
 }
 
 #[test]
-fn a_recorded_handshake_is_worth_nothing() {
+fn a_recorded_connection_is_worth_nothing() {
     let job = Job::start();
     let store = job.guest();
     let mut stream = dial(&job);
-    let mut client = ClientHandshake::new(&Prover::from(&job.key), &Hello::new(Role::Store)).unwrap();
+    let mut client = ClientHandshake::new(&Prover::from(&job.key), &guest()).unwrap();
     let mut recorded = client.opening().to_vec();
     stream.write_all(&recorded).unwrap();
     let mut answer = vec![0; client.want()];
     stream.read_exact(&mut answer).unwrap();
     let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!() };
+    let ClientStep::Welcome(session) = client.receive(&[0]).unwrap() else { panic!() };
     recorded.extend_from_slice(&proof[..]);
-    encode_call(1, &Call::Request(Request::Set { key: "evil".into(), value: Vec::new() }), &mut recorded);
+    recorded.extend(sealed(&session, [Request::Set { key: "evil".into(), value: Vec::new() }]));
     // The one it was made for: control.
     stream.write_all(&recorded[58..]).unwrap();
     store.get("evil", after(5000)).unwrap();
@@ -239,22 +254,31 @@ fn a_recorded_handshake_is_worth_nothing() {
 fn a_member_that_breaks_the_rules_loses_its_connection_only() {
     let job = Job::start();
     let store = job.guest();
-    let mut wrong_number = Vec::new();
-    encode_call(7, &Call::Request(Request::NumKeys), &mut wrong_number);
-    let mut many_waits = Vec::new();
-    for seq in 1..=100 {
-        encode_call(seq, &Call::Request(Request::Get { key: format!("never{seq}") }), &mut many_waits);
-    }
-    let unknown = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 77];
-    let cases: [(&[u8], &str); 4] = [
-        (&(MAX_FRAME as u32 + 1).to_le_bytes(), "got a length of 67125249"),
-        (&wrong_number, "expected frame number 1, got 7"),
-        (&unknown, "unknown frame kind 77"),
-        (&many_waits, "64 waits open"),
+    let num_keys = |session: &Session| sealed(session, [Request::NumKeys]);
+    type Bytes<'a> = &'a dyn Fn(&Session) -> Vec<u8>;
+    let twice: Bytes<'_> = &|session| num_keys(session).repeat(2);
+    let second_first: Bytes<'_> =
+        &|session| sealed(session, [Request::NumKeys, Request::NumKeys]).split_off(FRAME_OVERHEAD + 17);
+    let changed: Bytes<'_> = &|session| num_keys(session).iter().map(|byte| byte ^ 1).collect();
+    let unsealed: Bytes<'_> = &|_| vec![0; 64];
+    let unknown: Bytes<'_> = &|session| {
+        let mut bytes = Vec::new();
+        Sealer::new(session.outgoing()).seal(&mut bytes, |out| out.extend([[0; 8], [77; 8], [0; 8]].concat()));
+        bytes
+    };
+    let many_waits: Bytes<'_> =
+        &|session| sealed(session, (1..=100).map(|i| Request::Get { key: format!("never{i}") }));
+    let cases: [(Bytes<'_>, &str); 6] = [
+        (twice, "expected frame 2 of this connection, got frame 1: frames were repeated"),
+        (second_first, "expected frame 1 of this connection, got frame 2"),
+        (changed, "frame 1 of this connection was changed on the way"),
+        (unsealed, "frame 1 of this connection was changed on the way"),
+        (unknown, "unknown frame kind 77"),
+        (many_waits, "64 waits open"),
     ];
     for (bytes, part) in cases {
-        let mut stream = proved(&job);
-        stream.write_all(bytes).unwrap();
+        let (mut stream, session) = proved(&job);
+        stream.write_all(&bytes(&session)).unwrap();
         let told = String::from_utf8_lossy(&rest(&mut stream)).into_owned();
         assert!(told.contains(part), "{part}: {told:?}");
     }
@@ -262,15 +286,26 @@ fn a_member_that_breaks_the_rules_loses_its_connection_only() {
 }
 
 #[test]
+fn a_frame_of_one_connection_is_not_believed_on_another() {
+    let job = Job::start();
+    let ((mut one, its), (mut two, others)) = (proved(&job), proved(&job));
+    let set = |key: &str| Request::Set { key: key.into(), value: Vec::new() };
+    one.write_all(&sealed(&others, [set("swapped")])).unwrap();
+    let told = String::from_utf8_lossy(&rest(&mut one)).into_owned();
+    assert!(told.contains("comes from another connection"), "{told:?}");
+    two.write_all(&sealed(&others, [set("own")])).unwrap();
+    job.guest().get("own", after(5000)).expect("control: the connection it was made for");
+    assert_eq!(job.guest().list("").unwrap(), ["own"]);
+    drop(its);
+}
+
+#[test]
 fn one_who_asks_much_and_listens_to_nothing_is_held_up() {
     let job = ServerProcess::start();
     let store = job.guest();
     store.set("large", &vec![1; 4 << 20]).unwrap();
-    let mut asker = proved(&job);
-    let mut bytes = Vec::new();
-    for seq in 1..=1000 {
-        encode_call(seq, &Call::Request(Request::Get { key: "large".into() }), &mut bytes);
-    }
+    let (mut asker, session) = proved(&job);
+    let bytes = sealed(&session, (1..=1000).map(|_| Request::Get { key: "large".into() }));
     let memory = job.resident_kib();
     asker.write_all(&bytes).unwrap();
     std::thread::sleep(Duration::from_millis(200));
@@ -278,7 +313,7 @@ fn one_who_asks_much_and_listens_to_nothing_is_held_up() {
     let grown = job.resident_kib().saturating_sub(memory);
     assert!(grown < 32 * 1024, "{grown} KiB more for 4,000,000 KiB asked");
     // And when it listens after all, every answer comes.
-    let mut left = 1000u64 * (4 + 8 + 1 + 4 + (4 << 20));
+    let mut left = 1000u64 * (FRAME_OVERHEAD as u64 + 8 + 1 + 4 + (4 << 20));
     let mut buffer = vec![0; 1 << 20];
     while left > 0 {
         left -= asker.read(&mut buffer).unwrap() as u64;

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 const MAGIC: [u8; 8] = *b"DRUMFILE";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Magic, version, length of the rest.
 const FIXED: usize = 8 + 2 + 2;
 const MAX_RUN: usize = 1024;

@@ -1,6 +1,8 @@
 //! Reaching the server: resolve, connect, shake hands; again and again until it is there.
 
+use super::silence::Silence;
 use super::wire::Wire;
+use crate::client_note::{ClientNumber, Line};
 use crate::handshake::{HandshakeError, Hello, Prover, YOUNG, connect_with};
 use crate::reminder::Reminder;
 use crate::resolve::resolve;
@@ -12,8 +14,15 @@ use std::time::{Duration, Instant};
 
 /// Time for one try, as long as a server has patience with a stranger.
 const TRY: Duration = Duration::from_secs(5);
+/// Time for one try at a server that was there before. After an outage the system's own tries come late, ours do not.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
+/// The part of it in which the other host must answer at all.
+const REACH_AGAIN: Duration = Duration::from_secs(1);
 /// Pauses between tries grow from the first to the last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
+/// Pause after a host that was there before has taken a connection and said nothing: its process stands still, and what
+/// we leave there has to be cleared away by it later.
+const FROZEN: Duration = Duration::from_secs(3);
 /// A server that closes at once without an answer, this often, does not know our job. (One that takes its time has
 /// too many strangers and has dropped us for one of them.)
 const CLOSED: u32 = 3;
@@ -27,6 +36,7 @@ pub(super) struct Dial {
     pub(super) prover: Prover,
     pub(super) is_secret: bool,
     pub(super) hello: Hello,
+    pub(super) number: ClientNumber,
     /// The server was there before: if nobody listens now, it is gone and not late.
     pub(super) was_there: bool,
 }
@@ -35,6 +45,8 @@ pub(super) struct Dial {
 enum Missed {
     /// Try again.
     Retry(String),
+    /// The host took the connection, and its server said nothing; try again.
+    Frozen(String),
     /// The server closed at once without an answer.
     Closed,
     /// It will not get better.
@@ -42,6 +54,11 @@ enum Missed {
 }
 
 impl Dial {
+    /// The same way for this purpose.
+    pub(super) fn line(&self, line: Line) -> Dial {
+        Dial { hello: self.hello.clone().note(&self.number.note(line)), ..self.clone() }
+    }
+
     /// The same way as nobody's member.
     pub(super) fn as_guest(&self) -> Dial {
         let mut guest = self.clone();
@@ -49,45 +66,21 @@ impl Dial {
         guest
     }
 
-    /// A connection that has been let in.
-    pub(super) fn open(&self, deadline: Instant) -> Result<Wire, StoreError> {
-        resolve(&self.addr, deadline)?;
-        let (began, mut tried, mut pause, mut closed) = (Instant::now(), Tried::default(), PAUSES[0], 0);
-        let mut reminder = Reminder::new(began);
+    /// A connection that has been let in. A host that has been there is given up when it was silent for too long.
+    pub(super) fn open(&self, deadline: Instant, silence: &Silence) -> Result<Wire, StoreError> {
+        let mut tries = Tries::new(self, deadline)?;
         loop {
-            for (addr, result) in self.try_each(deadline) {
-                match result {
-                    Ok(wire) => return Ok(wire),
-                    Err(Missed::Final(error)) => return Err(error),
-                    Err(Missed::Closed) if closed + 1 == CLOSED => {
-                        return Err(StoreError::Handshake { addr, source: HandshakeError::Closed });
-                    }
-                    Err(Missed::Closed) => {
-                        closed += 1;
-                        tried.note(addr, "closed the connection without an answer".into());
-                    }
-                    Err(Missed::Retry(outcome)) => tried.note(addr, outcome),
-                }
+            if let Some(wire) = tries.round(silence)? {
+                return Ok(wire);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            let end = silence.ends().filter(|_| self.was_there).map_or(deadline, |end| end.min(deadline));
+            let left = end.saturating_duration_since(now);
             if left.is_zero() {
-                return Err(StoreError::Unreachable {
-                    addr: self.addr.clone(),
-                    after: began.elapsed(),
-                    tried,
-                });
+                return Err(tries.given_up());
             }
-            if reminder.is_due(Instant::now()) {
-                let (rank, addr, waited) = (self.hello.rank, &self.addr, began.elapsed());
-                tracing::warn!(
-                    rank,
-                    addr,
-                    "{} still waits for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}",
-                    self.hello
-                );
-            }
-            std::thread::sleep(pause.min(left));
-            pause = (pause * 3 / 2).min(PAUSES[1]);
+            tries.remind(left);
+            std::thread::sleep(tries.pause().min(left));
         }
     }
 
@@ -102,7 +95,7 @@ impl Dial {
         let mut results = Vec::new();
         for addr in addrs {
             let result = self.try_one(addr, deadline);
-            let ends = !matches!(result, Err(Missed::Retry(_)));
+            let ends = !matches!(result, Err(Missed::Retry(_) | Missed::Frozen(_)));
             results.push((addr.to_string(), result));
             if ends {
                 break;
@@ -116,29 +109,109 @@ impl Dial {
             return Err(Missed::Final(StoreError::NeedsSecret { addr: addr.to_string() }));
         }
         let now = Instant::now();
+        let (patience, reach) = if self.was_there { (TRY_AGAIN, REACH_AGAIN) } else { (TRY, TRY) };
         // A deadline that has passed still gets one honest try.
-        let deadline = deadline.clamp(now + PAUSES[1], now + TRY);
-        let mut stream =
-            TcpStream::connect_timeout(&addr, deadline - now).map_err(|source| match source.kind() {
-                ErrorKind::ConnectionRefused if self.was_there => Missed::Final(StoreError::Gone {
-                    addr: addr.to_string(),
-                    what: "connecting once more".into(),
-                    source,
-                }),
-                _ => Missed::Retry(describe(&source, deadline - now)),
-            })?;
+        let deadline = deadline.clamp(now + PAUSES[1], now + patience);
+        let reach = reach.min(deadline - now);
+        let mut stream = TcpStream::connect_timeout(&addr, reach).map_err(|source| match source.kind() {
+            ErrorKind::ConnectionRefused if self.was_there => Missed::Final(StoreError::Gone {
+                addr: addr.to_string(),
+                what: "connecting once more".into(),
+                source,
+            }),
+            _ => Missed::Retry(describe(&source, reach)),
+        })?;
         if is_own_echo(&stream) {
             return Err(Missed::Retry(NOBODY.into()));
         }
         tune(&stream).map_err(|error| Missed::Retry(error.to_string()))?;
+        let told = |error: HandshakeError| format!("took the connection, then: {error}");
         match connect_with(&mut stream, &self.prover, &self.hello, deadline) {
-            Ok(_) => Wire::new(stream).map_err(|error| Missed::Retry(error.to_string())),
+            Ok(session) => Ok(Wire::new(stream, &session)),
             Err(HandshakeError::Closed) if now.elapsed() < YOUNG => Err(Missed::Closed),
-            Err(error @ (HandshakeError::Closed | HandshakeError::Timeout(_) | HandshakeError::Io(_))) => {
-                Err(Missed::Retry(format!("took the connection, then: {error}")))
-            }
+            Err(error @ HandshakeError::Timeout(_)) => Err(Missed::Frozen(told(error))),
+            Err(error @ (HandshakeError::Closed | HandshakeError::Io(_))) => Err(Missed::Retry(told(error))),
             Err(source) => Err(Missed::Final(StoreError::Handshake { addr: addr.to_string(), source })),
         }
+    }
+}
+
+/// The tries so far.
+pub(super) struct Tries<'a> {
+    dial: &'a Dial,
+    deadline: Instant,
+    began: Instant,
+    tried: Tried,
+    closed: u32,
+    pause: Duration,
+    is_frozen: bool,
+    reminder: Reminder,
+}
+
+impl<'a> Tries<'a> {
+    pub(super) fn new(dial: &'a Dial, deadline: Instant) -> Result<Tries<'a>, StoreError> {
+        // A name that was known once is known again.
+        if !dial.was_there {
+            resolve(&dial.addr, deadline)?;
+        }
+        let (began, tried) = (Instant::now(), Tried::default());
+        let reminder = Reminder::new(began);
+        Ok(Tries { dial, deadline, began, tried, closed: 0, pause: PAUSES[0], is_frozen: false, reminder })
+    }
+
+    /// One try at each address; `None`: try again after a [`pause`](Self::pause).
+    pub(super) fn round(&mut self, silence: &Silence) -> Result<Option<Wire>, StoreError> {
+        self.is_frozen = false;
+        for (addr, result) in self.dial.try_each(self.deadline) {
+            match result {
+                Ok(wire) => {
+                    silence.broken();
+                    return Ok(Some(wire));
+                }
+                Err(Missed::Final(error)) => return Err(error),
+                Err(Missed::Closed) if self.closed + 1 == CLOSED => {
+                    return Err(StoreError::Handshake { addr, source: HandshakeError::Closed });
+                }
+                Err(Missed::Closed) => {
+                    self.closed += 1;
+                    self.tried.note(addr, "closed the connection without an answer".into());
+                }
+                Err(Missed::Frozen(outcome)) => {
+                    // The host lives; its process is another matter, for which each request has its own deadline.
+                    silence.broken();
+                    self.is_frozen = true;
+                    self.tried.note(addr, outcome);
+                }
+                Err(Missed::Retry(outcome)) => {
+                    silence.noticed(Instant::now());
+                    self.tried.note(addr, outcome);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// How long to rest before the next round.
+    pub(super) fn pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 3 / 2).min(PAUSES[1]);
+        if self.is_frozen && self.dial.was_there { FROZEN } else { pause }
+    }
+
+    fn remind(&mut self, left: Duration) {
+        if self.reminder.is_due(Instant::now()) {
+            let Dial { addr, hello, .. } = self.dial;
+            let (rank, waited, tried) = (hello.rank, self.began.elapsed(), &self.tried);
+            tracing::warn!(
+                rank,
+                addr,
+                "{hello} still waits for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}"
+            );
+        }
+    }
+
+    fn given_up(self) -> StoreError {
+        StoreError::Unreachable { addr: self.dial.addr.clone(), after: self.began.elapsed(), tried: self.tried }
     }
 }
 
