@@ -6,6 +6,7 @@ mod doctor;
 mod generate;
 mod hold;
 mod job;
+mod key;
 mod launch;
 mod plot;
 mod run;
@@ -43,6 +44,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Watch(watch::WatchArgs),
     Doctor(doctor::DoctorArgs),
+    Key(key::KeyArgs),
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
     OnHost,
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Watch(args) => watch::watch(args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Key(args) => key::key(&args),
         Command::OnHost => run::on_host(),
         Command::Keeper => drumline_launch::keep().map_err(Into::into),
         Command::Hold(args) => hold::hold(&args),

@@ -186,8 +186,7 @@ impl Rank {
                 ClientStep::More => {}
                 ClientStep::Welcome(session) => {
                     self.handshake = None;
-                    self.seals =
-                        Some((Sealer::new(session.outgoing()), Opener::new(session.incoming())));
+                    self.seals = Some((Sealer::new(session.outgoing()), Opener::new(session.incoming())));
                     return Ok(true);
                 }
             }

@@ -4,18 +4,20 @@
 //!  method, options, environment ─▶ Place (pure: `place`) ─▶ host the store if it falls to us ─▶ connect ─▶ Member
 //! ```
 //! `env://` takes everything from variables, `tcp://host:port` names the store, `file:///path` names a file on a disk
-//! that all ranks share, in which rank 0 writes where its store is. Not here: what the members then do.
+//! that all ranks share, in which rank 0 writes where its store is. On one machine ranks that were given no key share one
+//! that rank 0 makes (`user_key`). Not here: what the members then do.
 
 mod error;
 mod meeting_file;
 mod method;
 mod place;
+mod user_key;
 
 pub use error::InitError;
 
 use crate::JobKey;
 use crate::events;
-use crate::handshake::{Hello, Role, this_host};
+use crate::handshake::{HandshakeError, Hello, Role, this_host};
 use crate::resolve::resolve;
 use crate::server::{ServerOptions, TcpStoreServer};
 use crate::store::Store;
@@ -24,10 +26,12 @@ use crate::store::tcp::TcpStore;
 use meeting_file::MeetingFile;
 use method::Method;
 use place::{Master, Place};
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use user_key::{Found, KeyFile};
 
 /// How long the host of the store waits for others to leave before it ends: they learn of each other's death there.
 const LINGER: Duration = Duration::from_secs(30);
@@ -46,7 +50,7 @@ pub struct InitOptions {
     pub world_size: Option<usize>,
     /// Time to meet; `None`: what `DRUMLINE_TIMEOUT` says, or else 300 seconds.
     pub timeout: Option<Duration>,
-    /// The job key.
+    /// The job key; `None`: what `DRUMLINE_JOB_KEY_FILE` names, or else on one machine a key that rank 0 makes.
     pub key: Option<JobKey>,
 }
 
@@ -68,7 +72,7 @@ pub struct Member {
     pub incarnation: u64,
     /// This machine.
     pub host: String,
-    /// The job's secret, or the open key.
+    /// The job's secret.
     pub key: JobKey,
     /// The store through which all meet.
     pub store: Arc<dyn Store>,
@@ -79,6 +83,7 @@ pub struct Member {
     client: Option<Arc<TcpStore>>,
     hosted: Option<TcpStoreServer>,
     meeting_file: Option<MeetingFile>,
+    key_file: Option<KeyFile>,
     abandoned: AtomicBool,
 }
 
@@ -96,8 +101,8 @@ pub fn init(method: &str, options: InitOptions) -> Result<Member, InitError> {
     let began = Instant::now();
     let method = Method::parse(method)?;
     let key = match &options.key {
-        Some(key) => key.clone(),
-        None => JobKey::from_env()?,
+        Some(key) => Some(key.clone()),
+        None => Some(JobKey::from_env()?).filter(JobKey::is_secret),
     };
     let env = |name: &str| std::env::var(name).ok();
     let place = Place::find(&env, &method, &options)?;
@@ -113,14 +118,18 @@ pub fn from_env() -> Result<Member, InitError> {
     init("env://", InitOptions::default())
 }
 
-fn meet(place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
-    let Some(Master { host, port, given }) = place.master.clone() else { return Err(place::no_master()) };
+fn meet(place: Place, key: Option<JobKey>, deadline: Instant) -> Result<Member, InitError> {
+    let Some(Master { host, port, given, .. }) = place.master.clone() else { return Err(place::no_master()) };
     let addr = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let name_giver = |error| match error {
         InitError::Store(source @ StoreError::Unresolved { .. }) => InitError::Host { given, source },
         other => other,
     };
-    meet_at(&addr, place, key, deadline).map_err(name_giver)
+    let met = match key {
+        Some(key) => meet_at(&addr, place, key, deadline),
+        None => meet_without_key(&addr, place, deadline),
+    };
+    met.map_err(name_giver)
 }
 
 fn meet_at(addr: &str, place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
@@ -130,7 +139,52 @@ fn meet_at(addr: &str, place: Place, key: JobKey, deadline: Instant) -> Result<M
     }
     let server = place.host(&resolve(addr, deadline)?[..], &key)?;
     let client = place.connect(&server.local_addr().to_string(), &key, deadline)?;
-    place.member(key, client, Hosting { server: Some(server), file: None }, deadline)
+    place.member(key, client, Hosting { server: Some(server), ..Hosting::default() }, deadline)
+}
+
+/// On one machine rank 0 makes a key for all; between machines there is none, and the error says so.
+fn meet_without_key(addr: &str, place: Place, deadline: Instant) -> Result<Member, InitError> {
+    let addrs = resolve(addr, deadline)?;
+    let one_machine =
+        addrs.iter().all(|addr| addr.ip().is_loopback()) || place.local_world_size == Some(place.world_size);
+    if !one_machine || place.agent_hosts {
+        return meet_at(addr, place, JobKey::open(), deadline);
+    }
+    if !place.is_host() {
+        return join_by_user_key(&addrs, place, deadline);
+    }
+    let key = JobKey::random();
+    let server = place.host_somewhere(&addrs, &key)?;
+    let listens = server.local_addr();
+    // The ranks that were given a name look for each of its addresses.
+    let asked = addrs.iter().find(|addr| addr.ip() == listens.ip()).copied().unwrap_or(listens);
+    let is_alone = place.world_size == 1;
+    let key_file = if is_alone { None } else { Some(KeyFile::publish(asked, listens, &key)?) };
+    let client = place.connect(&listens.to_string(), &key, deadline)?;
+    place.member(key, client, Hosting { server: Some(server), key_file, ..Hosting::default() }, deadline)
+}
+
+/// A key that an earlier run has left is not the one that the server has: then a new one is waited for.
+fn join_by_user_key(addrs: &[SocketAddr], place: Place, deadline: Instant) -> Result<Member, InitError> {
+    let mut refused: Option<(Found, InitError)> = None;
+    loop {
+        let found = match (user_key::find(addrs, refused.as_ref().map(|(found, _)| found), deadline), refused)
+        {
+            (Ok(found), _) => found,
+            (Err(_), Some((_, error))) => return Err(error),
+            (Err(error), None) => return Err(error),
+        };
+        match place.connect(&found.addr.to_string(), &found.key, deadline) {
+            Ok(client) => return place.member(found.key, client, Hosting::default(), deadline),
+            Err(
+                error @ InitError::Store(StoreError::Handshake {
+                    source: HandshakeError::Closed | HandshakeError::NotProved,
+                    ..
+                }),
+            ) => refused = Some((found, error)),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// What the host of the store keeps for the others.
@@ -138,6 +192,7 @@ fn meet_at(addr: &str, place: Place, key: JobKey, deadline: Instant) -> Result<M
 struct Hosting {
     server: Option<TcpStoreServer>,
     file: Option<MeetingFile>,
+    key_file: Option<KeyFile>,
 }
 
 /// The file holds a secret made for this meeting, so any address will do.
@@ -148,7 +203,12 @@ fn meet_by_file(path: &std::path::Path, place: Place, deadline: Instant) -> Resu
         let server = server.map_or_else(|| place.host("127.0.0.1:0", &key), Ok)?;
         let file = MeetingFile::publish(path, server.local_addr(), &key)?;
         let client = place.connect(&server.local_addr().to_string(), &key, deadline)?;
-        return place.member(key, client, Hosting { server: Some(server), file: Some(file) }, deadline);
+        return place.member(
+            key,
+            client,
+            Hosting { server: Some(server), file: Some(file), key_file: None },
+            deadline,
+        );
     }
     let found = meeting_file::find(path, deadline)?;
     let client = place.connect(&found.addr.to_string(), &found.key, deadline);
@@ -160,6 +220,21 @@ impl Place {
     fn host(&self, addr: impl std::net::ToSocketAddrs, key: &JobKey) -> Result<TcpStoreServer, InitError> {
         let options = ServerOptions { world_size: Some(self.world_size), round: self.round };
         Ok(TcpStoreServer::bind(addr, key, options)?)
+    }
+
+    /// Listens on one of these addresses. A port that was our own choice and that somebody else has is left to him: the
+    /// key file says which one we have instead.
+    fn host_somewhere(&self, addrs: &[SocketAddr], key: &JobKey) -> Result<TcpStoreServer, InitError> {
+        match self.host(addrs, key) {
+            Err(InitError::Store(StoreError::Bind { source, .. }))
+                if source.kind() == ErrorKind::AddrInUse
+                    && self.master.as_ref().is_some_and(|master| master.is_derived) =>
+            {
+                let any: Vec<_> = addrs.iter().map(|addr| SocketAddr::new(addr.ip(), 0)).collect();
+                self.host(&any[..], key)
+            }
+            other => other,
+        }
     }
 
     fn connect(&self, addr: &str, key: &JobKey, deadline: Instant) -> Result<TcpStore, InitError> {
@@ -191,6 +266,7 @@ impl Place {
             client: Some(client),
             hosted: hosting.server,
             meeting_file: hosting.file,
+            key_file: hosting.key_file,
             abandoned: AtomicBool::new(false),
         })
     }
@@ -222,6 +298,7 @@ impl Member {
             client: None,
             hosted: None,
             meeting_file: None,
+            key_file: None,
             abandoned: AtomicBool::new(false),
         }
     }
@@ -243,6 +320,7 @@ impl Drop for Member {
     /// A rank that panics says no goodbye, so that the others learn of it; its store then ends with it.
     fn drop(&mut self) {
         self.meeting_file.take();
+        self.key_file.take();
         if std::thread::panicking() {
             return;
         }

@@ -1,13 +1,14 @@
 //! The job key: 256 random bits that the processes of one job share and nobody else knows.
 //!
 //! It reaches a worker by an inherited descriptor or a private file, never by an argument or a variable, which other
-//! programs of the machine could read. Without one there is the open key, known to all, good on loopback only.
+//! programs of the machine could read. Ranks on one machine that were given none share one that rank 0 makes
+//! (`init/user_key.rs`). Where even that cannot be there is the open key, known to all, good on loopback only.
 
 use crate::worker_env::{DRUMLINE_JOB_KEY_FD, DRUMLINE_JOB_KEY_FILE};
 use std::fmt;
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -41,8 +42,26 @@ pub enum KeyError {
         source: io::Error,
     },
     /// The key file cannot be read.
-    #[error("cannot read the job key from {DRUMLINE_JOB_KEY_FILE}={}: {source}", path.display())]
+    #[error(
+        "cannot read the job key from {DRUMLINE_JOB_KEY_FILE}={0}: {source}; try `drumline key new {0}` once, and copying it to every machine",
+        path.display()
+    )]
     File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A new key would take the place of an old one.
+    #[error("{} is there already and is left alone; try another name, or removing it", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A new key cannot be written.
+    #[error("cannot write a new job key to {}: {source}", path.display())]
+    NewFile {
         /// The file.
         path: PathBuf,
         /// What the system said.
@@ -61,7 +80,7 @@ pub enum KeyError {
     },
     /// The key file does not hold a key.
     #[error(
-        "job key file {0} holds {bytes} bytes{1}, expected 64 hex digits; try `od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' > {0}`",
+        "job key file {0} holds {bytes} bytes{1}, expected 64 hex digits; try removing it, and `drumline key new {0}`",
         path.display(),
         source.strange_characters()
     )]
@@ -148,6 +167,34 @@ impl JobKey {
         Self::from_hex(text).map_err(faulty)
     }
 
+    /// Makes a new key in a new file that only its owner can read; a file that is there already is left alone.
+    ///
+    /// ```
+    /// use drumline_rendezvous::JobKey;
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("job.key");
+    /// let key = JobKey::new_file(&path)?;
+    /// assert_eq!(JobKey::from_file(&path)?, key);
+    /// assert!(JobKey::new_file(&path).unwrap_err().to_string().contains("is there already"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new_file(path: &Path) -> Result<JobKey, KeyError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AlreadyExists => KeyError::Exists { path: path.into() },
+            _ => KeyError::NewFile { path: path.into(), source },
+        };
+        let key = Self::random();
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        let written = writeln!(file, "{}", *key.to_hex()).and_then(|()| file.sync_all());
+        if written.is_err() {
+            // Half a key would be found by the next one.
+            let _ = std::fs::remove_file(path);
+        }
+        written.map_err(failed)?;
+        Ok(key)
+    }
+
     /// Opened anew through /proc, so that nobody's position in the shared descriptor moves.
     fn from_descriptor(number: &str) -> io::Result<JobKey> {
         let number: u32 = number.trim().parse().map_err(io::Error::other)?;
@@ -222,14 +269,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let told = |path: &Path| JobKey::from_file(path).unwrap_err().to_string();
-        assert!(told(&path).ends_with("/key: No such file or directory (os error 2)"), "{}", told(&path));
+        let missing = "/key: No such file or directory (os error 2); try `drumline key new ";
+        assert!(told(&path).contains(missing), "{}", told(&path));
         let write = |text: &str| {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         };
         write("oops");
         assert!(
-            told(&path).contains("/key holds 4 bytes, expected 64 hex digits; try `od "),
+            told(&path).contains("/key holds 4 bytes, expected 64 hex digits; try removing it"),
             "{}",
             told(&path)
         );
@@ -239,7 +287,6 @@ mod tests {
 
     #[test]
     fn key_from_a_descriptor_can_be_read_again_and_again() {
-        use std::io::Write;
         use std::os::fd::AsRawFd;
         let mut file = tempfile::tempfile().unwrap();
         let key = JobKey::random();

@@ -21,7 +21,10 @@ pub(crate) fn tune(socket: &impl AsFd) -> io::Result<()> {
     // The user timeout decides, also about probes; the count only has to be larger.
     let probes = patience.as_secs() / probe.as_secs() + 1;
     sockopt::set_tcp_keepcnt(socket, u32::try_from(probes).unwrap_or(MAX_PROBES).min(MAX_PROBES))?;
-    sockopt::set_tcp_user_timeout(socket, u32::try_from(patience.as_millis()).unwrap_or(MAX_TIMEOUT).min(MAX_TIMEOUT))?;
+    sockopt::set_tcp_user_timeout(
+        socket,
+        u32::try_from(patience.as_millis()).unwrap_or(MAX_TIMEOUT).min(MAX_TIMEOUT),
+    )?;
     Ok(())
 }
 

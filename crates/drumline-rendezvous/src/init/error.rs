@@ -82,6 +82,14 @@ pub enum InitError {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// The key of a job on one machine can be left nowhere.
+    #[error(
+        "no job key was given, and rank 0 can leave none for the others: {why}; try XDG_RUNTIME_DIR=(a folder of yours with mode 700), or `drumline key new job.key` and DRUMLINE_JOB_KEY_FILE=job.key on all ranks"
+    )]
+    KeyFolder {
+        /// Each place, and what is wrong with it.
+        why: String,
+    },
     /// The job key.
     #[error(transparent)]
     Key(#[from] KeyError),

@@ -36,6 +36,8 @@ pub(super) struct Master {
     pub(super) port: u16,
     /// Who says so: `MASTER_ADDR=n1`, `tcp://n1:29500`.
     pub(super) given: String,
+    /// Whether the port is nobody's wish, but follows from the number of the job or from torchrun's port.
+    pub(super) is_derived: bool,
 }
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -110,7 +112,7 @@ impl Place {
             Method::File { .. } => None,
             Method::Tcp { host, port, .. } => {
                 let (host, port, given) = (host.clone(), *port, format!("tcp://{host}:{port}"));
-                Some(Master { host, port, given })
+                Some(Master { host, port, given, is_derived: false })
             }
             Method::Env => match agent {
                 Some(master) => Some(master),
@@ -151,22 +153,24 @@ impl Place {
             None => self.default_host(env, family)?,
         };
         let (host, given) = host.ok_or_else(no_master)?;
-        Ok(Master { host, port: self.port_from(env, family)?, given })
+        let (port, is_derived) = self.port_from(env, family)?;
+        Ok(Master { host, port, given, is_derived })
     }
 
-    fn port_from(&self, env: Env<'_>, family: &Family) -> Result<u16, InitError> {
+    /// The port, and whether it is derived.
+    fn port_from(&self, env: Env<'_>, family: &Family) -> Result<(u16, bool), InitError> {
         if let Some(port) = env(MASTER_PORT) {
             let advice = "try the same free port on all ranks, e.g. MASTER_PORT=29500";
             let number = port.parse().ok().filter(|port| *port != 0);
             let number =
                 number.ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice))?;
             let is_taken = env(TORCHELASTIC_USE_AGENT_STORE).is_some_and(|value| value == "True");
-            return Ok(if is_taken { beside(number) } else { number });
+            return Ok(if is_taken { (beside(number), true) } else { (number, false) });
         }
         match job_number(env, family)? {
-            Some(number) => Ok((PORTS.start + number % (PORTS.end - PORTS.start)) as u16),
+            Some(number) => Ok(((PORTS.start + number % (PORTS.end - PORTS.start)) as u16, true)),
             // Alone: any port will do, nobody else needs to know it.
-            None if self.world_size == 1 && !self.agent_hosts => Ok(0),
+            None if self.world_size == 1 && !self.agent_hosts => Ok((0, true)),
             None => Err(InitError::Missing {
                 variable: MASTER_PORT,
                 advice: "try the same free port on all ranks, e.g. MASTER_PORT=29500".into(),
@@ -248,7 +252,7 @@ fn agent(env: Env<'_>) -> Result<Option<Master>, InitError> {
     let advice = "try unsetting it, then rank 0 hosts the store";
     let (host, port) = split.ok_or_else(|| invalid(DRUMLINE_STORE, &text, "`host:port`", advice))?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
-    Ok(Some(Master { host, port, given: format!("{DRUMLINE_STORE}={text}") }))
+    Ok(Some(Master { host, port, given: format!("{DRUMLINE_STORE}={text}"), is_derived: false }))
 }
 
 fn duration(

@@ -320,7 +320,9 @@ impl EventLoop {
         let Some(link) = self.cut(token) else { return };
         let now = Instant::now();
         let (number, others) = (link.note.number, self.clients.links(link.note.number).len());
-        let Some(rank) = link.hello.rank.filter(|_| self.roster.is_there(&link.hello, number)) else { return };
+        let Some(rank) = link.hello.rank.filter(|_| self.roster.is_there(&link.hello, number)) else {
+            return;
+        };
         let member = Missing { rank, number };
         if link.is_life_line() {
             self.graces.begin(member, others, now);
@@ -345,7 +347,9 @@ impl EventLoop {
         self.append(event.to_line());
         self.count_others();
         for token in self.clients.links(number) {
-            let reason = format!("rank {rank} was reported as lost, since the connection that shows that it lives broke and was not made again");
+            let reason = format!(
+                "rank {rank} was reported as lost, since the connection that shows that it lives broke and was not made again"
+            );
             self.close_because(token, reason);
         }
     }

@@ -347,9 +347,7 @@ mod tests {
             told.contains("4 according to rank 0 (n1, pid 71), 8 according to rank 1 (n1, pid 72)"),
             "{told}"
         );
-        assert!(
-            refusal(roster.life(&hello(1, 4, 2))).contains("in round 3, rank 1 (n1, pid 72) in round 0")
-        );
+        assert!(refusal(roster.life(&hello(1, 4, 2))).contains("in round 3, rank 1 (n1, pid 72) in round 0"));
         assert!(
             refusal(roster.life(&hello(4, 4, 2).round(3))).contains("outside the world of 4 ranks, 0 to 3")
         );

@@ -107,7 +107,7 @@ pub enum StoreError {
     },
     /// The open key is for loopback.
     #[error(
-        "no job key was given, so only loopback may be used and {addr} is not; try DRUMLINE_JOB_KEY_FILE=FILE on all ranks, where FILE has mode 600 and 64 random hex digits (`od -An -N32 -tx1 /dev/urandom | tr -d ' \\n'`)"
+        "no job key was given, so only loopback may be used and {addr} is not; try `drumline key new job.key` once, copy it to every machine, and DRUMLINE_JOB_KEY_FILE=job.key on all ranks"
     )]
     NeedsSecret {
         /// The address asked for.

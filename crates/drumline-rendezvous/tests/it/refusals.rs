@@ -175,7 +175,7 @@ fn without_a_secret_only_loopback() {
     let error = TcpStoreServer::bind("0.0.0.0:0", &open, ServerOptions::default()).unwrap_err();
     assert!(
         matches!(&error, StoreError::NeedsSecret { .. })
-            && error.to_string().contains("try DRUMLINE_JOB_KEY_FILE")
+            && error.to_string().contains("try `drumline key new job.key`")
     );
     let error = TcpStore::connect("192.0.2.1:9", &open, member(0, 2), after(1000)).unwrap_err();
     assert!(matches!(error, StoreError::NeedsSecret { .. }), "{error}");

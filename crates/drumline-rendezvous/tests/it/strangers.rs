@@ -263,7 +263,8 @@ fn a_member_that_breaks_the_rules_loses_its_connection_only() {
     let unsealed: Bytes<'_> = &|_| vec![0; 64];
     let unknown: Bytes<'_> = &|session| {
         let mut bytes = Vec::new();
-        Sealer::new(session.outgoing()).seal(&mut bytes, |out| out.extend([[0; 8], [77; 8], [0; 8]].concat()));
+        Sealer::new(session.outgoing())
+            .seal(&mut bytes, |out| out.extend([[0; 8], [77; 8], [0; 8]].concat()));
         bytes
     };
     let many_waits: Bytes<'_> =

@@ -211,7 +211,11 @@ impl<'a> Tries<'a> {
     }
 
     fn given_up(self) -> StoreError {
-        StoreError::Unreachable { addr: self.dial.addr.clone(), after: self.began.elapsed(), tried: self.tried }
+        StoreError::Unreachable {
+            addr: self.dial.addr.clone(),
+            after: self.began.elapsed(),
+            tried: self.tried,
+        }
     }
 }
 

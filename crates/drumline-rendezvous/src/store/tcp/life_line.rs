@@ -51,9 +51,8 @@ impl LifeLine {
     pub(super) fn start(wire: Wire, dial: &Dial, silence: Arc<Silence>) -> io::Result<LifeLine> {
         let shared = Arc::new(Shared { ending: AtomicU8::new(0), handle: Mutex::new(wire.handle()?) });
         let keeper = Keeper { shared: shared.clone(), dial: dial.line(Line::Resumed), silence };
-        let thread = std::thread::Builder::new()
-            .name("drumline-life".into())
-            .spawn(move || keeper.run(wire))?;
+        let thread =
+            std::thread::Builder::new().name("drumline-life".into()).spawn(move || keeper.run(wire))?;
         Ok(LifeLine { shared, thread })
     }
 
@@ -102,7 +101,8 @@ impl Keeper {
             match tries.round(&self.silence) {
                 Ok(Some(wire)) => {
                     tracing::warn!(%member, why, "the connection to the store was lost, and made again");
-                    *self.shared.handle.lock().unwrap_or_else(PoisonError::into_inner) = wire.handle().ok()?;
+                    *self.shared.handle.lock().unwrap_or_else(PoisonError::into_inner) =
+                        wire.handle().ok()?;
                     return Some(wire);
                 }
                 Ok(None) => {}

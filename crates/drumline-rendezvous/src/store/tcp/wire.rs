@@ -229,8 +229,8 @@ pub(super) fn wake(handle: &TcpStream) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::JobKey;
     use crate::Host;
+    use crate::JobKey;
     use crate::handshake::{self, Hello, Refusal, Role};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
