@@ -1,17 +1,21 @@
 //! Where new connections wait until they have proved the job key: a listener, and a bounded number of strangers.
 //!
 //! ```text
-//!  accept ─▶ strangers (at most 256, 5 s, 58 bytes at first) ── proved ─▶ Knock ─▶ the store's server, a Gate
-//!               │ full: of the address that has most of them, the oldest goes
-//!               ▼ closed, nothing changed
+//!  accept ── wrong first bytes ─▶ closed, nothing kept
+//!     ├─ nothing yet ─▶ silent (at most 256, 5 s) ─┐
+//!     └─ the job's tag ────────────────────────────┴▶ shown (at most 1024, 5 s) ── proved ─▶ Knock ─▶ the store's server, a Gate
+//!          full: of the address that has most of them, the oldest goes; silent ones never push out one that has shown the tag
 //! ```
-//! So one address can fill the place only as long as nobody else wants in: whoever comes from another takes its share,
-//! and all ranks of a host may still come at once. None is dropped young, since a member needs a moment to answer.
+//! A member sends its first bytes together with the connection, so they are most often there when it is taken: under a
+//! flood it does not wait in one line with those that say nothing. One address can fill a place only as long as nobody
+//! else wants in: whoever comes from another takes its share, and all ranks of a host may still come at once. Nobody is
+//! dropped before a moment has passed, since a member may need one.
 //!
 //! Sockets report a change once (edge triggered), so an accept that stops early notes down when to go on (`accept_at`).
-//! Tokens are given out in order and never twice: the oldest stranger is the first in the map, and an event for one that
+//! Tokens are given out in order and never twice: the oldest stranger is the first in its map, and an event for one that
 //! is gone finds nobody. Not here: the thread and its waiting, which are the owner's.
 
+mod crowd;
 mod gate;
 mod stranger;
 
@@ -19,11 +23,11 @@ pub use gate::{Gate, Host};
 pub(crate) use stranger::Stranger;
 
 use crate::handshake::{Hello, Prover, Refusal, Session, YOUNG};
+use crowd::Crowd;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token};
-use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use stranger::Progress;
 
@@ -32,8 +36,12 @@ pub(crate) const WAKE: Token = Token(0);
 /// The listener.
 pub(crate) const LISTEN: Token = Token(1);
 
-/// Strangers held at a time.
-const MAX_STRANGERS: usize = 256;
+/// Strangers held at a time that have said nothing, or not enough.
+const MAX_SILENT: usize = 256;
+/// Those that have shown the job's tag: members, or somebody who has seen one come.
+const MAX_SHOWN: usize = 1024;
+/// Time in which a silent one is not dropped for another.
+const MOMENT: Duration = Duration::from_millis(10);
 /// Time for the whole handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Rest after the system had no descriptor left for a new connection.
@@ -45,7 +53,8 @@ pub(crate) struct Doorstep {
     listener: TcpListener,
     registry: Registry,
     prover: Prover,
-    strangers: BTreeMap<usize, Box<Stranger>>,
+    silent: Crowd,
+    shown: Crowd,
     last_token: usize,
     /// When to take new connections again; `None`: when the listener says there are any.
     accept_at: Option<Instant>,
@@ -75,14 +84,14 @@ impl Doorstep {
     ) -> io::Result<Self> {
         let mut listener = TcpListener::from_std(listener);
         registry.register(&mut listener, LISTEN, Interest::READABLE)?;
-        let (strangers, last_token) = (BTreeMap::new(), LISTEN.0);
-        Ok(Doorstep { listener, registry, prover, strangers, last_token, accept_at: None })
+        let (silent, shown) = (Crowd::new(MAX_SILENT, MOMENT), Crowd::new(MAX_SHOWN, YOUNG));
+        Ok(Doorstep { listener, registry, prover, silent, shown, last_token: LISTEN.0, accept_at: None })
     }
 
     /// When something has to be done though no socket has changed.
     pub(crate) fn next_turn(&self) -> Option<Instant> {
-        let first = self.strangers.values().next().map(|stranger| stranger.since + PATIENCE);
-        [first, self.accept_at].into_iter().flatten().min()
+        let first = [&self.silent, &self.shown].map(|crowd| crowd.oldest().map(|since| since + PATIENCE));
+        first.into_iter().chain([self.accept_at]).flatten().min()
     }
 
     /// The listener has changed.
@@ -92,50 +101,50 @@ impl Doorstep {
 
     /// A connection has changed: goes on with its handshake, if it is a stranger's.
     pub(crate) fn serve(&mut self, token: usize) -> Option<Knock> {
-        match self.strangers.get_mut(&token)?.advance(&self.prover) {
-            Progress::Waiting => None,
-            Progress::Gone => {
-                self.strangers.remove(&token);
+        let mut stranger = self.silent.take(token).or_else(|| self.shown.take(token))?;
+        match stranger.advance(&self.prover) {
+            Progress::Waiting => {
+                self.keep(token, stranger);
                 None
             }
-            Progress::Refused(refusal) => {
-                self.strangers.remove(&token);
-                Some(Knock::Refused(refusal))
-            }
+            Progress::Gone => None,
+            Progress::Refused(refusal) => Some(Knock::Refused(refusal)),
             Progress::Proved(hello, session) => {
-                let stranger = *self.strangers.remove(&token)?;
-                Some(Knock::Proved(Box::new(Proved { token, stranger, hello, session })))
+                Some(Knock::Proved(Box::new(Proved { token, stranger: *stranger, hello, session })))
             }
         }
     }
 
     /// Drops those whose time is up and takes new connections.
     pub(crate) fn turn(&mut self, now: Instant) {
-        while let Some(oldest) = self.strangers.first_entry()
-            && oldest.get().since + PATIENCE <= now
-        {
-            oldest.remove();
+        for crowd in [&mut self.silent, &mut self.shown] {
+            crowd.drop_since(now.checked_sub(PATIENCE));
         }
         // A stranger that proved itself or went away makes room before the time is up.
-        if self.accept_at.is_some_and(|at| at <= now || self.strangers.len() < MAX_STRANGERS) {
+        if self.accept_at.is_some_and(|at| at <= now || self.has_room()) {
             self.accept_at = self.accept(now);
         }
+    }
+
+    fn has_room(&self) -> bool {
+        !self.silent.is_full() && !self.shown.is_full()
     }
 
     /// Takes new connections, one turn's worth; says when to go on if there may be more.
     fn accept(&mut self, now: Instant) -> Option<Instant> {
         for _ in 0..ACCEPTS {
-            if self.strangers.len() >= MAX_STRANGERS
-                && let Some((_, grown_up)) = self.first_to_go()
-                && grown_up > now
+            let room_at =
+                [&self.silent, &self.shown].map(|crowd| crowd.room_at()).into_iter().flatten().max();
+            if let Some(at) = room_at
+                && at > now
             {
-                return Some(grown_up);
+                return Some(at);
             }
             match self.listener.accept() {
                 Ok((stream, from)) => self.greet(stream, from, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error) if is_out_of_descriptors(&error) => {
-                    if !raise_limit() && !self.drop_grown_up(now) {
+                    if !raise_limit() && !self.silent.drop_one(now) && !self.shown.drop_one(now) {
                         tracing::debug!(%error, "no descriptor for a new connection; try a higher `ulimit -n`");
                         return Some(now + REST);
                     }
@@ -147,39 +156,24 @@ impl Doorstep {
         Some(now)
     }
 
-    /// Who would make room for another, and when it may.
-    fn first_to_go(&self) -> Option<(usize, Instant)> {
-        let token = first_to_go(self.strangers.iter().map(|(token, stranger)| (*token, stranger.from)))?;
-        Some((token, self.strangers.get(&token)?.since + YOUNG))
-    }
-
-    /// One stranger less, if it has had its moment.
-    fn drop_grown_up(&mut self, now: Instant) -> bool {
-        let token = self.first_to_go().filter(|(_, grown_up)| *grown_up <= now);
-        token.is_some_and(|(token, _)| self.strangers.remove(&token).is_some())
-    }
-
-    /// What it has sent already is the first event of its socket.
-    fn greet(&mut self, mut stream: TcpStream, from: SocketAddr, now: Instant) {
+    /// Reads what it has sent already: whoever begins with the wrong bytes is dropped before it takes a place.
+    fn greet(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
+        let mut stranger = Box::new(Stranger::new(stream, from.ip(), now));
+        if !matches!(stranger.advance(&self.prover), Progress::Waiting) {
+            return;
+        }
         self.last_token += 1;
         let both = Interest::READABLE | Interest::WRITABLE;
-        if self.strangers.len() >= MAX_STRANGERS {
-            self.drop_grown_up(now);
-        }
-        if self.registry.register(&mut stream, Token(self.last_token), both).is_ok() {
-            self.strangers.insert(self.last_token, Box::new(Stranger::new(stream, from.ip(), now)));
+        // What comes from now on is an event of its socket, and so is what came since it was read.
+        if self.registry.register(&mut stranger.stream, Token(self.last_token), both).is_ok() {
+            self.keep(self.last_token, stranger);
         }
     }
-}
 
-/// Who makes room for another, of strangers in the order they came: the oldest of the address that has most of them.
-fn first_to_go(strangers: impl Iterator<Item = (usize, IpAddr)>) -> Option<usize> {
-    let mut by_address: HashMap<IpAddr, (usize, usize)> = HashMap::new();
-    for (token, from) in strangers {
-        by_address.entry(from).or_insert((0, token)).0 += 1;
+    fn keep(&mut self, token: usize, stranger: Box<Stranger>) {
+        let crowd = if stranger.has_shown_tag() { &mut self.shown } else { &mut self.silent };
+        crowd.add(token, stranger);
     }
-    let most = by_address.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
-    most.map(|(_, oldest)| oldest)
 }
 
 /// More descriptors from the system, if it has any for us.
@@ -194,40 +188,4 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let full = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|errno| full.contains(&errno))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn from(hosts: &[u8]) -> impl Iterator<Item = (usize, IpAddr)> {
-        hosts.iter().enumerate().map(|(token, host)| (token, IpAddr::from([10, 0, 0, *host])))
-    }
-
-    #[test]
-    fn the_address_with_most_strangers_makes_room() {
-        assert_eq!(first_to_go(from(&[])), None);
-        assert_eq!(first_to_go(from(&[1, 1, 1])), Some(0), "all of one: the oldest");
-        assert_eq!(first_to_go(from(&[1, 2, 2])), Some(1), "not the oldest of all");
-        assert_eq!(first_to_go(from(&[1, 2, 2, 1])), Some(0), "as many: the older");
-    }
-
-    #[test]
-    fn a_flood_from_one_address_pushes_out_none_of_another() {
-        let mut held: BTreeMap<usize, IpAddr> = from(&[1, 2, 3]).collect();
-        for token in 3..10_000 {
-            if held.len() == MAX_STRANGERS {
-                let goes = first_to_go(held.iter().map(|(token, from)| (*token, *from))).unwrap();
-                held.remove(&goes);
-            }
-            held.insert(token, [10, 0, 0, 9].into());
-        }
-        assert!((0..3).all(|token| held.contains_key(&token)));
-        assert_eq!(held.keys().next_back(), Some(&9_999), "and the newest is always taken");
-    }
-
-    #[test]
-    fn a_stranger_is_a_few_hundred_bytes() {
-        assert!(size_of::<Stranger>() <= 1024, "{} bytes", size_of::<Stranger>());
-    }
 }

@@ -52,7 +52,8 @@ pub const PROOF: usize = hello::SIZE + 32;
 /// Bytes of a refusal's message.
 pub const MESSAGE: usize = 320;
 
-/// A server with too many strangers drops the oldest, but none younger than this: a member needs a moment to answer.
+/// A server with too many strangers drops the oldest; one that has shown the job's tag not before this time, in which a
+/// member answers.
 pub(crate) const YOUNG: Duration = Duration::from_millis(100);
 
 /// How a handshake fails.

@@ -168,8 +168,8 @@ fn meet_without_key(addr: &str, place: Place, deadline: Instant) -> Result<Membe
 fn join_by_user_key(addrs: &[SocketAddr], place: Place, deadline: Instant) -> Result<Member, InitError> {
     let mut refused: Option<(Found, InitError)> = None;
     loop {
-        let found = match (user_key::find(addrs, refused.as_ref().map(|(found, _)| found), deadline), refused)
-        {
+        let earlier = refused.as_ref().map(|(found, _)| found);
+        let found = match (user_key::find(&place.hello(), addrs, earlier, deadline), refused) {
             (Ok(found), _) => found,
             (Err(_), Some((_, error))) => return Err(error),
             (Err(error), None) => return Err(error),
@@ -238,8 +238,11 @@ impl Place {
     }
 
     fn connect(&self, addr: &str, key: &JobKey, deadline: Instant) -> Result<TcpStore, InitError> {
-        let hello = Hello::new(Role::Store).member(self.rank, self.world_size).round(self.round);
-        Ok(TcpStore::connect(addr, key, hello, deadline)?.prompt_within(self.timeout))
+        Ok(TcpStore::connect(addr, key, self.hello(), deadline)?.prompt_within(self.timeout))
+    }
+
+    fn hello(&self) -> Hello {
+        Hello::new(Role::Store).member(self.rank, self.world_size).round(self.round)
     }
 
     fn member(

@@ -24,6 +24,8 @@ mod relay;
 mod scale;
 #[path = "it/strangers.rs"]
 mod strangers;
+#[path = "it/user_key.rs"]
+mod user_key;
 #[path = "it/waits.rs"]
 mod waits;
 

@@ -30,6 +30,11 @@ impl Stranger {
         Stranger { stream, from, since, handshake, buffer, filled: 0 }
     }
 
+    /// Whether it has shown the job's tag, which nobody knows who has not seen a member come.
+    pub(super) fn has_shown_tag(&self) -> bool {
+        self.handshake.knows_client()
+    }
+
     /// Reads as far as bytes are there, and never more than the handshake wants.
     pub(super) fn advance(&mut self, prover: &Prover) -> Progress {
         loop {

@@ -44,6 +44,11 @@ impl ServerHandshake {
         Self::default()
     }
 
+    /// Whether the client's opening was one of this job.
+    pub(crate) fn knows_client(&self) -> bool {
+        self.said.is_some()
+    }
+
     /// How many bytes to read next, neither more nor fewer.
     pub fn want(&self) -> usize {
         if self.said.is_some() { PROOF } else { OPENING }

@@ -12,6 +12,7 @@
 
 use super::InitError;
 use crate::JobKey;
+use crate::handshake::Hello;
 use crate::job_key::random_bytes;
 use crate::reminder::Reminder;
 use crate::store::error::{StoreError, Tried};
@@ -66,6 +67,7 @@ impl Drop for KeyFile {
 
 /// Waits for rank 0's key for one of these addresses. `refused` was read before and is of no use.
 pub(super) fn find(
+    who: &Hello,
     asked: &[SocketAddr],
     refused: Option<&Found>,
     deadline: Instant,
@@ -93,7 +95,8 @@ pub(super) fn find(
         if reminder.is_due(Instant::now()) {
             let waited = began.elapsed();
             tracing::warn!(
-                "still waits for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}"
+                rank = who.rank,
+                "{who} still waits for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}"
             );
         }
         std::thread::sleep(pause.min(left));

@@ -23,9 +23,9 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(
 /// Pause after a host that was there before has taken a connection and said nothing: its process stands still, and what
 /// we leave there has to be cleared away by it later.
 const FROZEN: Duration = Duration::from_secs(3);
-/// A server that closes at once without an answer, this often, does not know our job. (One that takes its time has
-/// too many strangers and has dropped us for one of them.)
-const CLOSED: u32 = 3;
+/// A server that closes at once without an answer, this often, does not know our job. (One with too many strangers may
+/// have dropped us for one of them, but hardly every time.)
+const CLOSED: u32 = 8;
 
 const NOBODY: &str = "refused (nobody listens there)";
 

@@ -1,0 +1,203 @@
+//! Ranks on one machine that were given no key: they meet however they were started, and other users stay out.
+
+use crate::after;
+use drumline_rendezvous::{Hello, JobKey, Role, Store, TcpStore, free_port, from_env};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "DRUMLINE_TEST_USER_KEY";
+/// "Nobody": a user that is not root and has no files.
+const OTHER_USER: u32 = 65_534;
+
+/// Not a test by itself: a rank, or an intruder, in the environment that the tests below give it.
+#[test]
+fn rank_process() {
+    let Ok(order) = std::env::var(CHILD) else { return };
+    let open = || {
+        let addr = format!("127.0.0.1:{}", std::env::var("MASTER_PORT").unwrap());
+        TcpStore::connect(&addr, &JobKey::open(), Hello::new(Role::Store), after(5000)).map(drop)
+    };
+    let outcome = match &*order {
+        "with the open key" => open().map(|()| String::from("let in")).map_err(|error| error.to_string()),
+        _ => from_env().map_err(|error| error.to_string()).map(|member| {
+            let keys: Vec<String> = (0..member.world_size).map(|rank| format!("here/{rank}")).collect();
+            member.store.set(&keys[member.rank], b"").unwrap();
+            println!("\nthere");
+            if order == "stay" {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            member.store.wait(&keys, after(10_000)).unwrap();
+            format!("met, secret {}", member.key.is_secret())
+        }),
+    };
+    println!("\noutcome: {}", outcome.unwrap_or_else(|error| format!("error: {error}")));
+}
+
+/// A process with these variables (`NAME=value` each) and no others.
+fn start(exe: &Path, order: &str, variables: &str, uid: Option<u32>) -> Child {
+    let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+    let mut command = Command::new(exe);
+    command.args(["--exact", "user_key::rank_process", "--nocapture"]).env_clear().env(CHILD, order);
+    command.envs(pairs).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
+    if let Some(uid) = uid {
+        command.uid(uid).gid(uid);
+    }
+    command.spawn().unwrap()
+}
+
+fn rank(variables: &str) -> Child {
+    start(&std::env::current_exe().unwrap(), "", variables, None)
+}
+
+/// What a process said in the end.
+fn outcome(mut child: Child) -> String {
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    child.wait().unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("outcome: "));
+    line.map_or_else(|| format!("no outcome: {text}"), String::from)
+}
+
+/// Waits until rank 0 is there; the rest of what it says.
+fn wait_until_there(child: &mut Child) -> BufReader<ChildStdout> {
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("there") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
+    }
+    out
+}
+
+/// The variables by which each kind of launcher tells a rank of two its place, on a port of this number or derived from it.
+fn launchers(rank: usize, port: u16) -> [(&'static str, bool, String); 4] {
+    [
+        ("hand", false, format!("RANK={rank} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")),
+        (
+            "torchrun",
+            true,
+            format!(
+                "RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port} TORCHELASTIC_USE_AGENT_STORE=True"
+            ),
+        ),
+        (
+            "mpirun",
+            true,
+            format!(
+                "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prterun-{port}@1"
+            ),
+        ),
+        (
+            "srun",
+            true,
+            format!(
+                "SLURM_PROCID={rank} SLURM_NTASKS=2 SLURM_LOCALID={rank} SLURM_NODEID=0 SLURM_NODELIST=n1 SLURM_TASKS_PER_NODE=2 SLURM_JOB_ID={port}"
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn they_meet_however_they_were_started_and_whoever_comes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = format!("XDG_RUNTIME_DIR={} DRUMLINE_TIMEOUT=20s", dir.path().display());
+    std::thread::scope(|scope| {
+        for launcher in 0..4 {
+            let place = &place;
+            scope.spawn(move || {
+                let port = free_port().unwrap();
+                let variables = |rank| format!("{place} {}", launchers(rank, port)[launcher].2);
+                for order in [[0, 1], [1, 0]] {
+                    let ranks = order.map(|number| {
+                        let child = rank(&variables(number));
+                        std::thread::sleep(Duration::from_millis(300));
+                        child
+                    });
+                    let name = launchers(0, port)[launcher].0;
+                    assert_eq!(ranks.map(outcome), ["met, secret true", "met, secret true"], "{name}");
+                }
+            });
+        }
+    });
+    let left = std::fs::read_dir(dir.path().join("drumline")).unwrap().count();
+    assert_eq!(left, 0, "rank 0 takes its file away");
+}
+
+#[test]
+fn a_key_that_a_killed_run_has_left_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port().unwrap();
+    let place = format!("TMPDIR={} DRUMLINE_TIMEOUT=20s", dir.path().display());
+    let variables = |rank| format!("{place} {}", launchers(rank, port)[0].2);
+    let mut killed = start(&std::env::current_exe().unwrap(), "stay", &variables(0), None);
+    wait_until_there(&mut killed);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let early = rank(&variables(1));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!([rank(&variables(0)), early].map(outcome), ["met, secret true", "met, secret true"]);
+}
+
+#[test]
+fn a_port_of_our_own_choice_that_another_has_is_left_to_him() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = format!("XDG_RUNTIME_DIR={} DRUMLINE_TIMEOUT=10s", dir.path().display());
+    // Slurm's job number decides about the port.
+    let port = free_port().unwrap();
+    let squatted = 15_000 + port % 15_000;
+    let _squatter = std::net::TcpListener::bind(("127.0.0.1", squatted)).unwrap();
+    let variables = |rank| format!("{place} {}", launchers(rank, port)[3].2);
+    assert_eq!([0, 1].map(|number| rank(&variables(number))).map(outcome), ["met, secret true"; 2]);
+    let asked_for = format!("{place} {}", launchers(0, squatted)[0].2);
+    let error = outcome(rank(&asked_for));
+    assert!(error.contains("cannot listen on") && error.contains("try another port"), "control: {error}");
+}
+
+#[test]
+fn a_missing_rank_zero_is_named_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port().unwrap();
+    let place = format!("XDG_RUNTIME_DIR={} DRUMLINE_TIMEOUT=500ms", dir.path().display());
+    let began = Instant::now();
+    let error = outcome(rank(&format!("{place} {}", launchers(1, port)[0].2)));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(error.contains("no store at 127.0.0.1:") && error.contains("nobody listens there"), "{error}");
+}
+
+#[test]
+fn another_user_of_the_machine_is_not_let_in() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let dir = tempfile::Builder::new().permissions(std::fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+    // A copy, since others may not be able to reach the folder in which this program was built.
+    let exe = dir.path().join("intruder");
+    std::fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
+    std::fs::set_permissions(&exe, PermissionsExt::from_mode(0o755)).unwrap();
+    let port = free_port().unwrap();
+    let variables = |rank| format!("DRUMLINE_TIMEOUT=3s {}", launchers(rank, port)[0].2);
+
+    let mut zero = start(&exe, "stay", &variables(0), None);
+    wait_until_there(&mut zero);
+    let intrude = |order: &str| outcome(start(&exe, order, &variables(1), Some(OTHER_USER)));
+    let error = intrude("with the open key");
+    assert!(error.contains("belongs to another job or is a stranger"), "{error}");
+    let error = intrude("");
+    assert!(error.contains("rank 0 has left no key for it"), "{error}");
+    let same_user = outcome(start(&exe, "with the open key", &variables(1), None));
+    assert!(same_user.contains("belongs to another job"), "the open key opens nothing: {same_user}");
+    zero.kill().unwrap();
+    zero.wait().unwrap();
+
+    // The control: a job with the open key, as it was before, lets anybody in.
+    let key = JobKey::open();
+    let addr = format!("127.0.0.1:{port}");
+    let _server = drumline_rendezvous::TcpStoreServer::bind(&addr, &key, Default::default()).unwrap();
+    assert_eq!(intrude("with the open key"), "let in");
+}
