@@ -159,7 +159,7 @@ impl Doorstep {
     /// Reads what it has sent already: whoever begins with the wrong bytes is dropped before it takes a place.
     fn greet(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         let mut stranger = Box::new(Stranger::new(stream, from.ip(), now));
-        if !matches!(stranger.advance(&self.prover), Progress::Waiting) {
+        if !matches!(stranger.open(&self.prover), Progress::Waiting) {
             return;
         }
         self.last_token += 1;

@@ -38,26 +38,43 @@ impl Stranger {
     /// Reads as far as bytes are there, and never more than the handshake wants.
     pub(super) fn advance(&mut self, prover: &Prover) -> Progress {
         loop {
-            let want = self.handshake.want();
-            match self.stream.read(&mut self.buffer[self.filled..want]) {
-                Ok(0) => return Progress::Gone,
-                Ok(len) => self.filled += len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Progress::Waiting,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Progress::Gone,
+            if let Some(progress) = self.read_on(prover) {
+                return progress;
             }
-            if self.filled < want {
-                continue;
+        }
+    }
+
+    /// The same up to the opening: `Waiting` if it is right or not all there yet.
+    pub(super) fn open(&mut self, prover: &Prover) -> Progress {
+        while !self.has_shown_tag() {
+            if let Some(progress) = self.read_on(prover) {
+                return progress;
             }
-            self.filled = 0;
-            match self.step(prover, want) {
-                Ok(None) => {}
-                Ok(Some((hello, session))) => return Progress::Proved(hello, session),
-                Err(HandshakeError::Refused(refusal)) => return Progress::Refused(refusal),
-                Err(error) => {
-                    tracing::debug!(%error, "closed a connection");
-                    return Progress::Gone;
-                }
+        }
+        Progress::Waiting
+    }
+
+    /// Reads once; `None` if there may be more.
+    fn read_on(&mut self, prover: &Prover) -> Option<Progress> {
+        let want = self.handshake.want();
+        match self.stream.read(&mut self.buffer[self.filled..want]) {
+            Ok(0) => return Some(Progress::Gone),
+            Ok(len) => self.filled += len,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Some(Progress::Waiting),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return Some(Progress::Gone),
+        }
+        if self.filled < want {
+            return None;
+        }
+        self.filled = 0;
+        match self.step(prover, want) {
+            Ok(None) => None,
+            Ok(Some((hello, session))) => Some(Progress::Proved(hello, session)),
+            Err(HandshakeError::Refused(refusal)) => Some(Progress::Refused(refusal)),
+            Err(error) => {
+                tracing::debug!(%error, "closed a connection");
+                Some(Progress::Gone)
             }
         }
     }
