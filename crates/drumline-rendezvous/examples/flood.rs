@@ -1,11 +1,11 @@
 //! How long eight ranks take to join while strangers flood the store's port.
 //!
 //! ```text
-//!  flood --kind silent --seconds 10 ──┬─▶ process `server`: TcpStoreServer
-//!                                     ├─▶ processes `strangers`: connect as fast as they can
-//!                                     └─▶ this process: 8 ranks join, set, wait for each other, leave; again and again
+//!  flood --kind silent --strangers 8 --seconds 10 ──┬─▶ process `server`: TcpStoreServer
+//!                                                   ├─▶ processes `strangers`: connect as fast as they can
+//!                                                   └─▶ this process: 8 ranks join, set, wait for each other, leave; again and again
 //! ```
-//! Kinds: `none` (the control), `silent` (connections that say nothing and are held), `noise` (64 bytes and gone). Prints one
+//! Kinds: `silent` (connections that say nothing and are held), `noise` (64 bytes and gone); no strangers: the control. Prints one
 //! JSON line: how often the ranks joined, and the least, middle and longest time it took.
 
 use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, Store, TcpStore, TcpStoreServer};
@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const RANKS: usize = 8;
-/// Processes that flood, each with this many connections open at a time.
-const STRANGERS: usize = 2;
+/// Connections that each stranger holds open.
 const HELD: usize = 800;
 /// Time for the ranks to join, in any case.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -30,8 +29,10 @@ fn main() -> Outcome<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server"] => serve(),
         ["strangers", kind, addr] => flood(kind, addr),
-        ["--kind", kind, "--seconds", seconds] => measure(kind, Duration::from_secs(seconds.parse()?)),
-        _ => Err("usage: flood --kind none|silent|noise --seconds N".into()),
+        ["--kind", kind, "--strangers", strangers, "--seconds", seconds] => {
+            measure(kind, strangers.parse()?, Duration::from_secs(seconds.parse()?))
+        }
+        _ => Err("usage: flood --kind silent|noise --strangers N --seconds N".into()),
     }
 }
 
@@ -77,14 +78,13 @@ fn start(arguments: &[&str]) -> Outcome<Ended> {
     Ok(Ended(command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?))
 }
 
-fn measure(kind: &str, time: Duration) -> Outcome<()> {
+fn measure(kind: &str, strangers: usize, time: Duration) -> Outcome<()> {
     let key = JobKey::random();
     let mut server = start(&["server"])?;
     writeln!(server.0.stdin.as_mut().ok_or("no pipe")?, "{}", *key.to_hex())?;
     let mut addr = String::new();
     BufReader::new(server.0.stdout.take().ok_or("no pipe")?).read_line(&mut addr)?;
     let addr = addr.trim();
-    let strangers = if kind == "none" { 0 } else { STRANGERS };
     let _strangers: Vec<_> =
         (0..strangers).map(|_| start(&["strangers", kind, addr])).collect::<Outcome<_>>()?;
     std::thread::sleep(Duration::from_secs(1));
@@ -95,7 +95,7 @@ fn measure(kind: &str, time: Duration) -> Outcome<()> {
     times.sort_by(f64::total_cmp);
     let (first, middle, last) = (times[0], times[times.len() / 2], times[times.len() - 1]);
     println!(
-        r#"{{"kind":"{kind}","ranks":{RANKS},"joined":{},"least_s":{first:.3},"median_s":{middle:.3},"longest_s":{last:.3}}}"#,
+        r#"{{"kind":"{kind}","strangers":{strangers},"ranks":{RANKS},"joined":{},"least_s":{first:.3},"median_s":{middle:.3},"longest_s":{last:.3}}}"#,
         times.len()
     );
     Ok(())

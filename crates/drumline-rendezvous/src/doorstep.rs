@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Rest after the system had no descriptor left for a new connection.
 const REST: Duration = Duration::from_millis(100);
 /// Connections taken before the others have their turn.
-const ACCEPTS: usize = 64;
+const ACCEPTS: usize = 512;
 
 pub(crate) struct Doorstep {
     listener: TcpListener,

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 const TRY: Duration = Duration::from_secs(5);
 /// Time for one try at a server that was there before. After an outage the system's own tries come late, ours do not.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
-/// The part of it in which the other host must answer at all.
+/// The part of it in which the other host must answer at all; after an outage the longest, otherwise the first, which then
+/// doubles. A server with a flood of strangers drops first packets, and the system sends them again after a second or more.
+const REACH: Duration = Duration::from_millis(500);
 const REACH_AGAIN: Duration = Duration::from_secs(1);
 /// Pauses between tries grow from the first to the last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
@@ -85,7 +87,7 @@ impl Dial {
     }
 
     /// One try at each address of the name, up to the first that is more than "not there".
-    fn try_each(&self, deadline: Instant) -> Vec<(String, Result<Wire, Missed>)> {
+    fn try_each(&self, deadline: Instant, reach: Duration) -> Vec<(String, Result<Wire, Missed>)> {
         let addrs = match self.addr.to_socket_addrs() {
             Ok(addrs) => addrs,
             Err(error) => {
@@ -94,7 +96,7 @@ impl Dial {
         };
         let mut results = Vec::new();
         for addr in addrs {
-            let result = self.try_one(addr, deadline);
+            let result = self.try_one(addr, deadline, reach);
             let ends = !matches!(result, Err(Missed::Retry(_) | Missed::Frozen(_)));
             results.push((addr.to_string(), result));
             if ends {
@@ -104,12 +106,12 @@ impl Dial {
         results
     }
 
-    fn try_one(&self, addr: SocketAddr, deadline: Instant) -> Result<Wire, Missed> {
+    fn try_one(&self, addr: SocketAddr, deadline: Instant, reach: Duration) -> Result<Wire, Missed> {
         if !self.is_secret && !addr.ip().is_loopback() {
             return Err(Missed::Final(StoreError::NeedsSecret { addr: addr.to_string() }));
         }
         let now = Instant::now();
-        let (patience, reach) = if self.was_there { (TRY_AGAIN, REACH_AGAIN) } else { (TRY, TRY) };
+        let patience = if self.was_there { TRY_AGAIN } else { TRY };
         // A deadline that has passed still gets one honest try.
         let deadline = deadline.clamp(now + PAUSES[1], now + patience);
         let reach = reach.min(deadline - now);
@@ -144,6 +146,7 @@ pub(super) struct Tries<'a> {
     tried: Tried,
     closed: u32,
     pause: Duration,
+    reach: Duration,
     is_frozen: bool,
     reminder: Reminder,
 }
@@ -156,13 +159,25 @@ impl<'a> Tries<'a> {
         }
         let (began, tried) = (Instant::now(), Tried::default());
         let reminder = Reminder::new(began);
-        Ok(Tries { dial, deadline, began, tried, closed: 0, pause: PAUSES[0], is_frozen: false, reminder })
+        Ok(Tries {
+            dial,
+            deadline,
+            began,
+            tried,
+            closed: 0,
+            pause: PAUSES[0],
+            reach: REACH,
+            is_frozen: false,
+            reminder,
+        })
     }
 
     /// One try at each address; `None`: try again after a [`pause`](Self::pause).
     pub(super) fn round(&mut self, silence: &Silence) -> Result<Option<Wire>, StoreError> {
         self.is_frozen = false;
-        for (addr, result) in self.dial.try_each(self.deadline) {
+        let reach = self.reach;
+        self.reach = (reach * 2).min(if self.dial.was_there { REACH_AGAIN } else { TRY });
+        for (addr, result) in self.dial.try_each(self.deadline, reach) {
             match result {
                 Ok(wire) => {
                     silence.broken();
