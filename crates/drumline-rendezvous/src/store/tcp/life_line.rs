@@ -107,7 +107,8 @@ impl Keeper {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%member, why, %error, "the connection to the store was lost");
+                    // Whoever asks the store for something next gets the error.
+                    tracing::debug!(%member, why, %error, "the connection to the store was lost");
                     return None;
                 }
             }
