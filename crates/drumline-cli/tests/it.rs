@@ -11,6 +11,7 @@ mod it {
     mod job;
     mod joining;
     mod keeping;
+    mod key;
     mod kill_matrix;
     mod kubernetes;
     mod master_port;
