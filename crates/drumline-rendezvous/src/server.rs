@@ -13,6 +13,7 @@ mod clients;
 mod event_loop;
 mod grace;
 mod link;
+mod process;
 mod roster;
 
 use crate::JobKey;

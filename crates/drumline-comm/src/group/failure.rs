@@ -9,7 +9,7 @@ use crate::error::{CommError, Silence};
 use crate::shm::{Context, Stop};
 
 /// How long others may take to say what they do, and bad news to arrive.
-const NEWS_WAIT: Duration = Duration::from_millis(400);
+const NEWS_WAIT: Duration = Duration::from_millis(800);
 
 impl ProcessGroup {
     /// Gives the group up because of something that went wrong on this rank outside of its calls: calls that other ranks are in, and all later ones, end

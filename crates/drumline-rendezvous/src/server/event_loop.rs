@@ -6,6 +6,7 @@
 use super::clients::{Clients, Verdict};
 use super::grace::{Graces, Missing};
 use super::link::{Inflow, Link, MAX_WAITS, Numbered, ToEnd};
+use super::process::has_ended;
 use super::roster::{Entry, Roster};
 use super::{ServerOptions, Shared};
 use crate::client_note::ClientNote;
@@ -103,7 +104,7 @@ impl EventLoop {
         let now = Instant::now();
         self.doorstep.turn(now);
         self.clients.turn(now);
-        for member in self.graces.due(now) {
+        for member in self.graces.due(now, has_ended) {
             self.lose(member);
         }
         self.send_unsent();
@@ -114,7 +115,7 @@ impl EventLoop {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        let turns = [self.doorstep.next_turn(), self.clients.next_turn(), self.graces.next_turn()];
+        let turns = [self.doorstep.next_turn(), self.clients.next_turn(), self.graces.next_turn(now)];
         Some(turns.into_iter().flatten().min()?.saturating_duration_since(now))
     }
 
@@ -325,7 +326,8 @@ impl EventLoop {
         };
         let member = Missing { rank, number };
         if link.is_life_line() {
-            self.graces.begin(member, others, now);
+            let pid = self.roster.is_of_this_host(&link.hello).then_some(link.hello.pid);
+            self.graces.begin(member, pid, others, now);
         } else if others == 0 {
             self.graces.alone(member, now);
         }

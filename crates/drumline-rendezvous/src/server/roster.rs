@@ -182,6 +182,11 @@ impl Roster {
         self.num_others
     }
 
+    /// Whether `hello` comes from this machine.
+    pub(super) fn is_of_this_host(&self, hello: &Hello) -> bool {
+        hello.host == self.host
+    }
+
     /// 1 if `hello` comes from another process.
     fn is_other(&self, hello: &Hello) -> usize {
         usize::from(hello.pid != self.pid || hello.host != self.host)

@@ -74,6 +74,7 @@ impl TcpStore {
             hello,
             number: ClientNumber::random(),
             was_there: false,
+            reins: None,
         };
         let is_member = dial.hello.rank.is_some();
         let patience = host_timeout();
@@ -177,12 +178,15 @@ impl TcpStore {
                     return Err(StoreError::Protocol { addr: self.dial.addr.clone(), source });
                 }
                 Err(Broken::Closed(reason)) => return Err(StoreError::Rejected { reason }),
-                Err(Broken::Io(_) | Broken::Silent) if Instant::now() >= until => return Ok(None),
                 // What has happened to one has most likely happened to all.
                 Err(Broken::Io(_) | Broken::Silent) => self.idle().clear(),
             }
+            let now = Instant::now();
+            self.silence.noticed(now);
+            if now >= until {
+                return Ok(None);
+            }
             tracing::debug!(store = %self.dial.addr, id = number.id, "no reply; the request is sent again");
-            self.silence.noticed(Instant::now());
             tries += 1;
         }
     }

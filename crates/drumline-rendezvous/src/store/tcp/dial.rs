@@ -1,5 +1,6 @@
 //! Reaching the server: resolve, connect, shake hands; again and again until it is there.
 
+use super::life_line::Reins;
 use super::silence::Silence;
 use super::wire::Wire;
 use crate::client_note::{ClientNumber, Line};
@@ -10,6 +11,7 @@ use crate::socket::tune;
 use crate::store::error::{StoreError, Tried};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time for one try, as long as a server has patience with a stranger.
@@ -41,6 +43,8 @@ pub(super) struct Dial {
     pub(super) number: ClientNumber,
     /// The server was there before: if nobody listens now, it is gone and not late.
     pub(super) was_there: bool,
+    /// By what a try can be ended early.
+    pub(super) reins: Option<Arc<Reins>>,
 }
 
 /// How one try ended.
@@ -126,6 +130,9 @@ impl Dial {
         if is_own_echo(&stream) {
             return Err(Missed::Retry(NOBODY.into()));
         }
+        if let Some(reins) = &self.reins {
+            reins.attach(&stream);
+        }
         tune(&stream).map_err(|error| Missed::Retry(error.to_string()))?;
         let told = |error: HandshakeError| format!("took the connection, then: {error}");
         match connect_with(&mut stream, &self.prover, &self.hello, deadline) {
@@ -184,7 +191,7 @@ impl<'a> Tries<'a> {
                     return Ok(Some(wire));
                 }
                 Err(Missed::Final(error)) => return Err(error),
-                Err(Missed::Closed) if self.closed + 1 == CLOSED => {
+                Err(Missed::Closed) if self.is_unknown_there() => {
                     return Err(StoreError::Handshake { addr, source: HandshakeError::Closed });
                 }
                 Err(Missed::Closed) => {
@@ -204,6 +211,12 @@ impl<'a> Tries<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether one more end without an answer says that the server does not know our job. One that knew it before has
+    /// more time: a firewall may end each connection for a while.
+    fn is_unknown_there(&self) -> bool {
+        self.closed + 1 >= CLOSED && (!self.dial.was_there || self.began.elapsed() > TRY)
     }
 
     /// How long to rest before the next round.

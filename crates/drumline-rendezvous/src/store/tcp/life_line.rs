@@ -34,32 +34,59 @@ pub(super) enum Ending {
 /// Watches the life line, and makes it again when it breaks.
 #[derive(Debug)]
 pub(super) struct LifeLine {
-    shared: Arc<Shared>,
+    reins: Arc<Reins>,
     thread: JoinHandle<()>,
 }
 
-#[derive(Debug)]
-struct Shared {
+/// By what the owner ends the thread, whatever it waits for.
+#[derive(Debug, Default)]
+pub(super) struct Reins {
     /// 0, or an [`Ending`].
     ending: AtomicU8,
     /// The connection that is read from now.
-    handle: Mutex<TcpStream>,
+    stream: Mutex<Option<TcpStream>>,
+}
+
+impl Reins {
+    /// This is the connection that is read from now.
+    pub(super) fn attach(&self, stream: &TcpStream) {
+        let mut held = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = stream.try_clone().ok();
+        if self.is_ending()
+            && let Some(stream) = &*held
+        {
+            wake(stream);
+        }
+    }
+
+    fn end(&self, ending: Ending) {
+        let held = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ending.store(ending as u8, Ordering::Release);
+        if let Some(stream) = &*held {
+            wake(stream);
+        }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire) != 0
+    }
 }
 
 impl LifeLine {
     /// Watches `wire` from now on; `dial` is the way to the server.
     pub(super) fn start(wire: Wire, dial: &Dial, silence: Arc<Silence>) -> io::Result<LifeLine> {
-        let shared = Arc::new(Shared { ending: AtomicU8::new(0), handle: Mutex::new(wire.handle()?) });
-        let keeper = Keeper { shared: shared.clone(), dial: dial.line(Line::Resumed), silence };
+        let reins = Arc::new(Reins::default());
+        wire.attach_to(&reins);
+        let dial = Dial { reins: Some(reins.clone()), ..dial.line(Line::Resumed) };
+        let keeper = Keeper { reins: reins.clone(), dial, silence };
         let thread =
             std::thread::Builder::new().name("drumline-life".into()).spawn(move || keeper.run(wire))?;
-        Ok(LifeLine { shared, thread })
+        Ok(LifeLine { reins, thread })
     }
 
-    /// Ends it. Takes no longer than one try at a host that does not answer.
+    /// Ends it. Takes no longer than one try at a host that cannot be reached.
     pub(super) fn end(self, ending: Ending) {
-        self.shared.ending.store(ending as u8, Ordering::Release);
-        wake(&self.shared.handle.lock().unwrap_or_else(PoisonError::into_inner));
+        self.reins.end(ending);
         self.thread.thread().unpark();
         let _ = self.thread.join();
     }
@@ -67,7 +94,7 @@ impl LifeLine {
 
 /// What the thread has.
 struct Keeper {
-    shared: Arc<Shared>,
+    reins: Arc<Reins>,
     dial: Dial,
     silence: Arc<Silence>,
 }
@@ -76,7 +103,7 @@ impl Keeper {
     fn run(self, mut wire: Wire) {
         loop {
             let broken = wire.watch(|| self.silence.broken());
-            if self.is_ending() {
+            if self.reins.is_ending() {
                 return self.part(wire);
             }
             let why = match broken {
@@ -101,8 +128,6 @@ impl Keeper {
             match tries.round(&self.silence) {
                 Ok(Some(wire)) => {
                     tracing::warn!(%member, why, "the connection to the store was lost, and made again");
-                    *self.shared.handle.lock().unwrap_or_else(PoisonError::into_inner) =
-                        wire.handle().ok()?;
                     return Some(wire);
                 }
                 Ok(None) => {}
@@ -112,19 +137,15 @@ impl Keeper {
                     return None;
                 }
             }
-            if self.is_ending() {
+            if self.reins.is_ending() {
                 return None;
             }
             std::thread::park_timeout(tries.pause());
         }
     }
 
-    fn is_ending(&self) -> bool {
-        self.shared.ending.load(Ordering::Acquire) != 0
-    }
-
     fn part(&self, mut wire: Wire) {
-        if self.shared.ending.load(Ordering::Acquire) == Ending::Goodbye as u8 {
+        if self.reins.ending.load(Ordering::Acquire) == Ending::Goodbye as u8 {
             let _ = wire.say_bye();
         }
     }

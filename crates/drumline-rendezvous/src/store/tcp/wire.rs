@@ -7,6 +7,7 @@
 //! come many seconds late. So a reply that does not come soon breaks the connection, and the request is sent again over
 //! a new one. A reply that may rightly take long is waited for with a ping now and then.
 
+use super::life_line::Reins;
 use crate::frame::{Call, Frame, FrameError, Opener, Sealer, encode_call};
 use crate::handshake::Session;
 use crate::store::request::Reply;
@@ -87,9 +88,9 @@ impl Wire {
         Ok((self.stream.local_addr()?, self.stream.peer_addr()?))
     }
 
-    /// A handle by which another thread can [`wake`] whoever waits here.
-    pub(super) fn handle(&self) -> io::Result<TcpStream> {
-        self.stream.try_clone()
+    /// Whoever holds the reins can [`wake`] whoever waits here.
+    pub(super) fn attach_to(&self, reins: &Reins) {
+        reins.attach(&self.stream);
     }
 
     /// The reply, or `None` if the deadline passed first.
@@ -109,8 +110,11 @@ impl Wire {
             return Ok(Some(reply));
         }
         self.send(&Ask { id, oldest, call: &Call::Cancel(id), tries }, GRACE)?;
-        let late = self.reply(id, Instant::now() + GRACE, Quiet::IsTheEnd(GRACE))?;
-        Ok(late.filter(|reply| *reply != Reply::Cancelled))
+        match self.reply(id, Instant::now() + GRACE, Quiet::IsTheEnd(GRACE))? {
+            Some(Reply::Cancelled) => Ok(None),
+            Some(late) => Ok(Some(late)),
+            None => Err(Broken::Silent),
+        }
     }
 
     /// Pings now and then, and returns when the connection is of no more use.
