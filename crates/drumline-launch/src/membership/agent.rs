@@ -25,6 +25,8 @@ pub enum Event {
     WorkerFailed(WorkerFailure),
     /// No worker of this round is alive any more, as was asked for.
     WorkersStopped(u64),
+    /// The process of the agent that hosts the store is proved dead.
+    StoreDied,
     /// The agent is asked to leave.
     Leave,
 }
@@ -60,10 +62,14 @@ pub enum Act {
     Exit(Ending),
 }
 
+/// Whoever looks at the clock this late has stood still (SIGSTOP): the silence was its own.
+pub(super) const STOOD_STILL: Duration = Duration::from_secs(1);
+
 /// What an agent decides by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alone {
     Keep,
+    Stop,
     Kill,
     GiveUp,
 }
@@ -84,6 +90,8 @@ pub struct Agent {
     doing: Doing,
     stop_grace: Grace,
     fence: u64,
+    /// How many restarts the job had used when this agent last ran a round.
+    restarts: Option<usize>,
     leaving: bool,
     failure: Option<WorkerFailure>,
     ending: Option<Ending>,
@@ -105,6 +113,7 @@ impl Agent {
             doing: Doing::Idle,
             stop_grace: Grace::Full,
             fence: 0,
+            restarts: None,
             leaving: false,
             failure: None,
             ending: None,
@@ -148,14 +157,10 @@ impl Agent {
     /// Why the lease or the patience is over, if it is.
     fn decide_alone(&self, now: Duration) -> (Alone, Reason) {
         let span = now.saturating_sub(self.contact);
-        let patience = match self.coordinator {
-            None => self.policy.join_timeout,
-            Some(_) if self.leaving => self.policy.lease,
-            Some(_) => self.policy.give_up_after,
-        };
         match self.doing.alive() {
             Some(_) if !self.is_leased(now) => (Alone::Kill, Reason::LeaseOver),
-            None if span >= patience => (Alone::GiveUp, Reason::StoreLost { span }),
+            Some(_) if span >= self.policy.patience => (Alone::Stop, Reason::StoreLost { span }),
+            None if span >= self.gives_up_after() => (Alone::GiveUp, Reason::StoreLost { span }),
             _ => (Alone::Keep, Reason::Quiet),
         }
     }
@@ -163,10 +168,28 @@ impl Agent {
     fn alone(&mut self, now: Duration) {
         match self.decide_alone(now) {
             (Alone::Keep, _) => {}
+            (Alone::Stop, why) => self.stop(Grace::Short, why),
             (Alone::Kill, why) => self.stop(Grace::None, why),
             (Alone::GiveUp, _) if self.leaving => self.end(Ending::Left),
             (Alone::GiveUp, why) => self.end(Ending::Failure(why)),
         }
+    }
+
+    /// How long it waits for the coordinator once nothing runs here.
+    pub fn gives_up_after(&self) -> Duration {
+        let Policy { join_timeout, leave_within, give_up_after, max_restarts, .. } = self.policy;
+        let may_return = self.policy.is_elastic() || self.restarts.is_none_or(|used| used < max_restarts);
+        match self.coordinator {
+            None => join_timeout,
+            Some(_) if self.leaving => leave_within,
+            Some(_) if may_return => join_timeout.max(give_up_after),
+            Some(_) => give_up_after,
+        }
+    }
+
+    /// For how long no report has been answered.
+    pub fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.contact)
     }
 
     fn is_leased(&self, now: Duration) -> bool {
@@ -179,7 +202,7 @@ impl Agent {
         let gap = now.saturating_sub(self.last_step);
         self.last_step = now;
         let longest = now.saturating_sub(self.policy.lease);
-        if gap > 2 * self.policy.heartbeat && self.contact < longest {
+        if gap > STOOD_STILL && self.contact < longest {
             self.contact = (self.contact + gap).min(longest);
         }
     }
@@ -200,6 +223,8 @@ impl Agent {
                 self.fence = self.fence.max(round);
                 self.doing = if self.ending.is_some() { Doing::Over } else { Doing::Idle };
             }
+            Event::StoreDied if self.leaving => self.end(Ending::Left),
+            Event::StoreDied => self.end(Ending::Failure(Reason::StoreDied)),
             Event::Leave => {
                 self.leaving = true;
                 self.stop(Grace::Full, Reason::AskedToLeave);
@@ -222,18 +247,18 @@ impl Agent {
         match order.wish {
             // The end stands; but contact lets the workers have their grace.
             _ if self.ending.is_some() => {}
-            Wish::Hold { fence, grace, why } => self.hold(fence, grace, why),
+            Wish::Hold { fence, why } => self.hold(fence, why),
             Wish::Run(round) => self.run(round),
             Wish::Keep => {}
             Wish::End(ending) => self.end(ending),
         }
     }
 
-    fn hold(&mut self, fence: u64, grace: Grace, why: Reason) {
+    fn hold(&mut self, fence: u64, why: Reason) {
         self.fence = self.fence.max(fence);
         self.failure.take_if(|failure| failure.round <= fence);
         match self.doing {
-            Doing::Running(round) | Doing::Stopping(round) if round <= fence => self.stop(grace, why),
+            Doing::Running(round) | Doing::Stopping(round) if round <= fence => self.stop(Grace::Full, why),
             Doing::Done(round) if round <= fence => self.doing = Doing::Idle,
             _ => {}
         }
@@ -243,6 +268,7 @@ impl Agent {
         if self.doing == Doing::Idle && round.number > self.fence && !self.leaving {
             self.doing = Doing::Running(round.number);
             (self.stop_grace, self.failure) = (Grace::Full, None);
+            self.restarts = Some(round.restarts);
             // Rounds between the last one and this one were formed without this agent.
             self.fence = round.number - 1;
             self.acts.push(Act::Start(round));
@@ -300,6 +326,11 @@ mod tests {
         Duration::from_millis(millis)
     }
 
+    /// Patience ends after 4 s, the lease after 4.5 s.
+    fn policy() -> Policy {
+        Policy::patient(at(2_000), at(500))
+    }
+
     fn card() -> AgentCard {
         AgentCard { id: AgentId(1), host: "n1".into(), slots: 2, ..AgentCard::default() }
     }
@@ -314,7 +345,7 @@ mod tests {
 
     /// An agent that runs round 1; its first report was sent at 0 and answered at 100 ms.
     fn running() -> Agent {
-        let mut agent = Agent::new(card(), Policy::default(), at(0));
+        let mut agent = Agent::new(card(), policy(), at(0));
         agent.step(at(0), Event::Tick);
         let acts = agent.step(at(100), order(1, round(1)));
         assert!(matches!(acts[0], Act::Start(_)), "{acts:?}");
@@ -322,14 +353,70 @@ mod tests {
     }
 
     #[test]
-    fn the_lease_counts_from_the_sending_and_its_end_kills() {
+    fn the_lease_counts_from_the_sending_and_its_end_kills_those_that_would_not_stop() {
         let mut agent = running();
-        assert_eq!(agent.lease_end(), Some(at(3000)));
-        agent.step(at(2999), Event::Tick);
+        assert_eq!(agent.lease_end(), Some(at(4500)));
+        agent.step(at(3999), Event::Tick);
         assert_eq!(agent.doing(), Doing::Running(1));
-        assert!(agent.step(at(3000), Event::Tick).contains(&KILL));
-        agent.step(at(3100), Event::WorkersStopped(1));
+        let why = Reason::StoreLost { span: at(4000) };
+        let acts = agent.step(at(4000), Event::Tick);
+        assert_eq!(acts[0], Act::Stop { round: 1, grace: Grace::Short, why });
+        assert!(matches!(agent.step(at(4400), Event::Tick)[..], [Act::Send(_)] | []), "once");
+        assert!(agent.step(at(4500), Event::Tick).contains(&KILL));
+        agent.step(at(4600), Event::WorkersStopped(1));
         assert_eq!(agent.doing(), Doing::Idle);
+    }
+
+    #[test]
+    fn an_outage_within_the_host_timeout_changes_nothing() {
+        // A report is sent every half a second; those of the outage are lost, and the next one is answered.
+        let acts_of = |outage: u64| {
+            let (mut agent, mut acts) = (running(), Vec::new());
+            for now in (100..=100 + outage).step_by(100) {
+                acts.extend(agent.step(at(now), Event::Tick));
+            }
+            let last = acts.iter().rev().find_map(|act| match act {
+                Act::Send(report) => Some(report.number),
+                _ => None,
+            });
+            acts.extend(agent.step(at(200 + outage), order(last.unwrap(), Wish::Keep)));
+            acts.retain(|act| !matches!(act, Act::Send(_)));
+            (acts, agent.doing())
+        };
+        for outage in [600, 1_000, 2_000, 3_700] {
+            assert_eq!(acts_of(outage), (vec![], Doing::Running(1)), "{outage} ms");
+        }
+        assert_eq!(acts_of(4_000).1, Doing::Stopping(1), "the control");
+    }
+
+    #[test]
+    fn a_proved_death_of_the_stores_host_is_not_waited_for() {
+        let mut agent = running();
+        let acts = agent.step(at(300), Event::StoreDied);
+        assert!(matches!(acts[0], Act::Stop { grace: Grace::Full, .. }), "{acts:?}");
+        let acts = agent.step(at(400), Event::WorkersStopped(1));
+        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Failure(Reason::StoreDied))));
+    }
+
+    #[test]
+    fn an_agent_that_the_job_can_take_back_waits_for_the_network() {
+        for (policy, waits) in [
+            (policy(), false),
+            (Policy { max_restarts: 1, ..policy() }, true),
+            (Policy { max_nodes: 2, ..policy() }, true),
+        ] {
+            let mut agent = Agent::new(card(), policy, at(0));
+            agent.step(at(0), Event::Tick);
+            agent.step(at(100), order(1, round(1)));
+            for now in (200..20_000).step_by(100) {
+                agent.step(at(now), Event::Tick);
+                if now == 4_600 {
+                    agent.step(at(now), Event::WorkersStopped(1));
+                }
+            }
+            let expected = if waits { Doing::Idle } else { Doing::Over };
+            assert_eq!(agent.doing(), expected);
+        }
     }
 
     #[test]
@@ -343,7 +430,7 @@ mod tests {
     #[test]
     fn what_is_old_is_refused() {
         let mut agent = running();
-        agent.step(at(200), order(2, Wish::Hold { fence: 1, grace: Grace::Short, why: Reason::Quiet }));
+        agent.step(at(200), order(2, Wish::Hold { fence: 1, why: Reason::Quiet }));
         agent.step(at(300), Event::WorkersStopped(1));
         let refused = |agent: &mut Agent, event| {
             agent.step(at(310), event);
@@ -359,11 +446,11 @@ mod tests {
 
     #[test]
     fn an_order_that_was_under_way_for_longer_than_the_lease_is_refused() {
-        let mut agent = Agent::new(card(), Policy::default(), at(0));
+        let mut agent = Agent::new(card(), policy(), at(0));
         agent.step(at(0), Event::Tick);
-        agent.step(at(3000), order(1, round(1)));
+        agent.step(at(4500), order(1, round(1)));
         assert_eq!(agent.doing(), Doing::Idle);
-        agent.step(at(3100), order(2, round(1)));
+        agent.step(at(4600), order(2, round(1)));
         assert_eq!(agent.doing(), Doing::Running(1), "the control");
     }
 
@@ -373,12 +460,12 @@ mod tests {
         let mut acts = Vec::new();
         for now in (200..10_000).step_by(100) {
             acts.extend(agent.step(at(now), Event::Tick));
-            if now == 3500 {
+            if now == 4600 {
                 acts.extend(agent.step(at(now), Event::WorkersStopped(1)));
             }
         }
         assert!(acts.contains(&KILL));
-        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Failure(Reason::StoreLost { span: at(8000) }))));
+        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Failure(Reason::StoreLost { span: at(9000) }))));
     }
 
     #[test]
@@ -391,8 +478,8 @@ mod tests {
             let acts = agent.step(at(now), order(3 + beat as u64, end()));
             assert!(matches!(acts[..], [Act::Send(_)]), "{acts:?}");
         }
-        assert!(agent.step(at(13_000), Event::Tick).contains(&KILL), "the control");
-        assert!(matches!(agent.step(at(13_100), Event::WorkersStopped(1)).last(), Some(Act::Exit(_))));
+        assert!(agent.step(at(15_000), Event::Tick).contains(&KILL), "the control");
+        assert!(matches!(agent.step(at(15_100), Event::WorkersStopped(1)).last(), Some(Act::Exit(_))));
     }
 
     #[test]

@@ -8,11 +8,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::agent::Grace;
+use super::agent::STOOD_STILL;
 use super::decide::{Decision, Known, Phase, State, decide};
 use super::message::{AgentCard, AgentId, Doing, Order, Report, Round, Wish};
 use super::policy::Policy;
-use super::reason::{Cause, Ending, Reason};
+use super::reason::{Cause, Ending, Loss, Reason};
 
 /// The view of the store's host.
 #[derive(Debug)]
@@ -57,12 +57,25 @@ impl Coordinator {
             return Vec::new();
         }
         if report.doing == Doing::Over {
-            self.gone.insert(id);
-            self.state.agents.remove(&id);
+            self.lose(id, Loss::Ended);
         } else {
             self.note(now, report);
         }
         self.settle(now)
+    }
+
+    /// Takes in the proof that the process of `agent` has ended. Returns what was decided.
+    pub fn hear_of_death(&mut self, now: Duration, agent: AgentId) -> Vec<(Decision, Reason)> {
+        if let Some(known) = self.state.agents.get_mut(&agent) {
+            known.died.get_or_insert(now);
+        }
+        self.tick(now)
+    }
+
+    /// The hosts that are silent, and for how long.
+    pub fn silent_hosts(&self, now: Duration) -> Vec<(String, Duration)> {
+        let silence = |known: &Known| (known.report.agent.host.clone(), now.saturating_sub(known.heard));
+        self.state.agents.values().map(silence).collect()
     }
 
     /// Lets time pass. Returns what was decided.
@@ -94,7 +107,7 @@ impl Coordinator {
     fn forgive_own_sleep(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.last_step);
         self.last_step = now;
-        if gap > 2 * self.policy.heartbeat {
+        if gap > STOOD_STILL {
             self.state.agents.values_mut().for_each(|known| known.heard += gap);
         }
     }
@@ -113,7 +126,7 @@ impl Coordinator {
             },
             |known| (known.place, known.came),
         );
-        self.state.agents.insert(id, Known { report, heard: now, place, came });
+        self.state.agents.insert(id, Known { report, heard: now, place, came, died: None });
     }
 
     fn settle(&mut self, now: Duration) -> Vec<(Decision, Reason)> {
@@ -129,7 +142,7 @@ impl Coordinator {
                     return decided;
                 }
                 decision => {
-                    self.carry_out(now, &decision);
+                    self.carry_out(now, &decision, &why);
                     decided.push((decision, why));
                 }
             }
@@ -138,18 +151,22 @@ impl Coordinator {
 
     /// Notes since when there are enough agents.
     fn count(&mut self, now: Duration) {
-        let is_enough = self.state.candidates(&self.policy).len() >= self.policy.min_nodes;
+        let is_enough = self.state.candidates(now, &self.policy).len() >= self.policy.min_nodes;
         if let Phase::Gathering { enough, .. } = &mut self.state.phase {
             *enough = is_enough.then(|| enough.unwrap_or(now));
         }
     }
 
-    fn carry_out(&mut self, now: Duration, decision: &Decision) {
+    fn carry_out(&mut self, now: Duration, decision: &Decision, why: &Reason) {
         match decision {
             Decision::Wait | Decision::Exit => {}
-            Decision::Evict(id) => {
-                self.state.agents.remove(id);
-            }
+            Decision::Evict(id) => match why {
+                Reason::Silent { span, .. } => {
+                    self.state.lost.insert(*id, Loss::Silent(*span));
+                    self.state.agents.remove(id);
+                }
+                _ => self.lose(*id, Loss::Died),
+            },
             Decision::Form(agents) => self.form(agents.clone()),
             Decision::Close(cause) => self.close(now, cause.clone()),
             Decision::Regather(cause) => self.regather(now, cause),
@@ -157,9 +174,18 @@ impl Coordinator {
         }
     }
 
+    /// An agent that never returns; what is still under way from it is dropped.
+    fn lose(&mut self, id: AgentId, how: Loss) {
+        self.gone.insert(id);
+        self.state.lost.insert(id, how);
+        self.state.agents.remove(&id);
+    }
+
     fn form(&mut self, agents: Vec<AgentCard>) {
         self.state.last_round += 1;
-        let round = Round::deal(self.state.last_round, self.state.restarts, agents);
+        self.state.lost.clear();
+        let after = self.state.after.take();
+        let round = Round { after, ..Round::deal(self.state.last_round, self.state.restarts, agents) };
         self.state.phase = Phase::Running { round, done: BTreeSet::new() };
     }
 
@@ -172,25 +198,26 @@ impl Coordinator {
     fn regather(&mut self, now: Duration, cause: &Cause) {
         let Phase::Closing { round, .. } = &self.state.phase else { return };
         let (mut complete, mut pause) = (self.policy.max_nodes, Duration::ZERO);
+        let uses_restart = self.state.uses_restart(cause, &self.policy);
         if let Cause::Failed(failure) = cause {
             // The members are all there: nobody else is worth waiting for.
             complete = round.members.len();
             let streak = self.state.streak(failure, &self.policy);
             pause = self.policy.pause(streak);
-            self.state.restarts += 1;
             self.state.quick = Some((failure.clone(), streak));
         }
+        self.state.restarts += usize::from(uses_restart);
+        self.state.after = Some(cause.clone());
         let (last_call, not_before) = (self.policy.settle, now + pause);
         self.state.phase = Phase::Gathering { since: now, enough: None, last_call, complete, not_before };
     }
 
     fn wish(&self, known: &Known) -> Wish {
         let report = &known.report;
+        if let Some(differs) = known.disagreement(&self.policy) {
+            return Wish::End(Ending::Failure(differs));
+        }
         match &self.state.phase {
-            _ if self.is_misled(known) => Wish::End(Ending::Failure(Reason::OtherNodes {
-                told: report.agent.nodes,
-                agreed: (self.policy.min_nodes, self.policy.max_nodes),
-            })),
             Phase::Over(_) if self.state.rival(known).is_some() => self.refuse(known),
             Phase::Over(ending) => Wish::End(ending.clone()),
             _ if report.leaving && report.doing.alive().is_none() => Wish::End(Ending::Left),
@@ -206,16 +233,10 @@ impl Coordinator {
         }
     }
 
-    /// Whether it was told another number of nodes; one that was told none takes any.
-    fn is_misled(&self, known: &Known) -> bool {
-        let told = known.report.agent.nodes;
-        told != (0, 0) && told != (self.policy.min_nodes, self.policy.max_nodes)
-    }
-
-    /// Whether another node has this one's place, and has had the time to be found dead.
+    /// Whether another node has this one's place and is alive: it was heard well after this one came.
     fn is_double(&self, known: &Known) -> bool {
-        let waited = known.heard.saturating_sub(known.came);
-        waited > self.policy.evict_after && self.state.rival(known).is_some()
+        let is_heard = |rival: &Known| rival.heard > known.came + self.policy.fresh_within();
+        self.state.rival(known).is_some_and(is_heard)
     }
 
     fn refuse(&self, known: &Known) -> Wish {
@@ -225,11 +246,7 @@ impl Coordinator {
     }
 
     fn hold(&self, why: Reason) -> Wish {
-        // After a loss the job stands still: workers whose peers are gone get little time.
-        let is_loss =
-            matches!(&self.state.phase, Phase::Closing { cause: Cause::Lost(_) | Cause::FellOut(_), .. });
-        let grace = if is_loss { Grace::Short } else { Grace::Full };
-        Wish::Hold { fence: self.state.last_round, grace, why }
+        Wish::Hold { fence: self.state.last_round, why }
     }
 }
 
@@ -300,7 +317,7 @@ mod tests {
     }
 
     fn nodes(min_nodes: usize, max_nodes: usize) -> Policy {
-        Policy { min_nodes, max_nodes, ..Policy::default() }
+        Policy { min_nodes, max_nodes, ..Policy::patient(at(2_000), at(500)) }
     }
 
     const IDLE: Doing = Doing::Idle;
@@ -368,12 +385,79 @@ mod tests {
         hand.fail(1, &[1]);
         let decided = hand.pass(9_000, &[(1, IDLE, 1)]);
         let made: Vec<_> = decided.iter().map(|(decision, _)| decision).collect();
-        let [Decision::Evict(_), Decision::Regather(Cause::Lost(host)), Decision::Form(members), ..] =
+        let [Decision::Evict(_), Decision::Regather(Cause::Lost { host, .. }), Decision::Form(members), ..] =
             &made[..]
         else {
             panic!("{decided:?}")
         };
         assert_eq!((host.as_str(), members.len(), hand.coordinator.state().restarts), ("n2", 1, 0));
+    }
+
+    /// Two of two nodes run; the second loses contact, stops its workers, and is back before it is evicted.
+    fn fall_out(policy: Policy) -> (Hand, Vec<(Decision, Reason)>) {
+        let mut hand = Hand::new(policy);
+        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        hand.say(1, Doing::Running(1), 0);
+        hand.say(2, Doing::Running(1), 0);
+        let mut decided = hand.say(2, IDLE, 1);
+        decided.extend(hand.say(1, IDLE, 1));
+        (hand, decided)
+    }
+
+    #[test]
+    fn every_restart_of_a_fixed_number_of_nodes_counts() {
+        let (_, decided) = fall_out(nodes(2, 2));
+        let Some((Decision::End(_), why)) = decided.last() else { panic!("{decided:?}") };
+        assert!(why.to_string().contains("no contact for longer than --host-timeout"), "{why}");
+        let (hand, decided) = fall_out(Policy { max_restarts: 1, ..nodes(2, 2) });
+        let Some((Decision::Form(_), _)) = decided.last() else { panic!("{decided:?}") };
+        let Phase::Running { round, .. } = &hand.coordinator.state().phase else { panic!() };
+        assert_eq!((round.restarts, &round.after), (1, &Some(Cause::FellOut("n2".into()))));
+        // A change of nodes, where they may change, is none.
+        let (mut hand, decided) = fall_out(nodes(1, 2));
+        assert!(decided.iter().any(|(decision, _)| matches!(decision, Decision::Regather(_))), "{decided:?}");
+        hand.pass(1_000, &[(1, IDLE, 1), (2, IDLE, 1)]);
+        let Phase::Running { round, .. } = &hand.coordinator.state().phase else { panic!() };
+        assert_eq!((round.restarts, round.members.len()), (0, 2));
+    }
+
+    #[test]
+    fn a_proved_death_is_not_waited_for_and_a_report_disproves_it() {
+        let mut hand = Hand::new(Policy { max_restarts: 1, ..nodes(2, 2) });
+        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+        hand.coordinator.hear_of_death(at(hand.now), AgentId(2));
+        hand.say(2, Doing::Running(1), 0);
+        assert_eq!(hand.pass(1_500, &[(1, Doing::Running(1), 0)]), [], "it is alive");
+        hand.coordinator.hear_of_death(at(hand.now), AgentId(2));
+        assert_eq!(hand.pass(900, &[(1, Doing::Running(1), 0)]), [], "its workers may still run");
+        let decided = hand.pass(200, &[(1, Doing::Running(1), 0)]);
+        let [(Decision::Evict(_), Reason::Died { .. }), (Decision::Close(cause), _), ..] = &decided[..]
+        else {
+            panic!("{decided:?}")
+        };
+        assert_eq!(cause.to_string(), "lost the agent on n2: its process has died");
+    }
+
+    #[test]
+    fn a_silent_agent_is_waited_for_and_not_taken_into_a_new_round() {
+        let mut hand = Hand::new(nodes(2, 2));
+        hand.say(1, IDLE, 0);
+        assert_eq!(hand.pass(4_500, &[]), []);
+        assert_eq!(hand.say(2, IDLE, 0), [], "the first one is silent");
+        assert!(matches!(hand.say(1, IDLE, 0)[..], [(Decision::Form(_), _)]), "and is back");
+    }
+
+    #[test]
+    fn nodes_with_another_host_timeout_are_refused() {
+        let mut hand = Hand::new(nodes(2, 2));
+        let mut report = hand.report(2, IDLE, 0);
+        report.agent.host_timeout = at(5_000);
+        hand.coordinator.hear(at(hand.now), report);
+        let Wish::End(Ending::Failure(why)) = hand.wish(2) else { panic!("{:?}", hand.wish(2)) };
+        assert_eq!(
+            why.to_string(),
+            "this node has --host-timeout 5s and the first one 2s; try the same on all nodes"
+        );
     }
 
     #[test]
@@ -395,7 +479,7 @@ mod tests {
         let mut hand = Hand::new(nodes(1, 2));
         hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
         hand.fail(1, &[]);
-        let decided = hand.pass(41_000, &[(1, IDLE, 1), (2, Doing::Stopping(1), 1)]);
+        let decided = hand.pass(52_000, &[(1, IDLE, 1), (2, Doing::Stopping(1), 1)]);
         assert!(
             matches!(&decided[..], [(Decision::End(_), Reason::WouldNotStop { host, .. })] if host == "n2")
         );
@@ -407,6 +491,6 @@ mod tests {
         hand.say(1, IDLE, 0);
         hand.now += 60_000;
         assert_eq!(hand.pass(100, &[]), []);
-        assert!(matches!(hand.pass(6_000, &[])[0], (Decision::Evict(_), _)), "the control");
+        assert!(matches!(hand.pass(7_000, &[])[0], (Decision::Evict(_), _)), "the control");
     }
 }

@@ -1,0 +1,66 @@
+//! What people are told of hosts that fall silent and come back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::membership::Policy;
+
+/// A shorter silence is not worth a word.
+const WORTH_A_WORD: Duration = Duration::from_secs(3);
+
+/// The silences that were spoken of.
+#[derive(Debug)]
+pub(super) struct Silences {
+    host_timeout: Duration,
+    /// From this length on.
+    longer_than: Duration,
+    /// The length of each, as last seen.
+    said: BTreeMap<String, Duration>,
+}
+
+impl Silences {
+    pub(super) fn new(policy: &Policy) -> Self {
+        let longer_than = WORTH_A_WORD.max(3 * policy.heartbeat);
+        Self { host_timeout: policy.host_timeout, longer_than, said: BTreeMap::new() }
+    }
+
+    /// What should be said now that each of these hosts was silent for so long.
+    pub(super) fn look(&mut self, silent: Vec<(String, Duration)>) -> Vec<String> {
+        self.said.retain(|host, _| silent.iter().any(|(other, _)| other == host));
+        silent.into_iter().filter_map(|(host, span)| self.word(host, span)).collect()
+    }
+
+    fn word(&mut self, host: String, span: Duration) -> Option<String> {
+        let before = self.said.get(&host).copied();
+        if span < self.longer_than {
+            self.said.remove(&host);
+            return before.map(|before| format!("{host} is back after {:.1} s", before.as_secs_f64()));
+        }
+        let word = format!(
+            "nothing heard from {host} for {:.1} s; waiting for up to {:?} (--host-timeout), and the ranks are left alone",
+            span.as_secs_f64(),
+            self.host_timeout
+        );
+        self.said.insert(host, span);
+        before.is_none().then_some(word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_silence_is_told_once_and_so_is_its_end() {
+        let mut silences = Silences::new(&Policy::default());
+        let mut look = |millis| silences.look(vec![("host1".to_string(), Duration::from_millis(millis))]);
+        assert!(look(2_900).is_empty());
+        assert!(look(3_000)[0].starts_with("nothing heard from host1 for 3.0 s; waiting for up to 30s"));
+        assert!(look(5_200).is_empty());
+        assert_eq!(look(100), ["host1 is back after 5.2 s"]);
+        assert!(look(200).is_empty());
+        look(4_000);
+        silences.look(Vec::new());
+        assert!(silences.said.is_empty(), "it is not counted on any more");
+    }
+}
