@@ -15,6 +15,7 @@ mod it {
     mod kubernetes;
     mod master_port;
     mod nodes;
+    mod outages;
     mod plot;
     mod restarts;
     mod run_args;

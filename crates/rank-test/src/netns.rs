@@ -15,6 +15,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Pid;
@@ -111,6 +112,13 @@ impl Hosts {
     /// Plugs the cable in again.
     pub fn restore(&self, host: usize) -> Result<()> {
         ip(&["-n", &self.switch(), "link", "set", &port(host), "up"])
+    }
+
+    /// An outage: pulls a host's cable, and plugs it in again after `span`.
+    pub fn outage(&self, host: usize, span: Duration) -> Result<()> {
+        self.cut(host)?;
+        std::thread::sleep(span);
+        self.restore(host)
     }
 
     /// The processes that run on a host.

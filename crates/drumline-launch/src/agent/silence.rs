@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::membership::Policy;
 
-/// A shorter silence is not worth a word.
+/// A shorter silence is not worth a word, unless it is half of the host timeout.
 const WORTH_A_WORD: Duration = Duration::from_secs(3);
 
 /// The silences that were spoken of.
@@ -20,7 +20,7 @@ pub(super) struct Silences {
 
 impl Silences {
     pub(super) fn new(policy: &Policy) -> Self {
-        let longer_than = WORTH_A_WORD.max(3 * policy.heartbeat);
+        let longer_than = (policy.host_timeout / 2).min(WORTH_A_WORD).max(3 * policy.heartbeat);
         Self { host_timeout: policy.host_timeout, longer_than, said: BTreeMap::new() }
     }
 
