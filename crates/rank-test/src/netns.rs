@@ -122,7 +122,7 @@ impl Hosts {
     }
 
     /// The processes that run on a host.
-    pub(crate) fn pids(&self, host: usize) -> Vec<Pid> {
+    pub fn pids(&self, host: usize) -> Vec<Pid> {
         let output = Command::new("ip").args(["netns", "pids", &self.name(host)]).output();
         let text = output.map(|output| output.stdout).unwrap_or_default();
         let number = |line: &str| Pid::from_raw(line.trim().parse().ok()?);
