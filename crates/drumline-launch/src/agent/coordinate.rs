@@ -80,7 +80,13 @@ impl Desk {
                 self.post.order(&self.coordinator, from);
                 decided
             }
-            Some(ToCoordinator::Died(agent)) => self.coordinator.hear_of_death(now, agent),
+            Some(ToCoordinator::Died(agent)) => {
+                let known = self.coordinator.state().agents.get(&agent);
+                if let Some(known) = known.filter(|known| known.died.is_none()) {
+                    self.post.say(Reason::Died { host: known.report.agent.host.clone() }.to_string());
+                }
+                self.coordinator.hear_of_death(now, agent)
+            }
             Some(ToCoordinator::HostLeaves(signal)) => {
                 self.coordinator.host_leaves(signal.as_raw());
                 self.post.order_all(&self.coordinator);
@@ -109,7 +115,8 @@ impl Post {
     /// Lets the person at this node know why a round ends that did not fail; a failure is told by itself.
     fn tell(&self, decision: &Decision, why: &Reason) {
         let is_news = match decision {
-            Decision::Evict(_) => true,
+            // A death was told when it was proved.
+            Decision::Evict(_) => matches!(why, Reason::Silent { .. }),
             Decision::Close(cause) => !matches!(cause, Cause::Failed(_)),
             _ => false,
         };

@@ -374,7 +374,6 @@ impl<'a> Life<'a> {
                     "stopping this node's ranks, and waiting for up to {waits:?} for the first node: {why}"
                 )
             }
-            Reason::StoreDied => format!("stopping this node's ranks: {why}"),
             Reason::Closing(cause)
                 if !matches!(cause, Cause::Failed(_)) && !self.own.met.control.is_host() =>
             {
