@@ -13,9 +13,9 @@ use rustix::process::Signal;
 
 use super::control::orders_of;
 use super::lives::Lives;
-use super::silence::Silences;
+use super::silence::{Silence, Silences};
 use super::{Happening, clock};
-use crate::membership::{AgentId, Cause, Coordinator, Decision, Reason, Report};
+use crate::membership::{AgentId, Cause, Coordinator, Decision, Known, Reason, Report};
 
 /// How often the coordinator looks at the clock at most, and at least: pauses before a restart end by it.
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
@@ -99,11 +99,16 @@ impl Desk {
     /// Watches the processes of all agents but our own, and tells of those that are silent.
     fn watch(&mut self) {
         let Some(lives) = &mut self.lives else { return };
-        let (agents, own) = (&self.coordinator.state().agents, self.post.own.0);
-        let others = agents.iter().filter(|(id, known)| **id != own && !known.report.agent.life.is_empty());
-        lives.set(others.map(|(id, known)| (*id, known.report.agent.life.clone())).collect());
-        let silent = self.coordinator.silent_hosts(clock::now());
-        self.silences.look(silent).into_iter().for_each(|word| self.post.say(word));
+        let (agents, own, now) = (&self.coordinator.state().agents, self.post.own.0, clock::now());
+        let others = || agents.iter().filter(|(id, _)| **id != own);
+        lives.set(others().map(|(id, known)| (*id, known.report.agent.life.clone())).collect());
+        let silence = |(id, known): (&AgentId, &Known)| Silence {
+            agent: *id,
+            host: known.report.agent.host.clone(),
+            span: now.saturating_sub(known.heard),
+        };
+        let silences: Vec<_> = others().map(silence).collect();
+        self.silences.look(&silences).into_iter().for_each(|word| self.post.say(word));
     }
 }
 

@@ -9,7 +9,7 @@ use super::meet::Met;
 use super::round_keeper::RoundKeeper;
 use super::round_start::Ground;
 use super::signals::asks_to_stop;
-use super::silence::Silences;
+use super::silence::{Silence, Silences};
 use super::waiting::Waiting;
 use super::{AgentOptions, Happening, Outcome, clock, policy};
 use crate::LaunchError;
@@ -17,7 +17,7 @@ use crate::failure::{Evidence, FailureReport, OomSources, OomWatch};
 use crate::keeper::{News, Parting, reap_all_but, sweep};
 use crate::logs::{AttemptLogs, LogFolder};
 use crate::membership::{
-    Act, Agent, Cause, Doing, Ending, Event, Grace, Order, Reason, Round, Wish, WorkerFailure,
+    Act, Agent, AgentId, Cause, Doing, Ending, Event, Grace, Order, Reason, Round, Wish, WorkerFailure,
 };
 use crate::placing::Cores;
 use crate::plan::{LaunchPlan, LedBy};
@@ -117,8 +117,12 @@ impl<'a> Life<'a> {
     /// What to say of the store's host, if that is another one.
     fn silence(&mut self) -> Vec<String> {
         let has_met = self.agent.lease_end().is_some() && !self.own.met.control.is_host();
-        let silent = has_met.then(|| ("the first node".to_string(), self.agent.silence(clock::now())));
-        self.silences.look(silent.into_iter().collect())
+        let silence = has_met.then(|| Silence {
+            agent: AgentId::default(),
+            host: "the first node".to_string(),
+            span: self.agent.silence(clock::now()),
+        });
+        self.silences.look(silence.as_slice())
     }
 
     /// The coordinator stays until all agents know that the job is over; those that save a checkpoint have their time. What

@@ -27,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What comes back on a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Sign {
+    /// A connection is there.
+    Open,
     /// The store has a report.
     Taken,
     /// An order came.
@@ -68,6 +70,7 @@ impl Speaker {
         let (address, within, taken) = (self.address.clone(), self.timeout, sign.clone());
         let speak = move || {
             let Ok(store) = address.connect(Instant::now() + within) else { return };
+            let _ = taken.send(Sign::Open);
             for report in outgoing {
                 if store.append(REPORTS, &report).is_err() || taken.send(Sign::Taken).is_err() {
                     return;
@@ -78,6 +81,7 @@ impl Speaker {
         let wanted = Arc::clone(&is_wanted);
         let listen = move || {
             let Ok(store) = address.connect(Instant::now() + within) else { return };
+            let _ = sign.send(Sign::Open);
             let is_wanted = || wanted.load(Ordering::Relaxed);
             read_log(&store, &key, is_wanted, |order: Order| {
                 let is_heard = events.send(Happening::Order(Box::new(order))).is_ok();
@@ -100,12 +104,12 @@ impl Line {
         self.signs.try_iter().for_each(drop);
         let Ok(mut line) = serde_json::to_vec(report) else { return true };
         line.push(b'\n');
-        let until = Instant::now() + timeout;
         if self.reports.send(line).is_err() {
             return false;
         }
+        // Each step on the way has this time; there are four at most.
         loop {
-            match self.signs.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self.signs.recv_timeout(timeout) {
                 Ok(sign) if sign == wanted => return true,
                 Ok(_) => {}
                 Err(_) => return false,

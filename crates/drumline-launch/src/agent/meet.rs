@@ -88,7 +88,9 @@ fn together(plan: &LaunchPlan, reached: Reached, events: &Sender<Happening>) -> 
             Control::here(own, policy::of(plan), plan.monitor_interval, Some((server, address)))?
         }
         None => {
-            let Contact { read_timeout, heartbeat_timeout: timeout, .. } = plan.contact;
+            let Contact { read_timeout, heartbeat_timeout, host_timeout, .. } = plan.contact;
+            // An answer that is waited for longer than that would be the last one before the lease is over.
+            let timeout = heartbeat_timeout.min(host_timeout / 4);
             // Without it, the host's death is noticed by its silence.
             let life = store.get(LIFE, Instant::now() + read_timeout).ok();
             let life = life.and_then(|address| String::from_utf8(address).ok());
