@@ -16,6 +16,7 @@ mod it {
     mod kubernetes;
     mod master_port;
     mod nodes;
+    mod outages;
     mod plot;
     mod restarts;
     mod run_args;

@@ -13,12 +13,15 @@ pub(crate) mod clock;
 mod control;
 mod coordinate;
 mod life;
+mod line;
+mod lives;
 mod meet;
 mod policy;
 mod reach;
 mod round_keeper;
 mod round_start;
 mod signals;
+mod silence;
 mod waiting;
 
 use std::ffi::OsString;
@@ -81,8 +84,10 @@ pub(crate) enum Happening {
     Order(Box<Order>),
     News(u64, Box<News>),
     KeeperGone(u64),
-    /// What the coordinator beside this agent has decided, and why.
-    Told(Reason),
+    /// What the coordinator beside this agent has seen or decided, and why.
+    Told(String),
+    /// The process of the agent that hosts the store is proved dead.
+    StoreDied,
     Signal(Signal),
     /// Whoever started this agent on another host's behalf is gone.
     LeaderGone,

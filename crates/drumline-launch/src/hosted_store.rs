@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use drumline_rendezvous::events::{self, Event};
-use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer};
+use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer, worker_env};
 
 use crate::LaunchError;
 use crate::environment::Meeting;
@@ -14,8 +14,8 @@ use crate::ports::ReservedPort;
 use crate::supervise::OnExit;
 use crate::worker::Ended;
 
-/// Time to connect to our own store.
-const PROMPT: Duration = Duration::from_secs(10);
+/// Time to connect to the store: where it is on a silent host, as long as that is waited for by default.
+const PROMPT: Duration = worker_env::DEFAULT_HOST_TIMEOUT;
 
 /// A store on loopback with a key of its own, and beside it a port for what rank 0 may host.
 #[derive(Debug)]

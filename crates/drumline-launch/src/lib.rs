@@ -59,10 +59,10 @@ pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
 pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
-    EndpointError, Fleet, HeldRank, HostSlots, HostfileError, LaunchPlan, LedBy, LocalRankArg, NodeRange,
-    NodeRangeError, NumaBinding, PASSED_ON, Program, RdzvConf, RdzvConfError, Rendezvous, SignalsError,
-    Starter, exclude_slots, include_slots, installed_gpus, parse_hostfile, parse_signals, split_endpoint,
-    visible_gpus,
+    Contact, EndpointError, Fleet, HeldRank, HostSlots, HostTimeout, HostTimeoutError, HostfileError,
+    LaunchPlan, LedBy, LocalRankArg, NodeRange, NodeRangeError, NumaBinding, PASSED_ON, Program, RdzvConf,
+    RdzvConfError, Rendezvous, SignalsError, Starter, exclude_slots, include_slots, installed_gpus,
+    parse_hostfile, parse_signals, split_endpoint, visible_gpus,
 };
 pub use pump::Output;
 pub use report::{Exit, JobReport, RankReport, StopReason, signal_name};

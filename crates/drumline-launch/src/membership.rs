@@ -12,9 +12,12 @@
 //!   made up for by the next one; one that arrives late, after a newer one, is dropped by its number.
 //! - **order**: all that the coordinator wants of one agent: *hold* (run nothing up to this fence), *run* (this
 //!   round) or *end*. It names the report it answers.
+//! - **host timeout**: how long nothing happens although a host is silent. The times below follow from it (`policy`).
 //! - **lease**: an agent may let workers run until `lease` after it **sent** the latest report that was answered.
-//!   When the lease is over, it kills its workers, whatever else it knows.
+//!   Shortly before (`patience`) it sends them SIGTERM; when the lease is over, it kills them, whatever else it knows.
 //! - **eviction**: an agent not heard for `evict_after` is no longer counted on.
+//! - **proof of death**: an agent's host refuses connections to the port on which the agent's process listened. The kernel
+//!   there is alive and the process is not, so that nobody waits for the host timeout; its workers end within `kill_within`.
 //!
 //! # Why no two rounds run at once
 //!
@@ -46,8 +49,9 @@
 //!
 //! # When the store's host dies
 //!
-//! The survivors end, with that cause, `give_up_after` the last contact: the workers stop at the end of the
-//! lease, the agent leaves soon after. Forming the job anew elsewhere would need a store that outlives its host. The
+//! The survivors end, with that cause: at once if its death is proved, else after the host timeout. Their workers stop
+//! by the end of the lease. The agent leaves soon after (`give_up_after`) if the job could not take it back, and otherwise
+//! waits for `join_timeout` for the network to return. Forming the job anew elsewhere would need a store that outlives its host. The
 //! seam for it is [`Order::coordinator`]: an agent obeys only the coordinator that it first met, and whoever
 //! teaches the survivors to choose another one changes that one check.
 //!
@@ -72,5 +76,5 @@ pub use agent::{Act, Agent, Event, Grace};
 pub use coordinator::Coordinator;
 pub use decide::{Decision, Known, Phase, State, decide};
 pub use message::{AgentCard, AgentId, Doing, Door, Member, Order, Report, Round, Wish, WorkerFailure};
-pub use policy::{BackOff, CrashLoop, Policy, PolicyError};
-pub use reason::{Cause, Ending, Reason};
+pub use policy::{BackOff, CrashLoop, HEARTBEAT, Policy, PolicyError, SHORTEST_HOST_TIMEOUT};
+pub use reason::{Cause, Ending, Loss, Reason};

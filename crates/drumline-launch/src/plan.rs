@@ -6,6 +6,7 @@
 //! ```
 //! Not here: the command line itself (`drumline-cli`), and the deciding, which is there too.
 
+mod contact;
 mod gpus;
 mod hostfile;
 mod nodes;
@@ -20,6 +21,7 @@ pub(crate) use workers::tests;
 use std::ffi::OsString;
 use std::time::Duration;
 
+pub use contact::{Contact, HostTimeout, HostTimeoutError};
 pub use gpus::{installed_gpus, visible_gpus};
 pub use hostfile::{HostSlots, HostfileError, exclude_slots, include_slots, parse_hostfile};
 pub use nodes::{NodeRange, NodeRangeError};
@@ -46,6 +48,8 @@ pub struct LaunchPlan {
     pub rendezvous: Rendezvous,
     /// How long the other nodes are waited for.
     pub join_timeout: Duration,
+    /// How the nodes keep in touch.
+    pub contact: Contact,
     /// The address under which other nodes reach this one; found out if `None`.
     pub local_addr: Option<String>,
     /// How often all workers may be started again.
@@ -93,6 +97,7 @@ impl LaunchPlan {
             run_id: "none".to_string(),
             rendezvous: Rendezvous::Standalone,
             join_timeout: Duration::from_secs(600),
+            contact: Contact::default(),
             local_addr: None,
             max_restarts: 0,
             monitor_interval: Duration::from_millis(100),

@@ -15,6 +15,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Pid;
@@ -113,8 +114,15 @@ impl Hosts {
         ip(&["-n", &self.switch(), "link", "set", &port(host), "up"])
     }
 
+    /// An outage: pulls a host's cable, and plugs it in again after `span`.
+    pub fn outage(&self, host: usize, span: Duration) -> Result<()> {
+        self.cut(host)?;
+        std::thread::sleep(span);
+        self.restore(host)
+    }
+
     /// The processes that run on a host.
-    pub(crate) fn pids(&self, host: usize) -> Vec<Pid> {
+    pub fn pids(&self, host: usize) -> Vec<Pid> {
         let output = Command::new("ip").args(["netns", "pids", &self.name(host)]).output();
         let text = output.map(|output| output.stdout).unwrap_or_default();
         let number = |line: &str| Pid::from_raw(line.trim().parse().ok()?);

@@ -5,6 +5,7 @@
 //!   check      format, lints, arrows, unsafe, headers           check.rs   ─┐ steps run by step.rs,
 //!   test       check + docs + tests + loom + fuzz               test.rs    ─┘ added up by summary.rs
 //!   bench      ours and the peers in one run                    bench/
+//!   outages    training while the cable is pulled              outages.rs
 //!   gpu-test   what needs a GPU, packed for one                 gpu_test.rs
 //!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
 //!   python     make a Python with that PyTorch once per user    python.rs
@@ -17,6 +18,7 @@ mod check;
 mod demo;
 mod gpu_test;
 mod libtorch;
+mod outages;
 mod python;
 mod step;
 mod summary;
@@ -39,6 +41,7 @@ enum Xtask {
     Test,
     /// Compare with the peers, interleaved in one run (most of an hour; `--quick` for a try)
     Bench(bench::BenchArgs),
+    Outages(outages::OutagesArgs),
     GpuTest(gpu_test::GpuTestArgs),
     /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; the others do that by themselves
     Libtorch(libtorch::LibtorchArgs),
@@ -58,7 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
-    if matches!(xtask, Xtask::Demo | Xtask::Check | Xtask::Test | Xtask::Bench(_) | Xtask::GpuTest(_)) {
+    if !matches!(xtask, Xtask::Libtorch(_) | Xtask::Python { .. }) {
         libtorch::ensure()?;
     }
     match xtask {
@@ -66,6 +69,7 @@ fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Check => return Ok(check::run(&Workspace::load()?)),
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
         Xtask::Bench(args) => bench::run(args)?,
+        Xtask::Outages(args) => outages::run(&args)?,
         Xtask::GpuTest(args) => gpu_test::run(&args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,
         Xtask::Python { module } => println!("{}", python::with(module)?.display()),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use drumline_launch::{NodeRange, NumaBinding, RdzvConf, StdOf, parse_seconds};
+use drumline_launch::{HostTimeout, NodeRange, NumaBinding, RdzvConf, StdOf, parse_seconds};
 
 use super::deepspeed::DeepspeedArgs;
 use super::nproc::Nproc;
@@ -71,7 +71,7 @@ pub(crate) struct RunArgs {
     /// Name of the job, the same on all nodes
     #[arg(long, value_name = "ID", default_value = "none", help_heading = MEETING)]
     pub(super) rdzv_id: String,
-    /// Settings such as join_timeout=600,last_call_timeout=30
+    /// Settings such as join_timeout=600,last_call_timeout=30,keep_alive_interval=5,keep_alive_max_attempt=6
     #[arg(long, value_name = "KEY=VALUE,...", default_value = "", hide_default_value = true, help_heading = MEETING)]
     pub(super) rdzv_conf: RdzvConf,
     /// Address under which other nodes reach this one [default: found out]
@@ -118,6 +118,10 @@ pub(crate) struct RunArgs {
     /// Restarts of all ranks before the job is given up
     #[arg(long, value_name = "N", default_value = "0", value_parser = whole, help_heading = LIFE)]
     pub(super) max_restarts: usize,
+    /// How long a silent host is waited for, from 1s; the same on all nodes [default: what --rdzv-conf keep_alive_… or
+    /// $DRUMLINE_HOST_TIMEOUT say, or 30s]
+    #[arg(long, value_name = "TIME", help_heading = LIFE)]
+    pub(super) host_timeout: Option<HostTimeout>,
     /// Seconds between looks at the nodes' state, at least 0.01; the end of a rank is seen at once
     #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = parse_seconds, help_heading = LIFE)]
     pub(super) monitor_interval: Duration,

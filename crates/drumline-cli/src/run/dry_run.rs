@@ -71,6 +71,7 @@ fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
         ("job", plan.run_id.clone()),
         ("role", plan.role.clone()),
         ("restarts", plan.max_restarts.to_string()),
+        ("silent host", format!("waited for {:?}", plan.contact.host_timeout)),
         ("stop", format!("SIGTERM, {:?} later SIGKILL", plan.shutdown_timeout)),
         (
             "signals",

@@ -2,8 +2,11 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use drumline_launch::{EndpointError, EnvFileError, HostfileError, NodeRange, SecondsError, SignalsError};
+use drumline_launch::{
+    EndpointError, EnvFileError, HostTimeoutError, HostfileError, NodeRange, SecondsError, SignalsError,
+};
 use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +59,10 @@ pub(crate) enum PlanError {
     NoThreads,
     #[error("--debug-rank {rank}: there are {world} ranks, counted from 0; try --debug-rank 0")]
     DebugRank { rank: usize, world: usize },
+    #[error("DRUMLINE_HOST_TIMEOUT is `{value}`: {source}")]
+    HostTimeout { value: String, source: HostTimeoutError },
+    #[error("--rdzv-conf keep_alive_interval times keep_alive_max_attempt is {meant:?}: {source}")]
+    KeepAlive { meant: Duration, source: HostTimeoutError },
     #[error("TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `{value}`: {source}")]
     ShutdownTimeout { value: String, source: SecondsError },
     #[error("cannot read the hostfile {}: {source}; try --hostfile FILE", path.display())]

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    Fleet, HeldRank, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous,
-    Std, parse_seconds, parse_signals, split_endpoint,
+    Fleet, HeldRank, HostTimeout, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
+    Rendezvous, Std, parse_seconds, parse_signals, split_endpoint,
 };
 use drumline_rendezvous::worker_env;
 
@@ -57,6 +57,7 @@ impl RunArgs {
             run_id: self.run_id(host, step.as_ref()),
             rendezvous,
             join_timeout: self.rdzv_conf.join_timeout,
+            contact: self.rdzv_conf.contact(self.host_timeout(host)?),
             local_addr: self.local_addr.clone(),
             max_restarts: self.max_restarts,
             monitor_interval: self.monitor_interval.max(SHORTEST_INTERVAL),
@@ -112,10 +113,6 @@ impl RunArgs {
         if self.hostfile.is_some() && self.local_addr.is_some() && !self.deepspeed.no_ssh {
             remarks.push(unused("--local-addr", "each host finds out its own"));
         }
-        remarks.extend(self.rdzv_conf.without_effect.iter().map(|setting| {
-            let why = "nodes give a sign of life every 0.5 s, and one that is lost is found in 5 s";
-            unused(&format!("--rdzv-conf {setting}"), why)
-        }));
         remarks.extend(self.deepspeed.unused().into_iter().map(|(flag, why)| unused(flag, why)));
         remarks
     }
@@ -231,6 +228,19 @@ impl RunArgs {
             parse_seconds(&value).map_err(|source| PlanError::ShutdownTimeout { value, source })
         };
         self.shutdown_timeout.map_or_else(from_variable, Ok)
+    }
+
+    fn host_timeout(&self, host: &Host<'_>) -> Result<HostTimeout, PlanError> {
+        if let Some(given) = self.host_timeout {
+            return Ok(given);
+        }
+        if let Some(meant) = self.rdzv_conf.host_timeout() {
+            return HostTimeout::new(meant).map_err(|source| PlanError::KeepAlive { meant, source });
+        }
+        let Some(value) = host.text(worker_env::DRUMLINE_HOST_TIMEOUT) else {
+            return Ok(HostTimeout::default());
+        };
+        value.parse().map_err(|source| PlanError::HostTimeout { value, source })
     }
 
     fn threads(&self) -> Result<Option<usize>, PlanError> {

@@ -177,8 +177,38 @@ fn the_rest_reaches_the_plan() {
     assert_eq!(remarks("--start-method fork --event-log-handler console a"), 2);
     assert_eq!((remarks("--debug-rank 0 a"), remarks("--debug-rank 0 -r 2 a")), (0, 1));
     let conf = "--rdzv-conf read_timeout=60,join_timeout=9,keep_alive_max_attempt=3,last_call_timeout=1 a";
-    assert_eq!(remarks(conf), 2);
+    assert_eq!(remarks(conf), 0);
     assert_eq!((remarks("a"), remarks("--rdzv-backend c10d --master-addr h a")), (0, 1));
+}
+
+#[test]
+fn a_silent_host_is_waited_for_as_long_as_the_nearest_word_says() {
+    let patient = Node { variables: &[("DRUMLINE_HOST_TIMEOUT", "45s")], ..BARE };
+    for (node, line, seconds, interval) in [
+        (&BARE, "a", 30, 500),
+        (&BARE, "--host-timeout 5m a", 300, 500),
+        (&BARE, "--host_timeout=10 a", 10, 500),
+        (&BARE, "--rdzv-conf keep_alive_interval=30 a", 90, 30_000),
+        (&BARE, "--rdzv-conf keep_alive_max_attempt=10 a", 50, 500),
+        (
+            &BARE,
+            "--rdzv-conf keep_alive_interval=30,keep_alive_max_attempt=2 --host-timeout 40 a",
+            40,
+            30_000,
+        ),
+        (&patient, "a", 45, 500),
+        (&patient, "--rdzv-conf keep_alive_max_attempt=2 a", 10, 500),
+        (&patient, "--host-timeout 1s a", 1, 500),
+    ] {
+        let contact = node.plan(line).unwrap().contact;
+        assert_eq!(contact.host_timeout, Duration::from_secs(seconds), "{line}");
+        assert_eq!(contact.keep_alive_interval, Duration::from_millis(interval), "{line}");
+    }
+    let line = "--rdzv-conf heartbeat_timeout=7,close_timeout=8,read_timeout=9 a";
+    let contact = plan(line).contact;
+    assert_eq!(contact.heartbeat_timeout, Duration::from_secs(7));
+    assert_eq!(contact.close_timeout, Some(Duration::from_secs(8)));
+    assert_eq!(contact.read_timeout, Duration::from_secs(9));
 }
 
 #[test]
@@ -298,6 +328,7 @@ fn hosts_are_started_as_deepspeed_would() {
 fn what_cannot_be_is_told_with_the_nearest_right_flag() {
     let listed = Node { gpus: 4, hostfile: Some("node0 slots=4\nnode1 slots=2"), variables: &[] };
     let forever = Node { variables: &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1e19")], ..BARE };
+    let hurried = Node { variables: &[("DRUMLINE_HOST_TIMEOUT", "x")], ..BARE };
     let mixed = Node { hostfile: Some("localhost slots=1\nnode1 slots=1"), ..BARE };
     for (node, line, said) in [
         (&BARE, "--standalone --nnodes 2 a", "try --nnodes 1, or --rdzv-backend c10d"),
@@ -325,6 +356,10 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (&BARE, "--rdzv-conf join_timeout=1e19 a", "join_timeout cannot be `1e19`: more than 100 years"),
         (&BARE, "--shutdown-timeout 1e19 a", "more than 100 years"),
         (&BARE, "--monitor-interval x a", "not a number of seconds"),
+        (&BARE, "--host-timeout soon a", "not a time; try 30s"),
+        (&BARE, "--host-timeout 0 a", "less than 1s"),
+        (&BARE, "--rdzv-conf keep_alive_interval=0.1 a", "keep_alive_max_attempt is 300ms: less than 1s"),
+        (&hurried, "a", "DRUMLINE_HOST_TIMEOUT is `x`: not a time"),
         (&forever, "a", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `1e19`: more than 100 years"),
         (&BARE, "--max-restarts -1 a", "try 0 or more"),
         (&BARE, "--launcher ssh a", "try --hostfile"),

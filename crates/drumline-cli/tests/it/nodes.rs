@@ -147,9 +147,10 @@ fn survivors_go_on_when_an_agent_is_killed_and_its_ranks_are_gone() {
 #[test]
 fn a_frozen_agents_ranks_are_killed_and_survivors_go_on() {
     let port = free_port();
-    let mut first = Job::run(&elastic(port, "1:2"), RUNS);
+    let words = format!("{} --host-timeout 2", elastic(port, "1:2"));
+    let mut first = Job::run(&words, RUNS);
     std::thread::sleep(Duration::from_millis(200));
-    let mut second = Job::run(&elastic(port, "1:2"), RUNS);
+    let mut second = Job::run(&words, RUNS);
     second.wait_for("of 2 in round 1", 1);
     let keeper = second.keeper();
     second.signal(Signal::STOP);
@@ -172,15 +173,19 @@ fn a_frozen_agents_ranks_are_killed_and_survivors_go_on() {
 
 #[test]
 fn the_death_of_the_control_stores_host_ends_the_others_with_the_cause() {
-    for signal in [Signal::KILL, Signal::STOP] {
+    for (signal, cause) in [
+        (Signal::KILL, "the agent that hosts the store has died"),
+        (Signal::STOP, "no contact with the store's host for 10"),
+    ] {
         let port = free_port();
-        let mut host = Job::run(&elastic(port, "1:2"), RUNS);
+        let words = format!("{},join_timeout=10 --host-timeout 2", elastic(port, "1:2"));
+        let mut host = Job::run(&words, RUNS);
         std::thread::sleep(Duration::from_millis(200));
-        let mut other = Job::run(&elastic(port, "1:2"), RUNS);
+        let mut other = Job::run(&words, RUNS);
         other.wait_for("of 2 in round 1", 1);
         host.signal(signal);
-        let (code, text) = other.end(SOON);
-        assert!(code == 1 && text.contains("no contact with the store's host"), "{text}");
+        let (code, text) = other.end(LONG);
+        assert!(code == 1 && text.contains(cause), "{text}");
         kill_process(host.pid(), Signal::KILL).unwrap();
         assert_eq!(host.end(Duration::from_secs(1)).0, 137);
     }

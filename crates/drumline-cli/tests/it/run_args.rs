@@ -5,7 +5,7 @@ use std::fs;
 use super::started::{Ended, Started};
 
 /// Every flag of torchrun that takes a value, with one that does no harm.
-const VALUED: [(&str, &str); 25] = [
+const VALUED: [(&str, &str); 26] = [
     ("nnodes", "1"),
     ("nproc-per-node", "1"),
     ("rdzv-backend", "c10d"),
@@ -30,6 +30,7 @@ const VALUED: [(&str, &str); 25] = [
     ("numa-binding", "node"),
     ("signals-to-handle", "SIGTERM"),
     ("shutdown-timeout", "3"),
+    ("host-timeout", "3s"),
     ("debug-rank", "0"),
 ];
 const FLAGS: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];

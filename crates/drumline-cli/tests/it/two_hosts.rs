@@ -16,20 +16,22 @@ use super::started::BINARY;
 const LONG: Duration = Duration::from_secs(40);
 const SOON: Duration = Duration::from_secs(10);
 const PORT: u16 = 29_477;
+/// A silent host is given up after 6 s.
+pub(super) const SHORT: &str = "--host-timeout 2";
 
 /// Says who it is, and runs until it is told to end.
 const RUNS: &str = "trap 'exit 0' USR1; echo rank $RANK of $WORLD_SIZE in round $DRUMLINE_ROUND; \
                     while :; do sleep 0.05; done";
 
 /// Several hosts and a key for each.
-struct Net {
-    hosts: Hosts,
+pub(super) struct Net {
+    pub(super) hosts: Hosts,
     keys: TempDir,
 }
 
 impl Net {
     /// `None` where this machine cannot make hosts.
-    fn new(num_hosts: usize) -> Option<Self> {
+    pub(super) fn new(num_hosts: usize) -> Option<Self> {
         let net = Self { hosts: Hosts::new(num_hosts).unwrap()?, keys: tempfile::tempdir().unwrap() };
         (0..num_hosts).for_each(|host| net.write_key(host, &"5a".repeat(32)));
         Some(net)
@@ -45,7 +47,7 @@ impl Net {
     }
 
     /// `drumline run` on a host, with `words` split at spaces, each rank a script.
-    fn run(&self, host: usize, words: &str, script: &str) -> Job {
+    pub(super) fn run(&self, host: usize, words: &str, script: &str) -> Job {
         self.run_through(host, &[], words, script)
     }
 
@@ -58,14 +60,14 @@ impl Net {
         Job::of(command)
     }
 
-    fn elastic(&self, nodes: &str) -> String {
+    pub(super) fn elastic(&self, nodes: &str) -> String {
         let endpoint = format!("{}:{PORT}", self.hosts.address(0));
         format!(
             "--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint {endpoint} --rdzv-conf last_call_timeout=1"
         )
     }
 
-    fn fixed(&self, node: usize) -> String {
+    pub(super) fn fixed(&self, node: usize) -> String {
         format!("--nnodes 2 --node-rank {node} --master-addr {} --master-port {PORT}", self.hosts.address(0))
     }
 }
@@ -107,7 +109,7 @@ fn a_cut_cable_ends_one_side_and_the_other_goes_on() {
     let Some(net) = Net::new(3) else { return };
     let mut jobs: Vec<_> = (0..3)
         .map(|host| {
-            let job = net.run(host, &net.elastic("2:3"), RUNS);
+            let job = net.run(host, &format!("{},join_timeout=12 {SHORT}", net.elastic("2:3")), RUNS);
             std::thread::sleep(Duration::from_millis(150));
             job
         })
@@ -118,8 +120,8 @@ fn a_cut_cable_ends_one_side_and_the_other_goes_on() {
     jobs[0].wait_for("of 2 in round 2", 1);
     jobs[1].wait_for("of 2 in round 2", 1);
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
-    let (code, text) = jobs[2].end(SOON);
-    assert!(code == 1 && text.contains("no contact with the store's host"), "{text}");
+    let (code, text) = jobs[2].end(LONG);
+    assert!(code == 1 && text.contains("no contact with the store's host for 12"), "{text}");
     for job in &jobs[..2] {
         job.signal(Signal::USR1);
     }
@@ -132,7 +134,7 @@ fn a_cut_cable_ends_one_side_and_the_other_goes_on() {
 #[test]
 fn the_cut_of_the_control_stores_host_ends_both_sides_with_the_cause() {
     let Some(net) = Net::new(2) else { return };
-    let mut jobs = [0, 1].map(|node| net.run(node, &net.fixed(node), RUNS));
+    let mut jobs = [0, 1].map(|node| net.run(node, &format!("{} {SHORT}", net.fixed(node)), RUNS));
     jobs.iter().for_each(|job| job.wait_for("of 2 in round 1", 1));
     net.hosts.cut(0).unwrap();
     let begin = Instant::now();
@@ -157,8 +159,9 @@ fn clocks_of_different_hosts_are_never_compared() {
         "--kill-child",
         "--",
     ];
-    let mut first = net.run(0, &net.elastic("2:2"), RUNS);
-    let mut second = net.run_through(1, &ahead, &net.elastic("2:2"), RUNS);
+    let words = format!("{} {SHORT}", net.elastic("2:2"));
+    let mut first = net.run(0, &words, RUNS);
+    let mut second = net.run_through(1, &ahead, &words, RUNS);
     first.wait_for("of 2 in round 1", 1);
     second.wait_for("of 2 in round 1", 1);
     // Longer than any lease.

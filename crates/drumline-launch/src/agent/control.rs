@@ -11,19 +11,23 @@ use drumline_rendezvous::{Hello, JobKey, Role, Store, StoreError, TcpStore, TcpS
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
-use super::coordinate::{Post, ToCoordinator, coordinate};
+pub(super) use super::coordinate::ToCoordinator;
+use super::coordinate::{Desk, Post};
+use super::line::Speaker;
+use super::lives::Lives;
+use super::silence::Silences;
 use super::{Happening, clock};
 use crate::LaunchError;
 use crate::membership::{AgentId, Coordinator, Policy, Report};
 use crate::random::random_number;
 
-const REPORTS: &str = "drumline/reports";
+pub(super) const REPORTS: &str = "drumline/reports";
 /// A log is begun anew when its reader has read this much of it.
-const LONGEST_LOG: u64 = 1 << 20;
+const LONGEST_LOG: u64 = 1 << 16;
 /// How long a log is waited for at a time.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Time to connect anew, at a time.
-const RECONNECT: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time to connect to our own store.
+const CONNECT: Duration = Duration::from_secs(10);
 
 pub(super) fn orders_of(agent: AgentId) -> String {
     format!("drumline/orders/{:032x}", agent.0)
@@ -40,18 +44,6 @@ impl Address {
     pub(super) fn connect(&self, deadline: Instant) -> Result<TcpStore, StoreError> {
         TcpStore::connect(&self.endpoint, &self.key, Hello::new(Role::Store), deadline)
     }
-
-    /// Connects again and again, as long as somebody `wants` it.
-    fn reconnect(&self, wants: impl Fn() -> bool) -> Option<TcpStore> {
-        while wants() {
-            match self.connect(Instant::now() + RECONNECT) {
-                Ok(store) => return Some(store),
-                Err(error) => tracing::debug!(%error, "no contact with the control store"),
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        None
-    }
 }
 
 /// An agent's way to its coordinator.
@@ -60,6 +52,8 @@ pub(super) struct Control {
     to: Sender<ToCoordinator>,
     /// The thread that speaks to a coordinator elsewhere.
     speaker: Option<JoinHandle<()>>,
+    /// Watches the process that hosts the coordinator, if that is another one.
+    _store_life: Option<Lives>,
     hosted: Option<Hosted>,
 }
 
@@ -76,6 +70,15 @@ pub(super) struct Own {
     pub(super) events: Sender<Happening>,
 }
 
+/// A coordinator in another process.
+pub(super) struct Elsewhere {
+    pub(super) address: Address,
+    /// Where its process listens for as long as it lives.
+    pub(super) life: Option<String>,
+    /// How long the answer to a report may take before it is sent again over fresh connections.
+    pub(super) timeout: Duration,
+}
+
 impl Control {
     /// The coordinator is here; with a `server` agents of other nodes reach it there.
     pub(super) fn here(
@@ -85,7 +88,7 @@ impl Control {
         server: Option<(TcpStoreServer, Address)>,
     ) -> Result<Self, LaunchError> {
         let (to, inbox) = mpsc::channel();
-        let soon = Instant::now() + RECONNECT;
+        let soon = Instant::now() + CONNECT;
         let connect = |(_, address): &(TcpStoreServer, Address)| {
             Ok::<_, StoreError>((address.connect(soon)?, address.connect(soon)?))
         };
@@ -93,31 +96,35 @@ impl Control {
         if let Some(ear) = ear {
             let to = to.clone();
             spawn("drumline-reports", move || {
-                read_log(&ear, REPORTS, |report| to.send(ToCoordinator::Report(Box::new(report))).is_ok());
+                let tell = |report| to.send(ToCoordinator::Report(Box::new(report))).is_ok();
+                read_log(&ear, REPORTS, || true, tell);
             })?;
         }
+        let watch = |_: &_| {
+            let deaths = to.clone();
+            Lives::watch(move |agent| drop(deaths.send(ToCoordinator::Died(agent))))
+        };
+        let lives = server.as_ref().map(watch).transpose()?;
+        let silences = Silences::new(&policy);
         let coordinator = Coordinator::new(random_number(), policy, clock::now());
-        let (post, (said, done)) = (Post { own: (own.id, own.events), store }, mpsc::channel());
-        spawn("drumline-coordinator", move || coordinate(coordinator, &inbox, &post, look, &said))?;
+        let (said, done) = mpsc::channel();
+        let post = Post { own: (own.id, own.events), store };
+        let desk = Desk { coordinator, post, lives, silences, look };
+        spawn("drumline-coordinator", move || desk.coordinate(&inbox, &said))?;
         let _server = server.map(|(server, _)| server);
-        Ok(Self { to, speaker: None, hosted: Some(Hosted { done, _server }) })
+        Ok(Self { to, speaker: None, _store_life: None, hosted: Some(Hosted { done, _server }) })
     }
 
     /// The coordinator is elsewhere.
-    pub(super) fn there(own: Own, address: Address) -> Result<Self, LaunchError> {
+    pub(super) fn there(own: Own, elsewhere: Elsewhere) -> Result<Self, LaunchError> {
+        let Elsewhere { address, life, timeout } = elsewhere;
         let (to, outbox) = mpsc::channel();
-        let (ear, speech) = (address.clone(), address);
-        spawn("drumline-orders", move || {
-            let (key, events) = (orders_of(own.id), own.events);
-            let tell = |order| events.send(Happening::Order(Box::new(order))).is_ok();
-            while let Some(store) = ear.reconnect(|| true) {
-                if !read_log(&store, &key, tell) {
-                    return;
-                }
-            }
-        })?;
-        let speaker = spawn("drumline-reports", move || speak(&speech, &outbox))?;
-        Ok(Self { to, speaker: Some(speaker), hosted: None })
+        let deaths = own.events.clone();
+        let mut store_life = Lives::watch(move |_| drop(deaths.send(Happening::StoreDied)))?;
+        store_life.set(life.into_iter().map(|life| (AgentId::default(), life)).collect());
+        let speaker = Speaker { id: own.id, address, events: own.events, timeout };
+        let speaker = spawn("drumline-speaker", move || speaker.speak(&outbox))?;
+        Ok(Self { to, speaker: Some(speaker), _store_life: Some(store_life), hosted: None })
     }
 
     pub(super) fn report(&self, report: Report) {
@@ -150,49 +157,40 @@ impl Control {
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, LaunchError> {
+pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, LaunchError> {
     let started = std::thread::Builder::new().name(name.to_string()).spawn(body);
     started.map_err(LaunchError::system("start a thread of the agent"))
 }
 
-/// Sends each report; of several that wait only the last, which says it all.
-fn speak(address: &Address, outbox: &Receiver<ToCoordinator>) {
-    let mut store = None;
-    while let Ok(mut report) = outbox.recv() {
-        while let Ok(newer) = outbox.try_recv() {
-            report = newer;
-        }
-        let ToCoordinator::Report(report) = report else { continue };
-        let Ok(mut line) = serde_json::to_vec(&report) else { continue };
-        line.push(b'\n');
-        store = store.take().or_else(|| address.connect(Instant::now() + RECONNECT).ok());
-        store.take_if(|store: &mut TcpStore| store.append(REPORTS, &line).is_err());
-    }
-}
-
-/// Hands on each line of a log until nobody wants any more (false) or the store is gone (true).
-fn read_log<T: DeserializeOwned>(store: &TcpStore, key: &str, mut tell: impl FnMut(T) -> bool) -> bool {
+/// Hands on each line of a log until nobody wants any more, or the store is gone.
+pub(super) fn read_log<T: DeserializeOwned>(
+    store: &TcpStore,
+    key: &str,
+    is_wanted: impl Fn() -> bool,
+    mut tell: impl FnMut(T) -> bool,
+) {
     let mut read = 0;
-    loop {
+    while is_wanted() {
         let lines = match store.tail(key, read, Instant::now() + PATIENCE) {
             Ok(lines) => lines,
             Err(error) if error.is_timeout() => continue,
-            Err(_) => return true,
+            Err(_) => return,
         };
         read += lines.len() as u64;
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let wanted = match serde_json::from_slice(line) {
+            let is_told = match serde_json::from_slice(line) {
                 Ok(message) => tell(message),
                 Err(error) => {
                     tracing::warn!(%error, key, "a message of another version was dropped");
                     true
                 }
             };
-            if !wanted {
-                return false;
+            if !is_told {
+                return;
             }
         }
-        if read > LONGEST_LOG && store.delete(key).is_ok() {
+        // Whoever reads in our place begins at the front, and deletes by itself.
+        if read > LONGEST_LOG && is_wanted() && store.delete(key).is_ok() {
             read = 0;
         }
     }

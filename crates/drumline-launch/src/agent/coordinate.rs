@@ -12,8 +12,10 @@ use drumline_rendezvous::{Store, TcpStore};
 use rustix::process::Signal;
 
 use super::control::orders_of;
+use super::lives::Lives;
+use super::silence::{Silence, Silences};
 use super::{Happening, clock};
-use crate::membership::{AgentId, Cause, Coordinator, Decision, Reason, Report};
+use crate::membership::{AgentId, Cause, Coordinator, Decision, Known, Reason, Report};
 
 /// How often the coordinator looks at the clock at most, and at least: pauses before a restart end by it.
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
@@ -23,6 +25,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) enum ToCoordinator {
     Report(Box<Report>),
+    /// The process of this agent is proved dead.
+    Died(AgentId),
     /// This signal asked the agent beside it to leave.
     HostLeaves(Signal),
 }
@@ -35,40 +39,76 @@ pub(super) struct Post {
     pub(super) store: Option<TcpStore>,
 }
 
-/// Coordinates until nobody speaks any more. Says `done` when the job is over and all agents know it.
-pub(super) fn coordinate(
-    mut coordinator: Coordinator,
-    inbox: &Receiver<ToCoordinator>,
-    post: &Post,
-    look: Duration,
-    done: &Sender<()>,
-) {
-    let look = look.clamp(SHORTEST_LOOK, LONGEST_LOOK);
-    loop {
-        let heard = inbox.recv_timeout(look);
-        let now = clock::now();
-        let decided = match heard {
-            Ok(ToCoordinator::Report(report)) => {
+/// The coordinator with all that it works with.
+pub(super) struct Desk {
+    pub(super) coordinator: Coordinator,
+    pub(super) post: Post,
+    /// Watches the processes of the other agents; `None` on a single node.
+    pub(super) lives: Option<Lives>,
+    pub(super) silences: Silences,
+    /// How often to look at the clock.
+    pub(super) look: Duration,
+}
+
+impl Desk {
+    /// Coordinates until nobody speaks any more. Says `done` when the job is over and all agents know it.
+    pub(super) fn coordinate(mut self, inbox: &Receiver<ToCoordinator>, done: &Sender<()>) {
+        let look = self.look.clamp(SHORTEST_LOOK, LONGEST_LOOK);
+        loop {
+            let heard = match inbox.recv_timeout(look) {
+                Ok(heard) => Some(heard),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let decided = self.take(clock::now(), heard);
+            if !decided.is_empty() {
+                self.post.order_all(&self.coordinator);
+                decided.into_iter().for_each(|(decision, why)| self.post.tell(&decision, &why));
+            }
+            self.watch();
+            if self.coordinator.may_exit() {
+                let _ = done.send(());
+            }
+        }
+    }
+
+    fn take(&mut self, now: Duration, heard: Option<ToCoordinator>) -> Vec<(Decision, Reason)> {
+        match heard {
+            Some(ToCoordinator::Report(report)) => {
                 let from = report.agent.id;
-                let decided = coordinator.hear(now, *report);
-                post.order(&coordinator, from);
+                let decided = self.coordinator.hear(now, *report);
+                self.post.order(&self.coordinator, from);
                 decided
             }
-            Ok(ToCoordinator::HostLeaves(signal)) => {
-                coordinator.host_leaves(signal.as_raw());
-                post.order_all(&coordinator);
-                coordinator.tick(now)
+            Some(ToCoordinator::Died(agent)) => {
+                let known = self.coordinator.state().agents.get(&agent);
+                if let Some(known) = known.filter(|known| known.died.is_none()) {
+                    self.post.say(Reason::Died { host: known.report.agent.host.clone() }.to_string());
+                }
+                self.coordinator.hear_of_death(now, agent)
             }
-            Err(RecvTimeoutError::Timeout) => coordinator.tick(now),
-            Err(RecvTimeoutError::Disconnected) => return,
+            Some(ToCoordinator::HostLeaves(signal)) => {
+                self.coordinator.host_leaves(signal.as_raw());
+                self.post.order_all(&self.coordinator);
+                self.coordinator.tick(now)
+            }
+            None => self.coordinator.tick(now),
+        }
+    }
+
+    /// Watches the processes of all agents but our own, and tells of those that are silent.
+    fn watch(&mut self) {
+        let Some(lives) = &mut self.lives else { return };
+        let (agents, own, now) = (&self.coordinator.state().agents, self.post.own.0, clock::now());
+        let others = || agents.iter().filter(|(id, _)| **id != own);
+        lives.set(others().map(|(id, known)| (*id, known.report.agent.life.clone())).collect());
+        let silence = |(id, known): (&AgentId, &Known)| Silence {
+            agent: *id,
+            host: known.report.agent.host.clone(),
+            span: now.saturating_sub(known.heard),
         };
-        if !decided.is_empty() {
-            post.order_all(&coordinator);
-            decided.into_iter().for_each(|(decision, why)| post.tell(&decision, why));
-        }
-        if coordinator.may_exit() {
-            let _ = done.send(());
-        }
+        let silences: Vec<_> = others().map(silence).collect();
+        self.silences.look(&silences).into_iter().for_each(|word| self.post.say(word));
     }
 }
 
@@ -78,15 +118,20 @@ impl Post {
     }
 
     /// Lets the person at this node know why a round ends that did not fail; a failure is told by itself.
-    fn tell(&self, decision: &Decision, why: Reason) {
+    fn tell(&self, decision: &Decision, why: &Reason) {
         let is_news = match decision {
-            Decision::Evict(_) => true,
+            // A death was told when it was proved.
+            Decision::Evict(_) => matches!(why, Reason::Silent { .. }),
             Decision::Close(cause) => !matches!(cause, Cause::Failed(_)),
             _ => false,
         };
         if is_news && self.store.is_some() {
-            let _ = self.own.1.send(Happening::Told(why));
+            self.say(why.to_string());
         }
+    }
+
+    fn say(&self, word: String) {
+        let _ = self.own.1.send(Happening::Told(word));
     }
 
     /// Sends an agent what is wanted of it now.

@@ -9,15 +9,18 @@ use super::meet::Met;
 use super::round_keeper::RoundKeeper;
 use super::round_start::Ground;
 use super::signals::asks_to_stop;
+use super::silence::{Silence, Silences};
 use super::waiting::Waiting;
 use super::{AgentOptions, Happening, Outcome, clock, policy};
 use crate::LaunchError;
 use crate::failure::{Evidence, FailureReport, OomSources, OomWatch};
 use crate::keeper::{News, Parting, reap_all_but, sweep};
 use crate::logs::{AttemptLogs, LogFolder};
-use crate::membership::{Act, Agent, Doing, Ending, Event, Grace, Order, Reason, Round, Wish, WorkerFailure};
+use crate::membership::{
+    Act, Agent, AgentId, Cause, Doing, Ending, Event, Grace, Order, Reason, Round, Wish, WorkerFailure,
+};
 use crate::placing::Cores;
-use crate::plan::LaunchPlan;
+use crate::plan::{LaunchPlan, LedBy};
 use crate::report::{JobReport, signal_name};
 use crate::stop::StopPolicy;
 
@@ -25,8 +28,6 @@ use crate::stop::StopPolicy;
 const TICK: Duration = Duration::from_millis(250);
 /// What workers get whose peers are gone.
 const SHORT_GRACE: Duration = Duration::from_secs(2);
-/// How long the coordinator stays until all agents know that the job is over.
-const LAST_WORDS: Duration = Duration::from_secs(7);
 /// A signal that comes twice within this time was sent once, by two who meant the same (Slurm's daemon and `srun`).
 /// Nobody presses Ctrl-C for another.
 const ECHO: Duration = Duration::from_millis(500);
@@ -57,12 +58,14 @@ pub(super) struct Life<'a> {
     /// What is still to be taken in.
     events: Vec<Event>,
     waiting: Waiting,
+    silences: Silences,
 }
 
 impl<'a> Life<'a> {
     pub(super) fn new(own: Fortune<'a>) -> Self {
         let policy = if own.met.alone { policy::alone(own.plan) } else { policy::of(own.plan) };
         Life {
+            silences: Silences::new(&policy),
             agent: Agent::new(own.met.card.clone(), policy, clock::now()),
             own,
             oom: OomWatch::start(&OomSources::default()),
@@ -101,14 +104,25 @@ impl<'a> Life<'a> {
         if let Some(keeper) = &mut self.keeper {
             keeper.enforce();
         }
-        if let Some(what) = self.waiting.due(Instant::now()) {
-            (self.own.options.say)(&what);
-        }
+        let waits = self.waiting.due(Instant::now());
+        let silence = self.silence();
+        waits.into_iter().chain(silence).for_each(|what| (self.own.options.say)(&what));
         // The first process of a container takes away everybody's orphans.
         if getpid().is_init() {
             let own = self.keeper.as_ref().map(|keeper| keeper.pid().as_raw_nonzero().get().unsigned_abs());
             reap_all_but(own.as_slice());
         }
+    }
+
+    /// What to say of the store's host, if that is another one.
+    fn silence(&mut self) -> Vec<String> {
+        let has_met = self.agent.lease_end().is_some() && !self.own.met.control.is_host();
+        let silence = has_met.then(|| Silence {
+            agent: AgentId::default(),
+            host: "the first node".to_string(),
+            span: self.agent.silence(clock::now()),
+        });
+        self.silences.look(silence.as_slice())
     }
 
     /// The coordinator stays until all agents know that the job is over; those that save a checkpoint have their time. What
@@ -119,7 +133,8 @@ impl<'a> Life<'a> {
             return;
         }
         let grace = self.stopped_by.map_or(Duration::ZERO, |_| self.own.plan.shutdown_timeout);
-        let until = Instant::now() + grace + LAST_WORDS;
+        let close = self.own.plan.contact.close_timeout;
+        let until = Instant::now() + grace + close.unwrap_or(policy::of(self.own.plan).give_up_after);
         while !control.is_done() && Instant::now() < until {
             let wants_to_go = match happenings.recv_timeout(TICK / 10) {
                 Ok(Happening::Signal(signal)) => asks_to_stop(self.own.plan, signal) && !self.is_echo(signal),
@@ -139,10 +154,11 @@ impl<'a> Life<'a> {
                 self.note_waiting(&order);
                 vec![Event::Order(*order)]
             }
-            Happening::Told(why) => {
-                (self.own.options.say)(&why.to_string());
+            Happening::Told(what) => {
+                (self.own.options.say)(&what);
                 Vec::new()
             }
+            Happening::StoreDied => vec![Event::StoreDied],
             Happening::News(round, news) if self.is_kept(round) => self.hear(round, *news),
             Happening::KeeperGone(round) if self.is_kept(round) => self.lose_keeper(round),
             Happening::Signal(signal) => self.signalled(signal),
@@ -334,8 +350,12 @@ impl<'a> Life<'a> {
     }
 
     fn stop(&mut self, round: u64, grace: Grace, why: &Reason) {
-        let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.round() == round) else { return };
+        if !self.is_kept(round) {
+            return;
+        }
         tracing::debug!(round, ?grace, %why, "stopping the workers");
+        self.tell_of_stop(why);
+        let Some(keeper) = self.keeper.as_mut() else { return };
         let signal = self.stopped_by.map(|(signal, _)| signal);
         let signal = signal.or_else(|| why.signal()).unwrap_or(Signal::TERM);
         let longest = self.own.plan.shutdown_timeout;
@@ -348,20 +368,45 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// One node tells of a round that is not the first.
+    /// Says why this node's ranks are stopped, where nobody else says so: a failure is told by itself, and what the
+    /// coordinator beside this agent decides by that one.
+    fn tell_of_stop(&self, why: &Reason) {
+        let word = match why {
+            Reason::StoreLost { .. } => {
+                let waits = self.agent.gives_up_after();
+                format!(
+                    "stopping this node's ranks, and waiting for up to {waits:?} for the first node: {why}"
+                )
+            }
+            Reason::Closing(cause)
+                if !matches!(cause, Cause::Failed(_)) && !self.own.met.control.is_host() =>
+            {
+                why.to_string()
+            }
+            _ => return,
+        };
+        (self.own.options.say)(&word);
+    }
+
+    /// Tells of a round that is not the first: the first node if all are shown in one place, else each node.
     fn tell_of(&self, round: &Round) {
         if let Some(failure) = &self.failure {
             (self.own.options.say)(&failure.headline());
         }
-        if round.number == 1 || round.node_rank(self.own.met.card.id) != Some(0) {
+        let is_first = round.node_rank(self.own.met.card.id) == Some(0);
+        if round.number == 1 || !(is_first || self.own.plan.led == LedBy::Nobody) {
             return;
         }
-        let Round { number, restarts, members } = round;
-        let (nodes, max) = (members.len(), self.own.plan.max_restarts);
+        let Round { number, restarts, members, after } = round;
+        let max = self.own.plan.max_restarts;
+        let used = if max == 0 { String::new() } else { format!(" ({restarts} of {max} restarts used)") };
+        // A failure of this node's own ranks was told above.
+        let after = after.as_ref().filter(|_| self.failure.is_none());
+        let after = after.map_or_else(String::new, |cause| format!("; the one before ended: {cause}"));
         (self.own.options.say)(&format!(
-            "round {number} begins ({restarts} of {max} restarts used): {} on {}",
+            "round {number} begins{used}: {} on {}{after}",
             counted(round.world(), "rank"),
-            counted(nodes, "node"),
+            counted(members.len(), "node"),
         ));
     }
 

@@ -6,20 +6,25 @@
 //!   dynamic ──▶ whoever has that address hosts ─────┴▶ the others connect
 //! ```
 
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
 
-use drumline_rendezvous::{JobKey, TcpStore, TcpStoreServer, port_holder};
+use drumline_rendezvous::{JobKey, Store, TcpStore, TcpStoreServer, port_holder};
 use rustix::process::Signal;
 
-use super::control::{Control, Own};
+use super::control::{Control, Elsewhere, Own};
+use super::lives;
 use super::reach::{Reached, Reaching, joined, reach};
 use super::{Happening, policy};
 use crate::LaunchError;
 use crate::membership::{AgentCard, AgentId, Door};
-use crate::plan::{LaunchPlan, Rendezvous};
+use crate::plan::{Contact, LaunchPlan, Rendezvous};
 use crate::ports::ReservedPort;
 use crate::random::random_number;
+
+/// Where the host of the control store listens for as long as its process lives.
+const LIFE: &str = "drumline/life";
 
 /// A node that has met the others, or has nobody to meet.
 pub(super) struct Met {
@@ -31,6 +36,8 @@ pub(super) struct Met {
     /// Whether other nodes may take part.
     pub(super) alone: bool,
     pub(super) _ports: [ReservedPort; 2],
+    /// Open for as long as this process lives: that is how others know.
+    pub(super) _life: Option<TcpListener>,
 }
 
 /// What came of it.
@@ -69,14 +76,28 @@ fn together(plan: &LaunchPlan, reached: Reached, events: &Sender<Happening>) -> 
         None => store.local_ip().to_string(),
     };
     let ports = [reserve(0)?, reserve(0)?];
-    let card = card(plan, seen_as.clone(), [&ports[0], &ports[1]], &seen_as);
+    let life = lives::listen_at(listen).map_err(LaunchError::system("listen for the other nodes"))?;
+    let life_port = life.local_addr().map_err(LaunchError::system("listen for the other nodes"))?.port();
+    let mut card = card(plan, seen_as.clone(), [&ports[0], &ports[1]], &seen_as);
+    card.life = joined(&seen_as, life_port);
     let own = Own { id: card.id, events: events.clone() };
     let key = address.key.clone();
     let control = match server {
-        Some(server) => Control::here(own, policy::of(plan), plan.monitor_interval, Some((server, address)))?,
-        None => Control::there(own, address)?,
+        Some(server) => {
+            store.set(LIFE, card.life.as_bytes()).map_err(LaunchError::Store)?;
+            Control::here(own, policy::of(plan), plan.monitor_interval, Some((server, address)))?
+        }
+        None => {
+            let Contact { read_timeout, heartbeat_timeout, host_timeout, .. } = plan.contact;
+            // An answer that is waited for longer than that would be the last one before the lease is over.
+            let timeout = heartbeat_timeout.min(host_timeout / 4);
+            // Without it, the host's death is noticed by its silence.
+            let life = store.get(LIFE, Instant::now() + read_timeout).ok();
+            let life = life.and_then(|address| String::from_utf8(address).ok());
+            Control::there(own, Elsewhere { address, life, timeout })?
+        }
     };
-    Ok(Met { card, control, key, listen, alone: false, _ports: ports })
+    Ok(Met { card, control, key, listen, alone: false, _ports: ports, _life: Some(life) })
 }
 
 /// A job of one node: its coordinator is in this process, and its workers' store on loopback.
@@ -90,7 +111,7 @@ fn alone(plan: &LaunchPlan, events: &Sender<Happening>) -> Result<Met, LaunchErr
     let card = card(plan, addr, [&ports[0], &ports[1]], &listen.to_string());
     let own = Own { id: card.id, events: events.clone() };
     let control = Control::here(own, policy::alone(plan), plan.monitor_interval, None)?;
-    Ok(Met { card, control, key: JobKey::random(), listen, alone: true, _ports: ports })
+    Ok(Met { card, control, key: JobKey::random(), listen, alone: true, _ports: ports, _life: None })
 }
 
 fn reserve(port: u16) -> Result<ReservedPort, LaunchError> {
@@ -109,6 +130,8 @@ fn card(plan: &LaunchPlan, master_addr: String, ports: [&ReservedPort; 2], store
         slots: plan.nproc,
         node_rank: is_static.then_some(plan.node_rank),
         nodes: (plan.nodes.min, plan.nodes.max),
+        host_timeout: plan.contact.host_timeout,
+        life: String::new(),
         door: Door { master_addr, master_port, store: joined(store, store_port) },
     }
 }

@@ -17,8 +17,6 @@ use crate::plan::{LaunchPlan, Rendezvous, split_endpoint};
 
 /// The name of the job that meets in a control store.
 const JOB: &str = "drumline/job";
-/// How long a control store that is there may take to say whose it is.
-const PROMPT: Duration = Duration::from_secs(10);
 /// How long a host's name may take to become known, as those of a cluster's fresh machines do; no longer, as it may be
 /// wrong.
 const NAMED: Duration = Duration::from_secs(60);
@@ -100,7 +98,9 @@ fn hosted_or_met(
     let store = address.connect(deadline).map_err(cannot)?;
     match &server {
         Some(_) => store.set(JOB, plan.run_id.as_bytes()).map_err(cannot)?,
-        None => agree_on_job(&store.get(JOB, Instant::now() + PROMPT).map_err(cannot)?, plan)?,
+        None => {
+            agree_on_job(&store.get(JOB, Instant::now() + plan.contact.read_timeout).map_err(cannot)?, plan)?
+        }
     }
     Ok(Reached { server, store, address, host })
 }

@@ -53,6 +53,7 @@ impl Ground<'_> {
             listen: (node_rank == 0).then_some(listen),
             world_size: round.world(),
             round: round.number,
+            host_timeout: self.plan.contact.host_timeout,
         };
         let stop = StopPolicy { grace: self.plan.shutdown_timeout, ..StopPolicy::default() };
         Some(Start { workers, logs, stop, key: Secret(*self.key.as_bytes()), lease: self.lease, store })

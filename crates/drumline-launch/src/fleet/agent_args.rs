@@ -16,6 +16,7 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
         run_id,
         rendezvous,
         join_timeout,
+        contact,
         // Of the leader's own host; each of the others finds out its own.
         local_addr: _,
         max_restarts,
@@ -42,7 +43,8 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
     words.add("nnodes", nodes.to_string());
     words.add("node-rank", node_rank.to_string());
     words.add("nproc-per-node", nproc.to_string());
-    words.meet(rendezvous, *join_timeout);
+    words.meet(rendezvous, &RdzvConf { join_timeout: *join_timeout, ..contact.conf() });
+    words.add("host-timeout", seconds(contact.host_timeout));
     words.add("rdzv-id", run_id);
     words.add("role", role);
     words.add("max-restarts", max_restarts.to_string());
@@ -73,7 +75,8 @@ trait Words {
     fn add(&mut self, flag: &str, value: impl Into<OsString>);
     fn add_some(&mut self, flag: &str, value: Option<impl Into<OsString>>);
     fn add_if(&mut self, flag: &str, given: bool);
-    fn meet(&mut self, rendezvous: &Rendezvous, join_timeout: Duration);
+    fn meet(&mut self, rendezvous: &Rendezvous, fixed: &RdzvConf);
+    fn settings(&mut self, conf: &RdzvConf);
     fn output(&mut self, logs: &LogPlan);
     fn program(&mut self, program: &Program);
 }
@@ -94,23 +97,26 @@ impl Words for Vec<OsString> {
         self.extend(given.then(|| format!("--{flag}").into()));
     }
 
-    fn meet(&mut self, rendezvous: &Rendezvous, join_timeout: Duration) {
+    /// The settings of nodes that come and go are in the plan; `fixed` are those of a fixed number of them.
+    fn meet(&mut self, rendezvous: &Rendezvous, fixed: &RdzvConf) {
         match rendezvous {
             Rendezvous::Standalone => self.add_if("standalone", true),
             Rendezvous::Static { addr, port } => {
                 self.add("master-addr", addr);
                 self.add("master-port", port.to_string());
-                let conf = RdzvConf { join_timeout, ..RdzvConf::default() };
-                self.add_some("rdzv-conf", Some(conf.to_string()).filter(|_| conf != RdzvConf::default()));
+                self.settings(fixed);
             }
             Rendezvous::Dynamic { endpoint, conf } => {
                 self.add("rdzv-backend", "c10d");
                 self.add("rdzv-endpoint", endpoint);
-                // Which host has the store is in the endpoint; no two of them may claim it. What has no effect was told.
-                let conf = RdzvConf { is_host: None, without_effect: Vec::new(), ..conf.clone() };
-                self.add_some("rdzv-conf", Some(conf.to_string()).filter(|_| conf != RdzvConf::default()));
+                // Which host has the store is in the endpoint; no two of them may claim it.
+                self.settings(&RdzvConf { is_host: None, ..conf.clone() });
             }
         }
+    }
+
+    fn settings(&mut self, conf: &RdzvConf) {
+        self.add_some("rdzv-conf", Some(conf.to_string()).filter(|_| *conf != RdzvConf::default()));
     }
 
     fn output(&mut self, logs: &LogPlan) {

@@ -55,7 +55,7 @@ fn agent(plan: &LaunchPlan, node_rank: usize) -> String {
 #[test]
 fn each_starter_has_its_way() {
     let options =
-        "-oBatchMode=yes -oConnectTimeout=10 -oServerAliveInterval=5 -oServerAliveCountMax=3 -T -- b exec";
+        "-oBatchMode=yes -oConnectTimeout=10 -oServerAliveInterval=5 -oServerAliveCountMax=8 -T -- b exec";
     let ssh = Fleet { ssh_port: Some(2222), starter_args: vec!["-v".into()], ..fleet(Starter::Ssh) };
     assert_eq!(
         started(&ssh),
@@ -77,7 +77,7 @@ fn each_starter_has_its_way() {
 fn an_agent_is_told_the_plan_again() {
     assert_eq!(
         agent(&plan(), 1),
-        "run --led --nnodes=2 --node-rank=1 --nproc-per-node=3 --master-addr=a --master-port=29500 --rdzv-id=job \
+        "run --led --nnodes=2 --node-rank=1 --nproc-per-node=3 --master-addr=a --master-port=29500 --host-timeout=30 --rdzv-id=job \
          --role=default --max-restarts=3 --monitor-interval=0.1 --shutdown-timeout=30 \
          --signals-to-handle=SIGTERM,SIGINT -- train.py --lr 0.1 'x'"
     );

@@ -16,6 +16,7 @@ use drumline_rendezvous::worker_env::{CUDA_VISIBLE_DEVICES, PET_PREFIX};
 use super::agent_args::agent_args;
 use super::exported::KEY_VARIABLES;
 use super::order::Order;
+use crate::membership::{HEARTBEAT, Policy};
 use crate::shell::quoted;
 use crate::{Fleet, HostSlots, LaunchPlan, Starter};
 
@@ -60,7 +61,7 @@ impl Fleet {
     fn command(&self, plan: &LaunchPlan, site: &Site, node_rank: usize, host: &HostSlots) -> HostCommand {
         let mut words = match self.starter {
             Starter::Ssh if site.here.contains(&host.name) => Vec::new(),
-            Starter::Ssh => self.ssh(&host.name),
+            Starter::Ssh => self.ssh(plan, &host.name),
             Starter::Slurm => self.srun(&host.name),
             Starter::OpenMpi => self.mpirun(&host.name),
         };
@@ -102,14 +103,16 @@ impl Fleet {
         (0..self.hosts.len()).map(|node_rank| self.ranks_on(node_rank)).sum()
     }
 
-    /// The user's own words come first, as `ssh` takes the first value that it is given.
-    fn ssh(&self, host: &str) -> Vec<OsString> {
+    /// The user's own words come first, as `ssh` takes the first value that it is given. A silent host is waited for as long as
+    /// its agent would be.
+    fn ssh(&self, plan: &LaunchPlan, host: &str) -> Vec<OsString> {
         let mut words = vec!["ssh".to_string()];
         words.extend(self.starter_args.iter().cloned());
         words.extend(self.ssh_port.map(|port| format!("-p{port}")));
-        let options =
-            ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"];
+        let options = ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5"];
         words.extend(options.map(|option| format!("-o{option}")));
+        let patience = Policy::patient(plan.contact.host_timeout, HEARTBEAT).give_up_after;
+        words.push(format!("-oServerAliveCountMax={}", patience.as_secs() / 5 + 1));
         words.extend(["-T", "--", host, "exec"].map(str::to_string));
         words.into_iter().map(OsString::from).collect()
     }

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use drumline_rendezvous::worker_env::DRUMLINE_HOST_TIMEOUT;
 use rustix::net::{SendFlags, send as send_bytes};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
@@ -56,6 +57,8 @@ impl Keeper {
         // In a list of processes it says what it is, and not by which path it was executed.
         let mut keeper = Command::new(program);
         keeper.arg0("drumline").args(args);
+        // For the store that it hosts; the workers have it in their own environment.
+        keeper.env(DRUMLINE_HOST_TIMEOUT, format!("{}s", start.store.host_timeout.as_secs_f64()));
         let child = keeper.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
         let keeper = Self { socket, child };
         let ear = keeper.socket.try_clone()?;

@@ -64,6 +64,8 @@ pub(crate) struct StoreOrder {
     pub(crate) listen: Option<String>,
     pub(crate) world_size: usize,
     pub(crate) round: u64,
+    /// How long it waits for a silent host.
+    pub(crate) host_timeout: Duration,
 }
 
 /// What the keeper has seen.

@@ -25,6 +25,8 @@ pub enum Event {
     WorkerFailed(WorkerFailure),
     /// No worker of this round is alive any more, as was asked for.
     WorkersStopped(u64),
+    /// The process of the agent that hosts the store is proved dead.
+    StoreDied,
     /// The agent is asked to leave.
     Leave,
 }
@@ -60,10 +62,14 @@ pub enum Act {
     Exit(Ending),
 }
 
+/// Whoever looks at the clock this late has stood still (SIGSTOP): the silence was its own.
+pub(super) const STOOD_STILL: Duration = Duration::from_secs(1);
+
 /// What an agent decides by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alone {
     Keep,
+    Stop,
     Kill,
     GiveUp,
 }
@@ -84,6 +90,8 @@ pub struct Agent {
     doing: Doing,
     stop_grace: Grace,
     fence: u64,
+    /// How many restarts the job had used when this agent last ran a round.
+    restarts: Option<usize>,
     leaving: bool,
     failure: Option<WorkerFailure>,
     ending: Option<Ending>,
@@ -105,6 +113,7 @@ impl Agent {
             doing: Doing::Idle,
             stop_grace: Grace::Full,
             fence: 0,
+            restarts: None,
             leaving: false,
             failure: None,
             ending: None,
@@ -148,14 +157,10 @@ impl Agent {
     /// Why the lease or the patience is over, if it is.
     fn decide_alone(&self, now: Duration) -> (Alone, Reason) {
         let span = now.saturating_sub(self.contact);
-        let patience = match self.coordinator {
-            None => self.policy.join_timeout,
-            Some(_) if self.leaving => self.policy.lease,
-            Some(_) => self.policy.give_up_after,
-        };
         match self.doing.alive() {
             Some(_) if !self.is_leased(now) => (Alone::Kill, Reason::LeaseOver),
-            None if span >= patience => (Alone::GiveUp, Reason::StoreLost { span }),
+            Some(_) if span >= self.policy.patience => (Alone::Stop, Reason::StoreLost { span }),
+            None if span >= self.gives_up_after() => (Alone::GiveUp, Reason::StoreLost { span }),
             _ => (Alone::Keep, Reason::Quiet),
         }
     }
@@ -163,10 +168,28 @@ impl Agent {
     fn alone(&mut self, now: Duration) {
         match self.decide_alone(now) {
             (Alone::Keep, _) => {}
+            (Alone::Stop, why) => self.stop(Grace::Short, why),
             (Alone::Kill, why) => self.stop(Grace::None, why),
             (Alone::GiveUp, _) if self.leaving => self.end(Ending::Left),
             (Alone::GiveUp, why) => self.end(Ending::Failure(why)),
         }
+    }
+
+    /// How long it waits for the coordinator once nothing runs here.
+    pub fn gives_up_after(&self) -> Duration {
+        let Policy { join_timeout, leave_within, give_up_after, max_restarts, .. } = self.policy;
+        let may_return = self.policy.is_elastic() || self.restarts.is_none_or(|used| used < max_restarts);
+        match self.coordinator {
+            None => join_timeout,
+            Some(_) if self.leaving => leave_within,
+            Some(_) if may_return => join_timeout.max(give_up_after),
+            Some(_) => give_up_after,
+        }
+    }
+
+    /// For how long no report has been answered.
+    pub fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.contact)
     }
 
     fn is_leased(&self, now: Duration) -> bool {
@@ -179,7 +202,7 @@ impl Agent {
         let gap = now.saturating_sub(self.last_step);
         self.last_step = now;
         let longest = now.saturating_sub(self.policy.lease);
-        if gap > 2 * self.policy.heartbeat && self.contact < longest {
+        if gap > STOOD_STILL && self.contact < longest {
             self.contact = (self.contact + gap).min(longest);
         }
     }
@@ -200,6 +223,8 @@ impl Agent {
                 self.fence = self.fence.max(round);
                 self.doing = if self.ending.is_some() { Doing::Over } else { Doing::Idle };
             }
+            Event::StoreDied if self.leaving => self.end(Ending::Left),
+            Event::StoreDied => self.end(Ending::Failure(Reason::StoreDied)),
             Event::Leave => {
                 self.leaving = true;
                 self.stop(Grace::Full, Reason::AskedToLeave);
@@ -222,18 +247,18 @@ impl Agent {
         match order.wish {
             // The end stands; but contact lets the workers have their grace.
             _ if self.ending.is_some() => {}
-            Wish::Hold { fence, grace, why } => self.hold(fence, grace, why),
+            Wish::Hold { fence, why } => self.hold(fence, why),
             Wish::Run(round) => self.run(round),
             Wish::Keep => {}
             Wish::End(ending) => self.end(ending),
         }
     }
 
-    fn hold(&mut self, fence: u64, grace: Grace, why: Reason) {
+    fn hold(&mut self, fence: u64, why: Reason) {
         self.fence = self.fence.max(fence);
         self.failure.take_if(|failure| failure.round <= fence);
         match self.doing {
-            Doing::Running(round) | Doing::Stopping(round) if round <= fence => self.stop(grace, why),
+            Doing::Running(round) | Doing::Stopping(round) if round <= fence => self.stop(Grace::Full, why),
             Doing::Done(round) if round <= fence => self.doing = Doing::Idle,
             _ => {}
         }
@@ -243,6 +268,7 @@ impl Agent {
         if self.doing == Doing::Idle && round.number > self.fence && !self.leaving {
             self.doing = Doing::Running(round.number);
             (self.stop_grace, self.failure) = (Grace::Full, None);
+            self.restarts = Some(round.restarts);
             // Rounds between the last one and this one were formed without this agent.
             self.fence = round.number - 1;
             self.acts.push(Act::Start(round));
@@ -290,118 +316,4 @@ impl Agent {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::message::AgentId;
-    use super::*;
-
-    const KILL: Act = Act::Stop { round: 1, grace: Grace::None, why: Reason::LeaseOver };
-
-    fn at(millis: u64) -> Duration {
-        Duration::from_millis(millis)
-    }
-
-    fn card() -> AgentCard {
-        AgentCard { id: AgentId(1), host: "n1".into(), slots: 2, ..AgentCard::default() }
-    }
-
-    fn order(answers: u64, wish: Wish) -> Event {
-        Event::Order(Order { coordinator: 9, answers, wish })
-    }
-
-    fn round(number: u64) -> Wish {
-        Wish::Run(Round::deal(number, 0, vec![card()]))
-    }
-
-    /// An agent that runs round 1; its first report was sent at 0 and answered at 100 ms.
-    fn running() -> Agent {
-        let mut agent = Agent::new(card(), Policy::default(), at(0));
-        agent.step(at(0), Event::Tick);
-        let acts = agent.step(at(100), order(1, round(1)));
-        assert!(matches!(acts[0], Act::Start(_)), "{acts:?}");
-        agent
-    }
-
-    #[test]
-    fn the_lease_counts_from_the_sending_and_its_end_kills() {
-        let mut agent = running();
-        assert_eq!(agent.lease_end(), Some(at(3000)));
-        agent.step(at(2999), Event::Tick);
-        assert_eq!(agent.doing(), Doing::Running(1));
-        assert!(agent.step(at(3000), Event::Tick).contains(&KILL));
-        agent.step(at(3100), Event::WorkersStopped(1));
-        assert_eq!(agent.doing(), Doing::Idle);
-    }
-
-    #[test]
-    fn an_agent_that_slept_kills_before_it_hears() {
-        let mut agent = running();
-        let acts = agent.step(at(60_000), order(2, round(1)));
-        assert_eq!(acts[0], KILL);
-        assert!(!acts.iter().any(|act| matches!(act, Act::Exit(_))), "it asks before it gives up: {acts:?}");
-    }
-
-    #[test]
-    fn what_is_old_is_refused() {
-        let mut agent = running();
-        agent.step(at(200), order(2, Wish::Hold { fence: 1, grace: Grace::Short, why: Reason::Quiet }));
-        agent.step(at(300), Event::WorkersStopped(1));
-        let refused = |agent: &mut Agent, event| {
-            agent.step(at(310), event);
-            assert_eq!(agent.doing(), Doing::Idle);
-        };
-        refused(&mut agent, order(2, round(1)));
-        refused(&mut agent, order(99, round(2)));
-        let other = Order { coordinator: 8, answers: 2, wish: round(2) };
-        refused(&mut agent, Event::Order(other));
-        agent.step(at(320), order(2, round(2)));
-        assert_eq!(agent.doing(), Doing::Running(2), "the control");
-    }
-
-    #[test]
-    fn an_order_that_was_under_way_for_longer_than_the_lease_is_refused() {
-        let mut agent = Agent::new(card(), Policy::default(), at(0));
-        agent.step(at(0), Event::Tick);
-        agent.step(at(3000), order(1, round(1)));
-        assert_eq!(agent.doing(), Doing::Idle);
-        agent.step(at(3100), order(2, round(1)));
-        assert_eq!(agent.doing(), Doing::Running(1), "the control");
-    }
-
-    #[test]
-    fn the_death_of_the_stores_host_ends_the_agent_within_ten_seconds() {
-        let mut agent = running();
-        let mut acts = Vec::new();
-        for now in (200..10_000).step_by(100) {
-            acts.extend(agent.step(at(now), Event::Tick));
-            if now == 3500 {
-                acts.extend(agent.step(at(now), Event::WorkersStopped(1)));
-            }
-        }
-        assert!(acts.contains(&KILL));
-        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Failure(Reason::StoreLost { span: at(8000) }))));
-    }
-
-    #[test]
-    fn at_the_end_workers_have_their_grace_as_long_as_there_is_contact() {
-        let (mut agent, end) =
-            (running(), || Wish::End(Ending::Failure(Reason::StoreHostLeft { signal: 2 })));
-        let acts = agent.step(at(200), order(2, end()));
-        assert!(matches!(acts[0], Act::Stop { grace: Grace::Full, .. }), "{acts:?}");
-        for (beat, now) in (1000..10_000).step_by(500).enumerate() {
-            let acts = agent.step(at(now), order(3 + beat as u64, end()));
-            assert!(matches!(acts[..], [Act::Send(_)]), "{acts:?}");
-        }
-        assert!(agent.step(at(13_000), Event::Tick).contains(&KILL), "the control");
-        assert!(matches!(agent.step(at(13_100), Event::WorkersStopped(1)).last(), Some(Act::Exit(_))));
-    }
-
-    #[test]
-    fn leaving_stops_the_workers_first() {
-        let mut agent = running();
-        let why = Reason::AskedToLeave;
-        assert!(agent.step(at(200), Event::Leave).contains(&Act::Stop { round: 1, grace: Grace::Full, why }));
-        agent.step(at(400), Event::WorkersStopped(1));
-        let acts = agent.step(at(500), order(3, Wish::End(Ending::Left)));
-        assert_eq!(acts.last(), Some(&Act::Exit(Ending::Left)));
-    }
-}
+mod tests;

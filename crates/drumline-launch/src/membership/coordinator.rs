@@ -8,11 +8,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::agent::Grace;
+use super::agent::STOOD_STILL;
 use super::decide::{Decision, Known, Phase, State, decide};
 use super::message::{AgentCard, AgentId, Doing, Order, Report, Round, Wish};
 use super::policy::Policy;
-use super::reason::{Cause, Ending, Reason};
+use super::reason::{Cause, Ending, Loss, Reason};
 
 /// The view of the store's host.
 #[derive(Debug)]
@@ -57,12 +57,19 @@ impl Coordinator {
             return Vec::new();
         }
         if report.doing == Doing::Over {
-            self.gone.insert(id);
-            self.state.agents.remove(&id);
+            self.lose(id, Loss::Ended);
         } else {
             self.note(now, report);
         }
         self.settle(now)
+    }
+
+    /// Takes in the proof that the process of `agent` has ended. Returns what was decided.
+    pub fn hear_of_death(&mut self, now: Duration, agent: AgentId) -> Vec<(Decision, Reason)> {
+        if let Some(known) = self.state.agents.get_mut(&agent) {
+            known.died.get_or_insert(now);
+        }
+        self.tick(now)
     }
 
     /// Lets time pass. Returns what was decided.
@@ -94,7 +101,7 @@ impl Coordinator {
     fn forgive_own_sleep(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.last_step);
         self.last_step = now;
-        if gap > 2 * self.policy.heartbeat {
+        if gap > STOOD_STILL {
             self.state.agents.values_mut().for_each(|known| known.heard += gap);
         }
     }
@@ -113,7 +120,7 @@ impl Coordinator {
             },
             |known| (known.place, known.came),
         );
-        self.state.agents.insert(id, Known { report, heard: now, place, came });
+        self.state.agents.insert(id, Known { report, heard: now, place, came, died: None });
     }
 
     fn settle(&mut self, now: Duration) -> Vec<(Decision, Reason)> {
@@ -129,7 +136,7 @@ impl Coordinator {
                     return decided;
                 }
                 decision => {
-                    self.carry_out(now, &decision);
+                    self.carry_out(now, &decision, &why);
                     decided.push((decision, why));
                 }
             }
@@ -138,18 +145,22 @@ impl Coordinator {
 
     /// Notes since when there are enough agents.
     fn count(&mut self, now: Duration) {
-        let is_enough = self.state.candidates(&self.policy).len() >= self.policy.min_nodes;
+        let is_enough = self.state.candidates(now, &self.policy).len() >= self.policy.min_nodes;
         if let Phase::Gathering { enough, .. } = &mut self.state.phase {
             *enough = is_enough.then(|| enough.unwrap_or(now));
         }
     }
 
-    fn carry_out(&mut self, now: Duration, decision: &Decision) {
+    fn carry_out(&mut self, now: Duration, decision: &Decision, why: &Reason) {
         match decision {
             Decision::Wait | Decision::Exit => {}
-            Decision::Evict(id) => {
-                self.state.agents.remove(id);
-            }
+            Decision::Evict(id) => match why {
+                Reason::Silent { span, .. } => {
+                    self.state.lost.insert(*id, Loss::Silent(*span));
+                    self.state.agents.remove(id);
+                }
+                _ => self.lose(*id, Loss::Died),
+            },
             Decision::Form(agents) => self.form(agents.clone()),
             Decision::Close(cause) => self.close(now, cause.clone()),
             Decision::Regather(cause) => self.regather(now, cause),
@@ -157,9 +168,18 @@ impl Coordinator {
         }
     }
 
+    /// An agent that never returns; what is still under way from it is dropped.
+    fn lose(&mut self, id: AgentId, how: Loss) {
+        self.gone.insert(id);
+        self.state.lost.insert(id, how);
+        self.state.agents.remove(&id);
+    }
+
     fn form(&mut self, agents: Vec<AgentCard>) {
         self.state.last_round += 1;
-        let round = Round::deal(self.state.last_round, self.state.restarts, agents);
+        self.state.lost.clear();
+        let after = self.state.after.take();
+        let round = Round { after, ..Round::deal(self.state.last_round, self.state.restarts, agents) };
         self.state.phase = Phase::Running { round, done: BTreeSet::new() };
     }
 
@@ -172,25 +192,26 @@ impl Coordinator {
     fn regather(&mut self, now: Duration, cause: &Cause) {
         let Phase::Closing { round, .. } = &self.state.phase else { return };
         let (mut complete, mut pause) = (self.policy.max_nodes, Duration::ZERO);
+        let uses_restart = self.state.uses_restart(cause, &self.policy);
         if let Cause::Failed(failure) = cause {
             // The members are all there: nobody else is worth waiting for.
             complete = round.members.len();
             let streak = self.state.streak(failure, &self.policy);
             pause = self.policy.pause(streak);
-            self.state.restarts += 1;
             self.state.quick = Some((failure.clone(), streak));
         }
+        self.state.restarts += usize::from(uses_restart);
+        self.state.after = Some(cause.clone());
         let (last_call, not_before) = (self.policy.settle, now + pause);
         self.state.phase = Phase::Gathering { since: now, enough: None, last_call, complete, not_before };
     }
 
     fn wish(&self, known: &Known) -> Wish {
         let report = &known.report;
+        if let Some(differs) = known.disagreement(&self.policy) {
+            return Wish::End(Ending::Failure(differs));
+        }
         match &self.state.phase {
-            _ if self.is_misled(known) => Wish::End(Ending::Failure(Reason::OtherNodes {
-                told: report.agent.nodes,
-                agreed: (self.policy.min_nodes, self.policy.max_nodes),
-            })),
             Phase::Over(_) if self.state.rival(known).is_some() => self.refuse(known),
             Phase::Over(ending) => Wish::End(ending.clone()),
             _ if report.leaving && report.doing.alive().is_none() => Wish::End(Ending::Left),
@@ -206,16 +227,10 @@ impl Coordinator {
         }
     }
 
-    /// Whether it was told another number of nodes; one that was told none takes any.
-    fn is_misled(&self, known: &Known) -> bool {
-        let told = known.report.agent.nodes;
-        told != (0, 0) && told != (self.policy.min_nodes, self.policy.max_nodes)
-    }
-
-    /// Whether another node has this one's place, and has had the time to be found dead.
+    /// Whether another node has this one's place and is alive: it was heard well after this one came.
     fn is_double(&self, known: &Known) -> bool {
-        let waited = known.heard.saturating_sub(known.came);
-        waited > self.policy.evict_after && self.state.rival(known).is_some()
+        let is_heard = |rival: &Known| rival.heard > known.came + self.policy.fresh_within();
+        self.state.rival(known).is_some_and(is_heard)
     }
 
     fn refuse(&self, known: &Known) -> Wish {
@@ -225,188 +240,9 @@ impl Coordinator {
     }
 
     fn hold(&self, why: Reason) -> Wish {
-        // After a loss the job stands still: workers whose peers are gone get little time.
-        let is_loss =
-            matches!(&self.state.phase, Phase::Closing { cause: Cause::Lost(_) | Cause::FellOut(_), .. });
-        let grace = if is_loss { Grace::Short } else { Grace::Full };
-        Wish::Hold { fence: self.state.last_round, grace, why }
+        Wish::Hold { fence: self.state.last_round, why }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::message::WorkerFailure;
-    use super::*;
-
-    fn at(millis: u64) -> Duration {
-        Duration::from_millis(millis)
-    }
-
-    /// A coordinator with agents whose reports are written by hand.
-    struct Hand {
-        coordinator: Coordinator,
-        now: u64,
-        number: u64,
-    }
-
-    impl Hand {
-        fn new(policy: Policy) -> Self {
-            Hand { coordinator: Coordinator::new(9, policy, at(0)), now: 0, number: 0 }
-        }
-
-        fn report(&mut self, id: u128, doing: Doing, fence: u64) -> Report {
-            self.number += 1;
-            let agent =
-                AgentCard { id: AgentId(id), host: format!("n{id}"), slots: 1, ..AgentCard::default() };
-            Report { agent, number: self.number, doing, fence, leased: true, leaving: false, failure: None }
-        }
-
-        fn say(&mut self, id: u128, doing: Doing, fence: u64) -> Vec<(Decision, Reason)> {
-            let report = self.report(id, doing, fence);
-            self.coordinator.hear(at(self.now), report)
-        }
-
-        /// Rank `id - 1` fails, and the rest of the round stops.
-        fn fail(&mut self, id: u128, all: &[u128]) -> Vec<(Decision, Reason)> {
-            let round = self.coordinator.state().last_round;
-            let (rank, ran_for) = (id as usize - 1, at(100));
-            let mut report = self.report(id, Doing::Idle, round);
-            report.failure = Some(WorkerFailure {
-                round,
-                rank,
-                host: format!("n{id}"),
-                ran_for,
-                what: "exit code 7".into(),
-            });
-            let mut decided = self.coordinator.hear(at(self.now), report);
-            all.iter().for_each(|id| decided.extend(self.say(*id, Doing::Idle, round)));
-            decided
-        }
-
-        /// Lets time pass; `talking` agents say the same again and again.
-        fn pass(&mut self, millis: u64, talking: &[(u128, Doing, u64)]) -> Vec<(Decision, Reason)> {
-            let mut decided = Vec::new();
-            for _ in 0..millis / 100 {
-                self.now += 100;
-                talking.iter().for_each(|(id, doing, fence)| decided.extend(self.say(*id, *doing, *fence)));
-                decided.extend(self.coordinator.tick(at(self.now)));
-            }
-            decided
-        }
-
-        fn wish(&mut self, id: u128) -> Wish {
-            self.coordinator.order(AgentId(id)).unwrap().wish
-        }
-    }
-
-    fn nodes(min_nodes: usize, max_nodes: usize) -> Policy {
-        Policy { min_nodes, max_nodes, ..Policy::default() }
-    }
-
-    const IDLE: Doing = Doing::Idle;
-
-    #[test]
-    fn the_most_nodes_begin_at_once_and_the_fewest_after_the_last_call() {
-        let mut full = Hand::new(nodes(1, 2));
-        full.say(1, IDLE, 0);
-        assert!(matches!(full.say(2, IDLE, 0)[..], [(Decision::Form(_), Reason::Complete { nodes: 2 })]));
-
-        let mut few = Hand::new(nodes(1, 2));
-        assert_eq!(few.pass(30_000, &[(1, IDLE, 0)]), [], "the last call lasts 30 s from the first report");
-        assert!(matches!(few.pass(100, &[(1, IDLE, 0)])[..], [(Decision::Form(_), _)]));
-    }
-
-    #[test]
-    fn too_few_end_with_the_names_of_those_who_came() {
-        let mut hand = Hand::new(nodes(3, 3));
-        let decided = hand.pass(600_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
-        let [(Decision::End(Ending::Failure(_)), why)] = &decided[..] else { panic!("{decided:?}") };
-        assert_eq!(why.to_string(), "only 2 of at least 3 nodes came: n1, n2");
-    }
-
-    #[test]
-    fn a_failure_uses_one_restart_and_begins_again_at_once() {
-        let mut hand = Hand::new(Policy { max_restarts: 1, ..nodes(2, 3) });
-        hand.pass(31_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
-        let decided = hand.fail(2, &[1, 2]);
-        assert!(matches!(
-            decided[..],
-            [(Decision::Close(_), _), (Decision::Regather(_), _), (Decision::Form(_), _)]
-        ));
-        assert_eq!(hand.coordinator.state().restarts, 1);
-        let decided = hand.fail(2, &[1, 2]);
-        assert!(
-            matches!(decided.last(), Some((Decision::End(_), Reason::OutOfRestarts { .. }))),
-            "{decided:?}"
-        );
-    }
-
-    #[test]
-    fn the_same_rank_failing_at_once_again_and_again_ends_the_job() {
-        let mut hand = Hand::new(Policy { max_restarts: 100, ..nodes(2, 2) });
-        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-        let mut times = 0;
-        let why = loop {
-            times += 1;
-            let mut decided = hand.fail(2, &[1, 2]);
-            let round = hand.coordinator.state().last_round;
-            decided.extend(hand.pass(10_000, &[(1, IDLE, round), (2, IDLE, round)]));
-            if let Some((_, why)) =
-                decided.into_iter().find(|(decision, _)| matches!(decision, Decision::End(_)))
-            {
-                break why;
-            }
-        };
-        assert!(matches!(why, Reason::CrashLoop { times: 5, .. }), "{why}");
-        assert_eq!(times, 5);
-    }
-
-    #[test]
-    fn a_failure_that_follows_from_a_lost_node_uses_no_restart() {
-        let mut hand = Hand::new(nodes(1, 2));
-        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-        hand.fail(1, &[1]);
-        let decided = hand.pass(9_000, &[(1, IDLE, 1)]);
-        let made: Vec<_> = decided.iter().map(|(decision, _)| decision).collect();
-        let [Decision::Evict(_), Decision::Regather(Cause::Lost(host)), Decision::Form(members), ..] =
-            &made[..]
-        else {
-            panic!("{decided:?}")
-        };
-        assert_eq!((host.as_str(), members.len(), hand.coordinator.state().restarts), ("n2", 1, 0));
-    }
-
-    #[test]
-    fn spares_wait_and_late_ones_learn_that_the_job_is_over() {
-        let mut hand = Hand::new(nodes(1, 1));
-        hand.say(1, IDLE, 0);
-        hand.say(2, IDLE, 0);
-        assert!(matches!(hand.wish(2), Wish::Hold { fence: 1, why: Reason::Spare, .. }));
-        hand.say(1, Doing::Done(1), 1);
-        hand.say(3, IDLE, 0);
-        assert_eq!(hand.wish(3), Wish::End(Ending::Success));
-        assert!(!hand.coordinator.may_exit());
-        (1..=3).for_each(|id| drop(hand.say(id, Doing::Over, 1)));
-        assert!(hand.coordinator.may_exit());
-    }
-
-    #[test]
-    fn workers_that_would_not_stop_end_the_job() {
-        let mut hand = Hand::new(nodes(1, 2));
-        hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-        hand.fail(1, &[]);
-        let decided = hand.pass(41_000, &[(1, IDLE, 1), (2, Doing::Stopping(1), 1)]);
-        assert!(
-            matches!(&decided[..], [(Decision::End(_), Reason::WouldNotStop { host, .. })] if host == "n2")
-        );
-    }
-
-    #[test]
-    fn its_own_sleep_is_not_the_silence_of_others() {
-        let mut hand = Hand::new(nodes(1, 1));
-        hand.say(1, IDLE, 0);
-        hand.now += 60_000;
-        assert_eq!(hand.pass(100, &[]), []);
-        assert!(matches!(hand.pass(6_000, &[])[0], (Decision::Evict(_), _)), "the control");
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::message::{AgentCard, AgentId, Doing, Report, Round, WorkerFailure};
 use super::policy::Policy;
-use super::reason::{Cause, Ending, Reason};
+use super::reason::{Cause, Ending, Loss, Reason};
 
 /// What the coordinator knows.
 #[derive(Clone, Debug)]
@@ -20,6 +20,10 @@ pub struct State {
     pub last_round: u64,
     /// How many restarts were used.
     pub restarts: usize,
+    /// Why the last round ended.
+    pub after: Option<Cause>,
+    /// How members of the last round were lost.
+    pub lost: BTreeMap<AgentId, Loss>,
     /// The last failure, and how many quick ones of the same rank there were in a row.
     pub quick: Option<(WorkerFailure, usize)>,
 }
@@ -35,6 +39,8 @@ pub struct Known {
     pub place: u64,
     /// When it came.
     pub came: Duration,
+    /// When the end of its process was proved. A report that comes later disproves it.
+    pub died: Option<Duration>,
 }
 
 /// Where the job stands.
@@ -102,15 +108,23 @@ impl State {
             complete: policy.max_nodes,
             not_before: now,
         };
-        State { phase, agents: BTreeMap::new(), last_round: 0, restarts: 0, quick: None }
+        State {
+            phase,
+            agents: BTreeMap::new(),
+            last_round: 0,
+            restarts: 0,
+            after: None,
+            lost: BTreeMap::new(),
+            quick: None,
+        }
     }
 
     /// The agents that could be in the next round, in node order. To be idle, with a lease, is to agree.
-    pub fn candidates(&self, policy: &Policy) -> Vec<AgentCard> {
+    pub fn candidates(&self, now: Duration, policy: &Policy) -> Vec<AgentCard> {
         let is_ready = |known: &&Known| {
-            let told = known.report.agent.nodes;
-            let agrees = told == (0, 0) || told == (policy.min_nodes, policy.max_nodes);
-            agrees && known.is_ready(self.last_round) && self.rival(known).is_none()
+            let is_fresh = known.died.is_none() && now.saturating_sub(known.heard) < policy.fresh_within();
+            let agrees = known.disagreement(policy).is_none();
+            agrees && is_fresh && known.is_ready(self.last_round) && self.rival(known).is_none()
         };
         let mut ready: Vec<&Known> = self.agents.values().filter(is_ready).collect();
         ready.sort_by_key(|known| (known.report.agent.node_rank, known.place));
@@ -123,6 +137,23 @@ impl State {
         let is_rival =
             |other: &&Known| other.report.agent.node_rank == Some(rank) && other.place < known.place;
         self.agents.values().find(is_rival)
+    }
+
+    /// How many agents there are that do not want to leave.
+    pub fn num_left(&self) -> usize {
+        self.agents.values().filter(|known| !known.report.leaving).count()
+    }
+
+    /// Whether gathering again for this cause uses a restart. A change of nodes does not, where they may change: the job
+    /// does with those that are left what it was asked to.
+    pub fn uses_restart(&self, cause: &Cause, policy: &Policy) -> bool {
+        match cause {
+            Cause::Failed(_) => true,
+            Cause::Came(_) => false,
+            Cause::Lost { .. } | Cause::FellOut(_) | Cause::Left(_) => {
+                !policy.is_elastic() || self.num_left() < policy.min_nodes
+            }
+        }
     }
 
     /// The streak of quick failures once `failure` is added to it.
@@ -138,6 +169,18 @@ impl State {
 }
 
 impl Known {
+    /// What it was told otherwise than the coordinator; one that was told nothing takes anything.
+    pub fn disagreement(&self, policy: &Policy) -> Option<Reason> {
+        let AgentCard { nodes: told, host_timeout, .. } = self.report.agent;
+        let agreed = (policy.min_nodes, policy.max_nodes);
+        if told != (0, 0) && told != agreed {
+            return Some(Reason::OtherNodes { told, agreed });
+        }
+        let agreed = policy.host_timeout;
+        let differs = !host_timeout.is_zero() && host_timeout != agreed;
+        differs.then_some(Reason::OtherHostTimeout { told: host_timeout, agreed })
+    }
+
     fn is_ready(&self, last_round: u64) -> bool {
         let Report { doing, leased, leaving, fence, .. } = self.report;
         // One whose fence is ahead would refuse the next round for ever.
@@ -156,7 +199,7 @@ pub fn decide(now: Duration, state: &State, policy: &Policy) -> (Decision, Reaso
     }
     match &state.phase {
         Phase::Gathering { .. } => gathering(now, state, policy),
-        Phase::Running { round, done } => running(state, policy, round, done),
+        Phase::Running { .. } => running(now, state, policy),
         Phase::Closing { round, since, cause } => match stopping(state, round) {
             None => closed(state, policy, round, cause),
             Some(host) if now >= *since + policy.stop_within => {
@@ -173,10 +216,14 @@ fn fail(reason: Reason) -> (Decision, Reason) {
     (Decision::End(Ending::Failure(reason.clone())), reason)
 }
 
+/// An agent that is no longer counted on: its workers have ended, be it by the end of their lease or with their agent.
 fn silent(now: Duration, state: &State, policy: &Policy) -> Option<(Decision, Reason)> {
     state.agents.iter().find_map(|(id, known)| {
         let span = now.saturating_sub(known.heard);
         let host = known.report.agent.host.clone();
+        if known.died.is_some_and(|at| now >= at + policy.kill_within) {
+            return Some((Decision::Evict(*id), Reason::Died { host }));
+        }
         (span >= policy.evict_after).then_some((Decision::Evict(*id), Reason::Silent { host, span }))
     })
 }
@@ -185,7 +232,7 @@ fn gathering(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason
     let Phase::Gathering { since, enough, last_call, complete, not_before } = state.phase else {
         return (Decision::Wait, Reason::Quiet);
     };
-    let mut ready = state.candidates(policy);
+    let mut ready = state.candidates(now, policy);
     let came = ready.len();
     if came < policy.min_nodes {
         let came = ready.into_iter().map(|card| card.host).collect();
@@ -203,7 +250,8 @@ fn gathering(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason
     (Decision::Wait, Reason::LastCall { came, max: policy.max_nodes })
 }
 
-fn running(state: &State, policy: &Policy, round: &Round, done: &BTreeSet<AgentId>) -> (Decision, Reason) {
+fn running(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason) {
+    let Phase::Running { round, done } = &state.phase else { return (Decision::Wait, Reason::Quiet) };
     let waited: Vec<_> = round.members.iter().filter(|member| !done.contains(&member.agent.id)).collect();
     if waited.is_empty() {
         return (Decision::End(Ending::Success), Reason::AllDone);
@@ -211,8 +259,10 @@ fn running(state: &State, policy: &Policy, round: &Round, done: &BTreeSet<AgentI
     // A failure is looked for first: the failing agent's workers are also stopping, or gone.
     let known = |id: &AgentId| state.agents.get(id);
     let failure = waited.iter().find_map(|member| failure_of(known(&member.agent.id)?, round.number));
-    let trouble = || waited.iter().find_map(|member| trouble(&member.agent, known(&member.agent.id), round));
-    let cause = failure.map(Cause::Failed).or_else(trouble).or_else(|| newcomer(state, policy, round, done));
+    let trouble = || waited.iter().find_map(|member| trouble(state, &member.agent, round));
+    // When the first members are done, the end is near: nobody new is worth a restart.
+    let newcomer = || newcomer(now, state, policy, round).filter(|_| done.is_empty());
+    let cause = failure.map(Cause::Failed).or_else(trouble).or_else(newcomer);
     match cause {
         Some(cause) => (Decision::Close(cause.clone()), Reason::Closing(cause)),
         None => (Decision::Wait, Reason::Runs { round: round.number }),
@@ -223,22 +273,28 @@ fn failure_of(known: &Known, round: u64) -> Option<WorkerFailure> {
     known.report.failure.clone().filter(|failure| failure.round == round)
 }
 
-fn trouble(agent: &AgentCard, known: Option<&Known>, round: &Round) -> Option<Cause> {
+fn trouble(state: &State, agent: &AgentCard, round: &Round) -> Option<Cause> {
     let host = agent.host.clone();
-    match known {
-        None => Some(Cause::Lost(host)),
+    match state.agents.get(&agent.id) {
+        None => Some(lost(state, agent)),
         Some(known) if known.report.leaving => Some(Cause::Left(host)),
         Some(known) if known.has_stopped(round.number) => Some(Cause::FellOut(host)),
         Some(_) => None,
     }
 }
 
-/// An agent for whose sake a running round is worth closing. Not when the first members are done: the end is near.
-fn newcomer(state: &State, policy: &Policy, round: &Round, done: &BTreeSet<AgentId>) -> Option<Cause> {
-    if round.members.len() >= policy.max_nodes || !done.is_empty() {
+fn lost(state: &State, agent: &AgentCard) -> Cause {
+    let how = state.lost.get(&agent.id).cloned().unwrap_or(Loss::Ended);
+    Cause::Lost { host: agent.host.clone(), how }
+}
+
+/// An agent for whose sake a running round is worth closing.
+fn newcomer(now: Duration, state: &State, policy: &Policy, round: &Round) -> Option<Cause> {
+    if round.members.len() >= policy.max_nodes {
         return None;
     }
-    let stranger = state.candidates(policy).into_iter().find(|card| round.node_rank(card.id).is_none())?;
+    let stranger =
+        state.candidates(now, policy).into_iter().find(|card| round.node_rank(card.id).is_none())?;
     Some(Cause::Came(stranger.host))
 }
 
@@ -251,8 +307,8 @@ fn stopping(state: &State, round: &Round) -> Option<String> {
 /// Judges a round that has stopped: a member that is missing explains the failures of the others.
 fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Decision, Reason) {
     let Cause::Failed(failure) = cause else { return go_on(state, policy, cause.clone()) };
-    if let Some(lost) = round.members.iter().find(|member| !state.agents.contains_key(&member.agent.id)) {
-        return go_on(state, policy, Cause::Lost(lost.agent.host.clone()));
+    if let Some(missing) = round.members.iter().find(|member| !state.agents.contains_key(&member.agent.id)) {
+        return go_on(state, policy, lost(state, &missing.agent));
     }
     let (failure, max_restarts) = (failure.clone(), policy.max_restarts);
     if state.restarts >= max_restarts {
@@ -265,12 +321,16 @@ fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Deci
     (Decision::Regather(cause.clone()), Reason::Stopped(cause.clone()))
 }
 
-/// Gathers again after the loss of a member, unless too few are left and nobody has asked to wait for others: that is
-/// what restarts are for.
+/// Gathers again after a change of members, unless that is a restart and none is left.
 fn go_on(state: &State, policy: &Policy, cause: Cause) -> (Decision, Reason) {
-    let left = state.agents.values().filter(|known| !known.report.leaving).count();
-    if left < policy.min_nodes && state.restarts >= policy.max_restarts {
-        return fail(Reason::TooFewLeft { cause, left, min: policy.min_nodes });
+    let (left, min, max_restarts) = (state.num_left(), policy.min_nodes, policy.max_restarts);
+    if state.uses_restart(&cause, policy) && state.restarts >= max_restarts {
+        let is_too_few = left < min;
+        return fail(if is_too_few {
+            Reason::TooFewLeft { cause, left, min }
+        } else {
+            Reason::NoRestartLeft { cause, max_restarts }
+        });
     }
     (Decision::Regather(cause.clone()), Reason::Stopped(cause))
 }

@@ -1,7 +1,7 @@
 //! Thousands of random histories, and controls that show that a broken rule is found.
 //!
 //! ```text
-//!   0 ─────────── faults ───────────▶ all healed ── 10 s ──▶ must be whole ── workers end ──▶ must be over
+//!   0 ─────────── faults ───────────▶ all healed ── 20 s ──▶ must be whole ── workers end ──▶ must be over
 //! ```
 //!
 //! A failing history prints its seed and its last happenings; the same seed plays the same history again.
@@ -23,11 +23,14 @@ enum Broken {
     EarlyEviction,
     /// A frozen agent's lease is watched by nobody.
     NoWatch,
+    /// Workers outlive an agent that was killed.
+    NoKeeper,
 }
 
 fn setup(dice: &mut Dice, broken: Broken) -> Setup {
     let nodes = dice.roll(2, 6) as usize;
     let min_nodes = dice.roll(1, nodes as u64) as usize;
+    let host_timeout = Duration::from_millis(dice.roll(1_000, 4_000));
     let policy = Policy {
         min_nodes,
         max_nodes: dice.roll(min_nodes as u64, nodes as u64 + 1) as usize,
@@ -35,16 +38,20 @@ fn setup(dice: &mut Dice, broken: Broken) -> Setup {
         last_call: Duration::from_secs(2),
         max_restarts: dice.roll(0, 6) as usize,
         back_off: BackOff { first: Duration::from_millis(500), longest: Duration::from_secs(2) },
-        ..Policy::default()
+        ..Policy::patient(host_timeout, HEARTBEAT)
     };
     policy.check().unwrap();
     let (mut coordinators, mut agents) = (policy.clone(), policy);
     match broken {
-        Broken::NoLease => agents.lease = Duration::from_secs(3600),
+        Broken::NoLease => {
+            (agents.patience, agents.lease) = (Duration::from_secs(1800), Duration::from_secs(3600));
+        }
         Broken::EarlyEviction => coordinators.evict_after = Duration::from_secs(2),
-        Broken::Nothing | Broken::NoWatch => {}
+        Broken::Nothing | Broken::NoWatch | Broken::NoKeeper => {}
     }
-    Setup { nodes, policy: coordinators, agent_policy: agents, is_watched: broken != Broken::NoWatch }
+    let (is_watched, outlive) =
+        (broken != Broken::NoWatch, if broken == Broken::NoKeeper { 5_000 } else { 900 });
+    Setup { nodes, policy: coordinators, agent_policy: agents, is_watched, outlive }
 }
 
 /// One random fault, or a new agent.
@@ -69,7 +76,7 @@ fn fault(world: &mut World, may_host_die: bool) {
         }
         4 => world.nodes[node].deaf_until = until,
         5 => world.nodes[node].mute_until = until,
-        6 => (world.nodes[node].deaf_until, world.nodes[node].mute_until) = (until, until),
+        6 => world.cut_off(node, until),
         7 => world.loss = world.dice.roll(0, 30),
         8 | 9 => world.fail(node),
         10 if may_die => world.leave(node),
@@ -104,11 +111,12 @@ fn willing(world: &World) -> usize {
 /// After the last fault: the round has every agent there is room for, and all of them run; or there is a reason.
 fn whole(world: &World) -> Result<(), String> {
     let Some(coordinator) = &world.coordinator else {
-        let met = |node: &&simulator::Node| {
-            node.agent.as_ref().is_some_and(|(_, agent)| agent.lease_end().is_some())
+        let left = world.nodes.iter().filter(|node| node.workers.is_some()).count();
+        return if left == 0 {
+            Ok(())
+        } else {
+            Err(format!("{left} nodes' workers outlive the store's host"))
         };
-        let left = world.nodes.iter().filter(met).count();
-        return if left == 0 { Ok(()) } else { Err(format!("{left} agents outlive the store's host")) };
     };
     let policy = &world.setup.policy;
     match &coordinator.state().phase {
@@ -123,7 +131,7 @@ fn whole(world: &World) -> Result<(), String> {
             let is_whole = running == round.members.len() && running == wanted;
             if is_whole { Ok(()) } else { Err(format!("{running} run of {wanted} in {round:?}")) }
         }
-        phase => Err(format!("10 s after the last fault: {phase:?}")),
+        phase => Err(format!("20 s after the last fault: {phase:?}")),
     }
 }
 
@@ -170,7 +178,7 @@ fn story(world: &mut World, may_host_die: bool, broken: Broken) -> Result<(), St
         world.step()?;
     }
     heal(world);
-    pass(world, 10_000)?;
+    pass(world, 20_000)?;
     if broken == Broken::Nothing {
         whole(world)?;
     }
@@ -222,6 +230,64 @@ fn the_same_seed_gives_the_same_history() {
 /// A control: the broken rule must be found as two rounds at once.
 fn is_found(broken: Broken) -> bool {
     (0..HISTORIES).any(|seed| play(seed, broken).1.is_err_and(|violation| violation.ends_with("run at once")))
+}
+
+/// Nodes that run one round, whatever comes, with outages of up to `longest` after each other. Returns the world, and how
+/// many outages there were.
+fn outages(seed: u64, longest: impl Fn(&Policy) -> u64) -> (World, u64) {
+    let mut dice = Dice(seed);
+    let mut setup = setup(&mut dice, Broken::Nothing);
+    setup.policy.max_nodes = setup.nodes;
+    setup.agent_policy = setup.policy.clone();
+    let longest = longest(&setup.policy);
+    let mut world = World::new(dice, setup);
+    (0..world.nodes.len()).for_each(|node| world.start(node));
+    pass(&mut world, 4_000).unwrap();
+    let number = world.dice.roll(1, 6);
+    for _ in 0..number {
+        let span = world.dice.roll(longest / 2, longest);
+        let until = world.now + span;
+        // One node is cut off, or the store's host is: all the others.
+        let last = world.nodes.len() as u64 - 1;
+        let cut = world.dice.roll(0, last) as usize;
+        (1..world.nodes.len())
+            .filter(|node| cut == 0 || cut == *node)
+            .for_each(|node| world.cut_off(node, until));
+        let quiet = world.dice.roll(2_000, 4_000);
+        pass(&mut world, span + quiet).unwrap();
+    }
+    (world, number)
+}
+
+fn rounds(world: &World) -> u64 {
+    world.coordinator.as_ref().map_or(0, |coordinator| coordinator.state().last_round)
+}
+
+#[test]
+fn outages_within_the_host_timeout_change_nothing() {
+    for seed in 0..HISTORIES / 4 {
+        let (world, number) = outages(seed, |policy| policy.host_timeout.as_millis() as u64);
+        let is_stopped = world.log.iter().any(|line| line.contains("Stop {") || line.contains("Exit("));
+        let is_untouched = rounds(&world) == 1 && !is_stopped;
+        assert!(is_untouched, "{}", told(&world, seed, &format!("{number} outages were not borne")));
+    }
+}
+
+#[test]
+fn outages_beyond_every_patience_are_noticed() {
+    for seed in 0..HISTORIES / 30 {
+        let (world, _) = outages(seed, |policy| 4 * policy.evict_after.as_millis() as u64);
+        assert!(
+            world.log.iter().any(|line| line.contains("Stop {")),
+            "{}",
+            told(&world, seed, "nobody noticed")
+        );
+    }
+}
+
+#[test]
+fn without_a_keeper_a_dead_agents_workers_run_beside_the_next_round() {
+    assert!(is_found(Broken::NoKeeper));
 }
 
 #[test]

@@ -6,8 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-use super::agent::Grace;
-use super::reason::{Ending, Reason};
+use super::reason::{Cause, Ending, Reason};
 
 /// An agent's identity: drawn at random when the launcher starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -26,6 +25,10 @@ pub struct AgentCard {
     pub node_rank: Option<usize>,
     /// How many nodes it was told there are, at the least and at the most.
     pub nodes: (usize, usize),
+    /// How long it waits for a silent host; the lease follows from it, so that all must have the same. Zero takes any.
+    pub host_timeout: Duration,
+    /// `host:port` on which its process listens for as long as it lives; empty if it does not.
+    pub life: String,
     /// Where the workers of a round meet in which it is the first node.
     pub door: Door,
 }
@@ -126,8 +129,6 @@ pub enum Wish {
     Hold {
         /// The highest round that must not run.
         fence: u64,
-        /// How gently to stop what runs.
-        grace: Grace,
         /// What is being waited for, for people.
         why: Reason,
     },
@@ -146,6 +147,8 @@ pub struct Round {
     pub number: u64,
     /// How many restarts the job had used when it was formed.
     pub restarts: usize,
+    /// Why the round before it ended; `None` for the first one.
+    pub after: Option<Cause>,
     /// The members in node order.
     pub members: Vec<Member>,
 }
@@ -160,7 +163,7 @@ pub struct Member {
 }
 
 impl Round {
-    /// Deals out the ranks to `agents`, in their order.
+    /// Deals out the ranks of a first round to `agents`, in their order.
     pub fn deal(number: u64, restarts: usize, agents: Vec<AgentCard>) -> Self {
         let mut next = 0;
         let place = |agent: AgentCard| {
@@ -168,7 +171,7 @@ impl Round {
             next += agent.slots;
             Member { agent, first_rank }
         };
-        Round { number, restarts, members: agents.into_iter().map(place).collect() }
+        Round { number, restarts, after: None, members: agents.into_iter().map(place).collect() }
     }
 
     /// The number of ranks.

@@ -1,6 +1,21 @@
 //! The times and counts that decisions follow, checked once.
+//!
+//! All times of silence follow from one number, the *host timeout* ([`Policy::patient`]): how long nothing happens although
+//! nothing is heard from a host.
+//!
+//! ```text
+//!   0 ── the last report that was answered is sent
+//!   │ heartbeat: reports, each again over a fresh connection if it is not answered
+//!   ├ host_timeout: an outage that ends before this has changed nothing
+//!   ├ patience      the agent stops its workers: SIGTERM
+//!   ├ lease         what still runs is killed; the keeper does so even if the agent is frozen
+//!   ├ + kill_within nothing runs any more
+//!   └ evict_after   the coordinator no longer counts on the agent
+//! ```
 
 use std::time::Duration;
+
+use drumline_rendezvous::worker_env;
 
 /// The times and counts of an elastic job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,14 +32,21 @@ pub struct Policy {
     pub settle: Duration,
     /// An agent reports at least this often.
     pub heartbeat: Duration,
+    /// How long nothing happens although nothing is heard from a host. The times below follow from it.
+    pub host_timeout: Duration,
+    /// An agent stops its workers gently this long after it sent the last report that was answered.
+    pub patience: Duration,
     /// An agent kills its workers this long after it sent the last report that was answered.
     pub lease: Duration,
     /// Killed workers are dead within this time.
     pub kill_within: Duration,
     /// An agent not heard for this long is no longer counted on.
     pub evict_after: Duration,
-    /// An agent without contact for this long ends: the store's host is dead or cut off.
+    /// An agent without contact for this long ends if the job cannot wait for it: the store's host is dead or cut off. One
+    /// that the job can take back waits for `join_timeout`.
     pub give_up_after: Duration,
+    /// An agent that leaves waits this long for the coordinator's word.
+    pub leave_within: Duration,
     /// A round that is being closed must stop within this time, or the job ends.
     pub stop_within: Duration,
     /// How often the workers may be started again after a failure, in the whole job.
@@ -78,49 +100,96 @@ pub enum PolicyError {
         /// The eviction time.
         evict: Duration,
     },
-    /// A single lost report would end the lease.
-    #[error("lease {lease:?} must span at least two heartbeats of {heartbeat:?}; try a shorter heartbeat")]
+    /// A single lost report would stop the workers.
+    #[error(
+        "patience {patience:?} must span at least two heartbeats of {heartbeat:?}; try a shorter heartbeat"
+    )]
     Heartbeat {
-        /// The lease.
-        lease: Duration,
+        /// The patience.
+        patience: Duration,
         /// The time between reports.
         heartbeat: Duration,
+    },
+    /// Workers would be killed before they are asked to stop.
+    #[error("patience {patience:?} must end before the lease of {lease:?}; try a longer lease")]
+    Patience {
+        /// The patience.
+        patience: Duration,
+        /// The lease.
+        lease: Duration,
     },
 }
 
 impl Default for Policy {
     fn default() -> Self {
+        Policy::patient(worker_env::DEFAULT_HOST_TIMEOUT, HEARTBEAT)
+    }
+}
+
+/// An agent reports this often unless another time is given.
+pub const HEARTBEAT: Duration = Duration::from_millis(500);
+/// No host timeout is shorter: a busy machine needs this long to answer.
+pub const SHORTEST_HOST_TIMEOUT: Duration = Duration::from_secs(1);
+/// The last report that was answered is older than the outage, and the next one comes later than its end: by so much together.
+const SLACK: Duration = Duration::from_secs(2);
+/// The longest time between SIGTERM and SIGKILL of workers whose agent has lost contact.
+const LONGEST_GRACE: Duration = Duration::from_secs(2);
+
+impl Policy {
+    /// A job of one node that waits `host_timeout` for a silent host, and whose agents report every `heartbeat`, or more often
+    /// if the host timeout wants it. A host timeout below a second counts as one.
+    pub fn patient(host_timeout: Duration, heartbeat: Duration) -> Self {
+        let host_timeout = host_timeout.max(SHORTEST_HOST_TIMEOUT);
+        let patience = host_timeout + SLACK;
+        let lease = patience + (host_timeout / 4).min(LONGEST_GRACE);
+        let kill_within = Duration::from_secs(1);
+        let evict_after = lease + kill_within + HEARTBEAT;
         Policy {
             min_nodes: 1,
             max_nodes: 1,
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(30),
             settle: Duration::from_millis(500),
-            heartbeat: Duration::from_millis(500),
-            lease: Duration::from_secs(3),
-            kill_within: Duration::from_secs(1),
-            evict_after: Duration::from_secs(5),
-            give_up_after: Duration::from_secs(8),
-            stop_within: Duration::from_secs(40),
+            heartbeat: heartbeat.min(host_timeout / 4),
+            host_timeout,
+            patience,
+            lease,
+            kill_within,
+            evict_after,
+            give_up_after: evict_after + Duration::from_secs(3),
+            leave_within: Duration::from_secs(3),
+            stop_within: Duration::from_secs(45) + evict_after,
             max_restarts: 0,
             back_off: BackOff { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
             crash_loop: CrashLoop { within: Duration::from_secs(5), times: 5 },
         }
     }
-}
 
-impl Policy {
+    /// Whether the number of nodes may change in a running job.
+    pub fn is_elastic(&self) -> bool {
+        self.min_nodes < self.max_nodes
+    }
+
+    /// An agent that is not heard for so long is not taken into a new round.
+    pub fn fresh_within(&self) -> Duration {
+        (4 * self.heartbeat).max(2 * SLACK)
+    }
+
     /// Whether the promises can be held with these times.
     pub fn check(&self) -> Result<(), PolicyError> {
-        let Policy { min_nodes: min, max_nodes: max, lease, kill_within: kill, .. } = *self;
+        let Policy { min_nodes: min, max_nodes: max, patience, lease, kill_within: kill, heartbeat, .. } =
+            *self;
         if min == 0 || min > max {
             return Err(PolicyError::Nodes { min, max });
         }
         if lease + kill >= self.evict_after {
             return Err(PolicyError::Lease { lease, kill, evict: self.evict_after });
         }
-        if lease < 2 * self.heartbeat {
-            return Err(PolicyError::Heartbeat { lease, heartbeat: self.heartbeat });
+        if patience >= lease {
+            return Err(PolicyError::Patience { patience, lease });
+        }
+        if patience < 2 * heartbeat {
+            return Err(PolicyError::Heartbeat { patience, heartbeat });
         }
         Ok(())
     }
@@ -138,11 +207,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_holds_and_bad_ones_are_named() {
-        assert_eq!(Policy::default().check(), Ok(()));
-        let long = Policy { lease: Duration::from_secs(4), ..Policy::default() };
+    fn every_host_timeout_holds_and_bad_policies_are_named() {
+        for host_timeout in [0, 1, 2, 5, 30, 90, 86_400, 100 * 365 * 86_400].map(Duration::from_secs) {
+            for heartbeat in [HEARTBEAT, Duration::from_secs(5), Duration::from_secs(30)] {
+                let policy = Policy::patient(host_timeout, heartbeat);
+                assert_eq!(policy.check(), Ok(()), "{host_timeout:?}, {heartbeat:?}");
+                assert!(policy.patience > host_timeout, "{policy:?}");
+            }
+        }
+        let long = Policy { lease: Duration::from_secs(35), ..Policy::default() };
         assert!(matches!(long.check(), Err(PolicyError::Lease { .. })));
-        let rare = Policy { heartbeat: Duration::from_secs(2), ..Policy::default() };
+        let rude = Policy { patience: Duration::from_secs(34), ..Policy::default() };
+        assert!(matches!(rude.check(), Err(PolicyError::Patience { .. })));
+        let rare = Policy { heartbeat: Duration::from_secs(20), ..Policy::default() };
         assert!(matches!(rare.check(), Err(PolicyError::Heartbeat { .. })));
         let empty = Policy { min_nodes: 3, max_nodes: 2, ..Policy::default() };
         assert_eq!(empty.check(), Err(PolicyError::Nodes { min: 3, max: 2 }));

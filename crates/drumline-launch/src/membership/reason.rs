@@ -13,14 +13,30 @@ use crate::report::signal_name;
 pub enum Cause {
     /// A worker failed. Uses a restart, unless a member turns out to be lost.
     Failed(WorkerFailure),
-    /// The agent on this host fell silent.
-    Lost(String),
+    /// The agent on this host is gone.
+    Lost {
+        /// Its host.
+        host: String,
+        /// How.
+        how: Loss,
+    },
     /// The agent on this host stopped its workers because it had lost contact.
     FellOut(String),
     /// The agent on this host was asked to leave.
     Left(String),
     /// The agent on this host came.
     Came(String),
+}
+
+/// How an agent was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Loss {
+    /// Nothing was heard from it for so long.
+    Silent(Duration),
+    /// Its host answers, and says that the process has ended.
+    Died,
+    /// It said that it ends.
+    Ended,
 }
 
 /// Why a decision was taken.
@@ -42,6 +58,13 @@ pub enum Reason {
         /// How many are needed.
         min: usize,
     },
+    /// A node lost contact for too long, and no restart is left.
+    NoRestartLeft {
+        /// Who, and how.
+        cause: Cause,
+        /// How many restarts there were.
+        max_restarts: usize,
+    },
     /// Another node has the place among the nodes that was given to this one.
     NodeRankTaken {
         /// The place.
@@ -55,6 +78,13 @@ pub enum Reason {
         told: (usize, usize),
         /// What the store's host was told.
         agreed: (usize, usize),
+    },
+    /// The nodes would wait for a silent host for different times.
+    OtherHostTimeout {
+        /// How long this one would.
+        told: Duration,
+        /// How long the store's host would.
+        agreed: Duration,
     },
     /// Enough have come; more are waited for.
     LastCall {
@@ -87,6 +117,11 @@ pub enum Reason {
         host: String,
         /// For how long.
         span: Duration,
+    },
+    /// The agent's process has ended, as its host says.
+    Died {
+        /// Its host.
+        host: String,
     },
     /// All workers of the round ended well.
     AllDone,
@@ -121,6 +156,8 @@ pub enum Reason {
         /// For how long there was no contact.
         span: Duration,
     },
+    /// The process of the agent that hosts the store has ended, as its host says.
+    StoreDied,
     /// The lease ran out without contact.
     LeaseOver,
     /// This agent was asked to leave.
@@ -160,7 +197,9 @@ impl Reason {
     /// Whether it is that a worker failed, on whatever node.
     pub fn is_failure(&self) -> bool {
         match self {
-            Reason::Closing(cause) | Reason::TooFewLeft { cause, .. } => matches!(cause, Cause::Failed(_)),
+            Reason::Closing(cause)
+            | Reason::TooFewLeft { cause, .. }
+            | Reason::NoRestartLeft { cause, .. } => matches!(cause, Cause::Failed(_)),
             Reason::OutOfRestarts { .. } | Reason::CrashLoop { .. } => true,
             Reason::JobOver(ending) => matches!(&**ending, Ending::Failure(why) if why.is_failure()),
             _ => false,
@@ -172,10 +211,25 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::Failed(failure) => write!(f, "{failure}"),
-            Cause::Lost(host) => write!(f, "lost the agent on {host}"),
-            Cause::FellOut(host) => write!(f, "the agent on {host} lost contact and stopped its workers"),
+            Cause::Lost { host, how } => write!(f, "lost the agent on {host}: {how}"),
+            Cause::FellOut(host) => {
+                write!(
+                    f,
+                    "the agent on {host} had no contact for longer than --host-timeout and stopped its ranks"
+                )
+            }
             Cause::Left(host) => write!(f, "the agent on {host} leaves"),
             Cause::Came(host) => write!(f, "an agent came on {host}"),
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Silent(span) => write!(f, "its host was silent for {span:.1?}"),
+            Loss::Died => write!(f, "its process has died"),
+            Loss::Ended => write!(f, "it has ended"),
         }
     }
 }
@@ -199,6 +253,14 @@ impl fmt::Display for Reason {
                 "{cause}; {left} of at least {min} nodes are left; \
                  try --nnodes MIN:MAX to go on with fewer, or --max-restarts to wait for its return"
             ),
+            Reason::NoRestartLeft { cause, max_restarts: 0 } => {
+                write!(f, "{cause}; try a longer --host-timeout, or --max-restarts to start all ranks again")
+            }
+            Reason::NoRestartLeft { cause, max_restarts } => write!(
+                f,
+                "{cause}; all {max_restarts} restarts are used; \
+                 try a longer --host-timeout, or a larger --max-restarts"
+            ),
             Reason::NodeRankTaken { node_rank, host } => {
                 write!(f, "the node on {host} has --node-rank {node_rank} too; try another one for each node")
             }
@@ -206,6 +268,10 @@ impl fmt::Display for Reason {
                 f,
                 "this node has --nnodes {}:{} and the first one {}:{}; try the same on all nodes",
                 told.0, told.1, agreed.0, agreed.1
+            ),
+            Reason::OtherHostTimeout { told, agreed } => write!(
+                f,
+                "this node has --host-timeout {told:?} and the first one {agreed:?}; try the same on all nodes"
             ),
             Reason::LastCall { came, max } => write!(f, "{came} nodes came; waiting for up to {max}"),
             Reason::Complete { nodes } => write!(f, "{nodes} nodes take part"),
@@ -215,6 +281,7 @@ impl fmt::Display for Reason {
             Reason::Closing(cause) => write!(f, "stopping the round: {cause}"),
             Reason::Stopped(cause) => write!(f, "the round has stopped: {cause}"),
             Reason::Silent { host, span } => write!(f, "the agent on {host} was silent for {span:.1?}"),
+            Reason::Died { host } => write!(f, "the agent on {host} has died"),
             Reason::AllDone => write!(f, "all workers ended well"),
             Reason::OutOfRestarts { failure, max_restarts: 0 } => write!(f, "{failure}"),
             Reason::OutOfRestarts { failure, max_restarts } => {
@@ -232,6 +299,7 @@ impl fmt::Display for Reason {
             Reason::StoreLost { span } => {
                 write!(f, "no contact with the store's host for {span:.1?}: it is dead or cut off")
             }
+            Reason::StoreDied => write!(f, "the agent that hosts the store has died"),
             Reason::LeaseOver => write!(f, "the lease ran out without contact"),
             Reason::AskedToLeave => write!(f, "this agent was asked to leave"),
             Reason::JobOver(ending) => write!(f, "{ending}"),

@@ -67,6 +67,10 @@ pub(super) struct Node {
 enum Mail {
     Report(usize, Report),
     Order(usize, AgentId, Order),
+    /// The proof that this agent's process has ended.
+    Death(AgentId),
+    /// The same of the store's host, for the agent on this node.
+    StoreDeath(usize),
 }
 
 /// What the world is made of.
@@ -77,6 +81,8 @@ pub(super) struct Setup {
     pub(super) agent_policy: Policy,
     /// Whether the end of a lease is watched outside the agent.
     pub(super) is_watched: bool,
+    /// Workers outlive their agent by up to this time.
+    pub(super) outlive: u64,
 }
 
 pub(super) struct World {
@@ -147,9 +153,13 @@ impl World {
         (place.inbox, place.frozen) = (Vec::new(), None);
     }
 
-    /// Kills the agent; the kernel ends its workers, not quite at once.
+    /// Kills the agent; the kernel ends its workers, not quite at once. Where it can, it proves the agent's end.
     pub(super) fn crash(&mut self, node: usize) {
-        let dies_at = self.now + self.dice.roll(0, 900);
+        let dies_at = self.now + self.dice.roll(0, self.setup.outlive);
+        let is_proved = self.dice.chance(50);
+        if is_proved {
+            self.prove_death(node);
+        }
         let place = &mut self.nodes[node];
         place.agent = None;
         if let Some(workers) = &mut place.workers {
@@ -158,6 +168,29 @@ impl World {
         if node == 0 {
             self.coordinator = None;
         }
+    }
+
+    fn prove_death(&mut self, node: usize) {
+        let is_reachable = |place: &Node, now: u64| place.deaf_until <= now && place.mute_until <= now;
+        let mut proofs = Vec::new();
+        if node == 0 {
+            let others = self.nodes.iter().enumerate().skip(1);
+            let others = others.filter(|(_, other)| is_reachable(other, self.now));
+            proofs.extend(others.map(|(other, _)| Mail::StoreDeath(other)));
+        } else if let (Some((id, _)), true) =
+            (&self.nodes[node].agent, is_reachable(&self.nodes[node], self.now))
+        {
+            proofs.push(Mail::Death(*id));
+        }
+        for proof in proofs {
+            let at = self.now + self.dice.roll(0, 300);
+            self.mail.push((at, proof));
+        }
+    }
+
+    /// Cuts a node off until then: what it sends and what is sent to it is lost.
+    pub(super) fn cut_off(&mut self, node: usize, until: u64) {
+        (self.nodes[node].deaf_until, self.nodes[node].mute_until) = (until, until);
     }
 
     /// Lets a worker of the node fail.
@@ -215,6 +248,7 @@ impl World {
         let cut = match mail {
             Mail::Report(..) => place.mute_until,
             Mail::Order(..) => place.deaf_until,
+            Mail::Death(_) | Mail::StoreDeath(_) => 0,
         };
         if !is_local && (cut > self.now || self.dice.chance(self.loss)) {
             return;
@@ -245,6 +279,13 @@ impl World {
                     }
                 }
                 Mail::Report(node, report) => self.receive(node, report),
+                Mail::Death(id) if self.nodes[0].frozen.is_some() => {
+                    self.mail.push((self.now + STEP, Mail::Death(id)));
+                }
+                Mail::Death(id) => {
+                    self.coordinate(|coordinator, now| coordinator.hear_of_death(now, id), None)
+                }
+                Mail::StoreDeath(node) => self.nodes[node].inbox.push(Event::StoreDied),
             }
         }
     }
@@ -292,7 +333,11 @@ impl World {
             Decision::Form(cards) if cards.iter().any(|card| !self.agreed.contains(&card.id)) => {
                 self.violation = Some("a member never agreed".into());
             }
-            Decision::Regather(Cause::Failed(_)) => self.restarts += 1,
+            Decision::Regather(cause)
+                if !self.setup.policy.is_elastic() || matches!(cause, Cause::Failed(_)) =>
+            {
+                self.restarts += 1;
+            }
             _ => {}
         }
         if self.restarts > self.setup.policy.max_restarts {
@@ -391,7 +436,7 @@ impl World {
     fn stop_workers(&mut self, node: usize, round: u64, grace: Grace) {
         let span = match grace {
             // Longer than a lease: workers that save a checkpoint.
-            Grace::Full => self.dice.roll(0, 6000),
+            Grace::Full => self.dice.roll(0, 8000),
             Grace::Short => self.dice.roll(0, 2500),
             Grace::None => self.dice.roll(0, 900),
         };

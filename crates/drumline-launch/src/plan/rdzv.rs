@@ -36,15 +36,17 @@ pub struct RdzvConf {
     pub last_call_timeout: Duration,
     /// Whether this node hosts the store; found out from the endpoint if `None`.
     pub is_host: Option<bool>,
-    /// Settings of torchrun that were given, and that nothing here depends on.
-    pub without_effect: Vec<&'static str>,
+    /// Time between two signs of life of a node.
+    pub keep_alive_interval: Option<Duration>,
+    /// So many of them may be missing before the node counts as lost.
+    pub keep_alive_max_attempt: Option<u32>,
+    /// How long the answer to one may take before it is sent again.
+    pub heartbeat_timeout: Option<Duration>,
+    /// At the end, for nodes that do not answer.
+    pub close_timeout: Option<Duration>,
+    /// For a store that is there to answer.
+    pub read_timeout: Option<Duration>,
 }
-
-/// Times of torchrun that are fixed here: see [`Policy`](crate::membership::Policy).
-const WITHOUT_EFFECT: [&str; 4] =
-    ["close_timeout", "heartbeat_timeout", "keep_alive_interval", "read_timeout"];
-/// A count of that kind.
-const ATTEMPTS_WITHOUT_EFFECT: &str = "keep_alive_max_attempt";
 
 impl Default for RdzvConf {
     fn default() -> Self {
@@ -53,7 +55,11 @@ impl Default for RdzvConf {
             join_timeout: seconds(600),
             last_call_timeout: seconds(30),
             is_host: None,
-            without_effect: Vec::new(),
+            keep_alive_interval: None,
+            keep_alive_max_attempt: None,
+            heartbeat_timeout: None,
+            close_timeout: None,
+            read_timeout: None,
         }
     }
 }
@@ -80,6 +86,9 @@ pub enum RdzvConfError {
         /// What would do.
         expected: &'static str,
     },
+    /// Nobody can wait for no time.
+    #[error("{0} cannot be 0; try a number of seconds")]
+    Zero(String),
     /// The value is no time.
     #[error("{key} cannot be `{value}`: {source}")]
     Seconds {
@@ -110,12 +119,21 @@ impl FromStr for RdzvConf {
     }
 }
 
-/// All settings that have an effect, as [`RdzvConf::from_str`] reads them.
+/// As [`RdzvConf::from_str`] reads it.
 impl fmt::Display for RdzvConf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { join_timeout, last_call_timeout, is_host, without_effect: _ } = self;
+        let Self { join_timeout, last_call_timeout, is_host, keep_alive_max_attempt, .. } = self;
         write!(f, "join_timeout={},", join_timeout.as_secs_f64())?;
         write!(f, "last_call_timeout={}", last_call_timeout.as_secs_f64())?;
+        for (key, time) in [
+            ("keep_alive_interval", self.keep_alive_interval),
+            ("heartbeat_timeout", self.heartbeat_timeout),
+            ("close_timeout", self.close_timeout),
+            ("read_timeout", self.read_timeout),
+        ] {
+            time.map_or(Ok(()), |time| write!(f, ",{key}={}", time.as_secs_f64()))?;
+        }
+        keep_alive_max_attempt.map_or(Ok(()), |count| write!(f, ",keep_alive_max_attempt={count}"))?;
         is_host.map_or(Ok(()), |is_host| write!(f, ",is_host={is_host}"))
     }
 }
@@ -128,6 +146,11 @@ impl RdzvConf {
             let (key, value) = (key.to_string(), value.to_string());
             parse_seconds(&value).map_err(|source| RdzvConfError::Seconds { key, value, source })
         };
+        // As in torchrun, which wants a time there.
+        let some_time = || match time()? {
+            Duration::ZERO => Err(RdzvConfError::Zero(key.to_string())),
+            time => Ok(Some(time)),
+        };
         match key {
             // Its name in torchrun's static rendezvous.
             "join_timeout" | "timeout" => self.join_timeout = time()?,
@@ -135,17 +158,15 @@ impl RdzvConf {
             "is_host" => self.is_host = Some(truth(value).ok_or_else(|| wrong("1 or 0"))?),
             "store_type" if value == "tcp" => {}
             "store_type" => return Err(wrong("tcp")),
-            ATTEMPTS_WITHOUT_EFFECT => {
-                let count = value.parse::<usize>().ok().filter(|count| *count > 0);
-                count.ok_or_else(|| wrong("a whole number from 1"))?;
-                self.without_effect.push(ATTEMPTS_WITHOUT_EFFECT);
+            "keep_alive_max_attempt" => {
+                let count = value.parse().ok().filter(|count| *count > 0);
+                self.keep_alive_max_attempt = Some(count.ok_or_else(|| wrong("a whole number from 1"))?);
             }
-            _ => {
-                let known = WITHOUT_EFFECT.into_iter().find(|name| *name == key);
-                let known = known.ok_or_else(|| RdzvConfError::Unknown(key.to_string()))?;
-                time()?;
-                self.without_effect.push(known);
-            }
+            "keep_alive_interval" => self.keep_alive_interval = some_time()?,
+            "heartbeat_timeout" => self.heartbeat_timeout = some_time()?,
+            "close_timeout" => self.close_timeout = some_time()?,
+            "read_timeout" => self.read_timeout = some_time()?,
+            _ => return Err(RdzvConfError::Unknown(key.to_string())),
         }
         Ok(())
     }
@@ -202,12 +223,12 @@ mod tests {
         let expected = RdzvConf {
             join_timeout: Duration::from_secs(9),
             is_host: Some(true),
-            without_effect: vec!["keep_alive_max_attempt", "read_timeout"],
+            keep_alive_max_attempt: Some(5),
+            read_timeout: Some(Duration::from_secs(1)),
             ..RdzvConf::default()
         };
         assert_eq!(conf, expected);
-        let told = RdzvConf { without_effect: Vec::new(), ..conf };
-        assert_eq!(told.to_string().parse(), Ok(told));
+        assert_eq!(conf.to_string().parse(), Ok(conf));
     }
 
     #[test]
@@ -221,6 +242,7 @@ mod tests {
             ("last_call_timeout=1e19", "more than 100 years"),
             ("jion_timeout=3", "try one of join_timeout"),
             ("keep_alive_max_attempt=0", "from 1"),
+            ("keep_alive_interval=0", "keep_alive_interval cannot be 0"),
             ("store_type=file", "try tcp"),
         ] {
             let error = text.parse::<RdzvConf>().unwrap_err().to_string();

@@ -38,6 +38,7 @@ impl LaunchPlan {
             (names::TORCHELASTIC_MAX_RESTARTS, self.max_restarts.to_string()),
             (names::TORCHELASTIC_RUN_ID, self.run_id.clone()),
             (names::LOCAL_RANK, self.told_local_rank(place).to_string()),
+            (names::DRUMLINE_HOST_TIMEOUT, format!("{}s", self.contact.host_timeout.as_secs_f64())),
         ];
         env.extend(self.omp.map(|threads| (names::OMP_NUM_THREADS, threads.to_string())));
         env.extend(self.devices_of(place, visible).map(|devices| (names::CUDA_VISIBLE_DEVICES, devices)));
