@@ -119,7 +119,7 @@ impl Drive<'_, '_> {
     /// Sends what is left.
     pub(crate) fn finish(mut self) -> Result<(), Stop> {
         let mut idle = Idle::new();
-        while !self.sends.iter().all(Sending::done) {
+        while !self.sends.iter().all(Sending::done) || self.mesh.links.values().any(Link::has_backlog) {
             if self.send_some() {
                 idle = Idle::new();
             } else {
@@ -131,6 +131,7 @@ impl Drive<'_, '_> {
 
     fn send_some(&mut self) -> bool {
         let mut moved = false;
+        self.mesh.links.values_mut().filter(|link| link.has_backlog()).for_each(Link::catch_up);
         for send in self.sends.iter_mut().filter(|send| !send.done()) {
             if let Some(link) = self.mesh.links.get_mut(&send.peer) {
                 moved |= send.push(link);

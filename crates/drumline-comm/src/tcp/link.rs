@@ -5,7 +5,7 @@
 //!                                                            ▲ broken: the side that dialled dials again,
 //!                                                              the other takes in what comes under the same name
 //! ```
-//! A break is no error: nothing moves until the link is mended, which whoever waits for it sees to ([`Link::mend`]). The
+//! A break is no error: nothing moves until the link is mended, which whoever waits for it sees to ([`Link::look_after`]). The
 //! side that dials tries for as long as a silent host is waited for. The other side waits for it, since it may be busy with
 //! other things: its calls have their deadlines, and the death of a rank is news of the store.
 
@@ -40,6 +40,25 @@ pub(crate) struct Link {
     attempt: Attempt,
     /// A frame has begun and not ended, so a goodbye would be taken for a part of it.
     pub(crate) is_mid_frame: bool,
+}
+
+/// Why a link could not be made again.
+#[derive(Debug)]
+pub(crate) enum Unmended {
+    /// The other side does not want it any more: of no concern to who has nothing to say to it or hear from it.
+    Refused(String),
+    /// It may lack what was sent.
+    Lost(String),
+}
+
+impl Unmended {
+    /// The reason, if it is one to stop for.
+    pub(crate) fn cause(self, is_needed: bool) -> Option<String> {
+        match self {
+            Self::Refused(cause) => is_needed.then_some(cause),
+            Self::Lost(cause) => Some(cause),
+        }
+    }
 }
 
 /// What stands between data and the pipe.
@@ -159,14 +178,27 @@ impl Link {
         }
     }
 
-    /// Notices the end of a connection that nothing is sent or read over just now, and what the other side has done about it.
-    pub(crate) fn look_after(&mut self, hub: &Hub) -> Result<(), String> {
-        self.pipe.peek(&mut [0]);
-        self.mend(hub)
+    /// Whether something that was taken from its owner has yet to go out: only after a link was made again.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.pipe.has_backlog()
     }
 
-    /// Goes on with making a broken link again; an error once that has been tried for long enough, or cannot succeed.
-    pub(crate) fn mend(&mut self, hub: &Hub) -> Result<(), String> {
+    /// Sends what it can of the backlog.
+    pub(crate) fn catch_up(&mut self) {
+        self.pipe.flush();
+    }
+
+    /// Notices the end of a connection that nothing is sent or read over just now, goes on with making a broken one again,
+    /// and sends what was lost with it.
+    pub(crate) fn look_after(&mut self, hub: &Hub) -> Result<(), Unmended> {
+        self.pipe.peek(&mut [0]);
+        self.mend(hub)?;
+        self.catch_up();
+        Ok(())
+    }
+
+    /// An error once it has been tried for long enough, or cannot succeed.
+    fn mend(&mut self, hub: &Hub) -> Result<(), Unmended> {
         match (self.dials, self.pipe.broken().cloned()) {
             (None, _) => self.take_in(hub),
             (Some(_), None) => Ok(()),
@@ -175,7 +207,7 @@ impl Link {
     }
 
     /// The other side may have made a new connection before this one has noticed that the old one is of no use.
-    fn take_in(&mut self, hub: &Hub) -> Result<(), String> {
+    fn take_in(&mut self, hub: &Hub) -> Result<(), Unmended> {
         let Some((stream, received_there)) = hub.claim_resumed(&self.name) else { return Ok(()) };
         self.pipe.leave_connection();
         // It fits: nothing was sent over this connection before.
@@ -186,7 +218,7 @@ impl Link {
         self.resume(stream, received_there)
     }
 
-    fn redial(&mut self, hub: &Hub, address: SocketAddr, broken: &Break) -> Result<(), String> {
+    fn redial(&mut self, hub: &Hub, address: SocketAddr, broken: &Break) -> Result<(), Unmended> {
         let error = match &mut self.attempt {
             Attempt::At(at) if *at > Instant::now() => return Ok(()),
             Attempt::At(_) => match hub.connect(
@@ -199,7 +231,7 @@ impl Link {
                     self.attempt = Attempt::Answer(stream, Vec::new());
                     return Ok(());
                 }
-                Err(Dialled::Refused(reason)) => return Err(reason),
+                Err(Dialled::Refused(reason)) => return Err(Unmended::Refused(reason)),
                 Err(Dialled::Failed(error)) => error,
             },
             Attempt::Answer(stream, known) => match read_number(stream, known) {
@@ -221,17 +253,17 @@ impl Link {
         if tried < patience {
             return Ok(());
         }
-        Err(format!(
+        Err(Unmended::Lost(format!(
             "the connection to {address} broke ({}) and could not be made again for {:.0} s ({error}); try looking at the \
              network between the two hosts, or a longer DRUMLINE_HOST_TIMEOUT",
             broken.cause,
             tried.as_secs_f64()
-        ))
+        )))
     }
 
-    fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), String> {
+    fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), Unmended> {
         let broken = self.pipe.broken().cloned();
-        self.pipe.resume(stream, received_there)?;
+        self.pipe.resume(stream, received_there).map_err(Unmended::Lost)?;
         let LinkName { group, from, to, .. } = &self.name;
         tracing::info!(group, from, to, cause = broken.map(|broken| broken.cause), "a link was made again");
         Ok(())

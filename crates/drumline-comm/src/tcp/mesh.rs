@@ -97,18 +97,18 @@ impl Mesh {
         }
     }
 
-    /// Sees to links that are broken, or may be without anybody noticing. An error only if one of `needed` cannot be mended.
+    /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
+    /// another side that wants it no more is of no concern unless the link is `needed`.
     pub(super) fn look_after_links(&mut self, cx: &Context<'_>, needed: &[usize]) -> Result<(), Stop> {
         let Ok(hub) = self.process.hub() else { return Ok(()) };
         for (&peer, link) in &mut self.links {
-            let outcome = link.look_after(hub);
-            if !needed.contains(&peer) {
-                continue;
-            }
-            if link.is_broken() && cx.watch.has_left(peer) {
+            let (outcome, is_needed) = (link.look_after(hub), needed.contains(&peer));
+            if is_needed && link.is_broken() && cx.watch.has_left(peer) {
                 return Err(Stop::Left(peer));
             }
-            outcome.map_err(|cause| Stop::Link { peer, cause })?;
+            if let Some(cause) = outcome.err().and_then(|unmended| unmended.cause(is_needed)) {
+                return Err(Stop::Link { peer, cause });
+            }
         }
         Ok(())
     }

@@ -82,6 +82,11 @@ impl Pipe {
         self.ring.push(bytes);
     }
 
+    /// Whether something is staged, or must be sent again, and can be.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.sent < self.ring.end() && self.connection.is_ok()
+    }
+
     /// Gives the kernel what it takes of what is staged or must be sent again; says whether that was all.
     pub(super) fn flush(&mut self) -> bool {
         while self.sent < self.ring.end() {

@@ -199,21 +199,20 @@ impl Streams {
         let _ = rustix::event::poll(&mut fds, Some(&nap));
     }
 
-    /// Sees to links that are broken, or may be without anybody noticing. An error only if one that is to be written to
-    /// cannot be mended: what does not come is missed by its deadline.
+    /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
+    /// another side that wants it no more is of no concern unless something is to be sent there.
     fn look_after_links(&mut self, receivers: &[usize]) -> Result<(), Stop> {
         let Ok(hub) = self.process.hub() else { return Ok(()) };
         if self.looked.elapsed() < LOOK {
             return Ok(());
         }
         self.looked = Instant::now();
-        for (from, link) in self.inward.iter_mut().filter(|(from, _)| !self.ended.contains_key(from)) {
-            link.look_after(hub).map_err(|cause| Stop::Link { peer: *from, cause })?;
-        }
-        for (&to, link) in &mut self.out {
-            let outcome = link.look_after(hub);
-            if receivers.contains(&to) {
-                outcome.map_err(|cause| Stop::Link { peer: to, cause })?;
+        let inward = self.inward.iter_mut().filter(|(from, _)| !self.ended.contains_key(from));
+        let out = self.out.iter_mut().map(|(to, link)| (to, link, receivers.contains(to)));
+        for (&peer, link, is_needed) in inward.map(|(from, link)| (from, link, false)).chain(out) {
+            let unmended = link.look_after(hub).err();
+            if let Some(cause) = unmended.and_then(|unmended| unmended.cause(is_needed)) {
+                return Err(Stop::Link { peer, cause });
             }
         }
         Ok(())
