@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cores::Cores;
 use crate::error::CommError;
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, Neighbour};
 use crate::shm::Pace;
 use crate::tcp::{Hub, LinkRules, LinkSecurity};
 
@@ -116,6 +116,8 @@ pub(crate) struct Who {
     node: String,
     /// Equal for ranks whose data does not leave the machine on its way between them.
     network: String,
+    /// Equal for ranks that see each other's processes.
+    processes: String,
     /// The cores it may run on.
     cores: Cores,
     transport: Transport,
@@ -129,10 +131,12 @@ impl Who {
         let boot = read("/proc/sys/kernel/random/boot_id");
         // Ranks in different network namespaces or of different users cannot pass descriptors to each other.
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
         let user = rustix::process::geteuid().as_raw();
         let (host, pid, hosts_store) = (member.host.clone(), std::process::id(), member.hosts_store());
         Self {
             cores: Cores::of_this_thread(),
+            processes: format!("{boot}/{}", processes.display()),
             network: format!("{boot}/{}", network.display()),
             node: format!("{host}/{boot}/{}/{user}", network.display()),
             host,
@@ -185,6 +189,7 @@ impl Process {
         if let Some(rank) = who.iter().position(|who| who.hosts_store) {
             monitor.store_ends_with(rank, who[rank].host.clone(), who[rank].pid);
         }
+        monitor.watch_processes(neighbours(&who, member.rank)).map_err(|error| init(error.to_string()))?;
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
         let store = store(&member);
         let num_groups = AtomicUsize::new(0);
@@ -289,6 +294,18 @@ impl Process {
             _ => "alive".to_string(),
         })
     }
+}
+
+/// The ranks whose processes this one can see; ranks that are threads of one process end together.
+fn neighbours(who: &[Who], me: usize) -> Vec<Neighbour> {
+    let is_near = |other: &Who| other.processes == who[me].processes && other.pid != who[me].pid;
+    let neighbour = |(rank, who): (usize, &Who)| Neighbour {
+        rank,
+        host: who.host.clone(),
+        pid: who.pid,
+        hosts_store: who.hosts_store,
+    };
+    who.iter().enumerate().filter(|(_, who)| is_near(who)).map(neighbour).collect()
 }
 
 fn hub_key(rank: usize) -> String {
