@@ -12,8 +12,10 @@
 
 mod fate;
 mod gone;
+mod processes;
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -29,6 +31,7 @@ use crate::speaker::Speaker;
 pub(crate) use fate::Fate;
 use fate::Word;
 use gone::{Gone, exit_text, silent_end, store_end};
+pub(crate) use processes::Neighbour;
 
 /// How long saying goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -49,6 +52,8 @@ pub(crate) struct Monitor {
     speaker: Speaker,
     num_farewells: AtomicUsize,
     thread: Option<JoinHandle<()>>,
+    /// The thread that watches processes, and what it stops at when it is closed.
+    watcher: OnceLock<(JoinHandle<()>, OwnedFd)>,
 }
 
 #[derive(Debug)]
@@ -93,12 +98,25 @@ impl Monitor {
         let thread =
             std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
         let (speaker, num_farewells) = (Speaker::default(), AtomicUsize::new(0));
-        Ok(Self { shared, speaker, num_farewells, thread: Some(thread) })
+        Ok(Self { shared, speaker, num_farewells, thread: Some(thread), watcher: OnceLock::new() })
     }
 
     /// From now on the end of the store is the end of this rank.
     pub(crate) fn store_ends_with(&self, rank: usize, host: String, pid: u32) {
         let _ = self.shared.store_host.set((rank, host, pid));
+    }
+
+    /// From now on the ends of these processes are noticed, whoever else still holds their connections.
+    pub(crate) fn watch_processes(&self, neighbours: Vec<Neighbour>) -> std::io::Result<()> {
+        if neighbours.is_empty() {
+            return Ok(());
+        }
+        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("drumline-watch".into());
+        let thread = thread.spawn(move || processes::watch(&shared, neighbours, &stopped))?;
+        let _ = self.watcher.set((thread, stop));
+        Ok(())
     }
 
     /// For a meeting that is not over: a rank that was refused or is gone, if there is one, and why.
@@ -203,11 +221,16 @@ impl Drop for Monitor {
         // A store whose host is frozen answers nobody; then what could not be said stays unsaid.
         let (speaker, shared, thread) =
             (std::mem::take(&mut self.speaker), self.shared.clone(), self.thread.take());
+        let watcher = self.watcher.take();
         let (done, farewell) = mpsc::channel();
         let goodbye = move || {
             speaker.finish();
             shared.post(&event);
             let _ = thread.map(JoinHandle::join);
+            if let Some((thread, stop)) = watcher {
+                drop(stop);
+                let _ = thread.join();
+            }
             let _ = done.send(());
         };
         if std::thread::Builder::new().name("drumline-goodbye".into()).spawn(goodbye).is_ok() {

@@ -13,6 +13,8 @@ mod corners;
 mod cycles;
 #[path = "it/death.rs"]
 mod death;
+#[path = "it/forked.rs"]
+mod forked;
 #[path = "it/frozen.rs"]
 mod frozen;
 #[path = "it/frozen_host.rs"]
@@ -39,6 +41,8 @@ mod one_core;
 mod p2p_deadlines;
 #[path = "it/p2p_notes.rs"]
 mod p2p_notes;
+#[path = "it/relay.rs"]
+mod relay;
 #[path = "it/strangers.rs"]
 mod strangers;
 #[path = "it/subgroups.rs"]

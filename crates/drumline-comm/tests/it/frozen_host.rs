@@ -79,7 +79,11 @@ fn sum(group: &ProcessGroup) -> Result<()> {
 }
 
 /// Rank 0 hosts the store at an address that it leaves in a file.
-fn meeting_in_a_file(ranks: &Ranks, transport: &str, test: impl FnOnce(Ranks) -> Result<()>) -> Result<()> {
+pub(crate) fn meeting_in_a_file(
+    ranks: &Ranks,
+    transport: &str,
+    test: impl FnOnce(Ranks) -> Result<()>,
+) -> Result<()> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("drumline-frozen-{}-{number}", std::process::id()));

@@ -277,6 +277,8 @@ fn go_on_until_the_cut() -> Result<()> {
 fn cut(ranks: &Ranks) -> Result<()> {
     let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
     let ranks = ranks.clone().on_hosts(&hosts, &[&[0, 1], &[2, 3]]);
+    // Neither is waited for as long as a host that may come back.
+    let ranks = ranks.env([("DRUMLINE_HOST_TIMEOUT", "6s")]);
     let running = ranks.clone().env([("CUT", "1")]).start()?;
     (0..4).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
     hosts.cut(1)?;
@@ -309,4 +311,45 @@ ranks_test!(a_cut_cable_in_mid_collective_is_told_to_all, 4, { go_on_until_the_c
 
 ranks_test!(a_cut_cable_among_messages_is_told_to_all, 4, { go_on_until_the_cut()? }, |ranks| {
     cut(&ranks.env([("MAIL", "1")]))?;
+});
+
+/// How long a cable is out that somebody trips over: longer than links once waited for a sign of life.
+const OUTAGE: Duration = Duration::from_secs(7);
+
+/// All-reduces whose answers are known, of all ranks; says how long the longest took.
+fn sums_with_a_pause() -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    let (me, mut longest) = (group.rank() as u32, Duration::ZERO);
+    for round in 0..40u32 {
+        let mut data: Vec<u32> = (0..200_000).map(|i| i * (me + 1) + round).collect();
+        let begin = Instant::now();
+        group.all_reduce(&mut data, ReduceOp::Sum)?;
+        longest = longest.max(begin.elapsed());
+        ensure!(
+            data.iter().zip(0..).all(|(&sum, i)| sum == 3 * i + 2 * round),
+            "a wrong sum in round {round}"
+        );
+        if round == 10 {
+            println!("under way");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    println!("verdict: {} ms", longest.as_millis());
+    Ok(())
+}
+
+ranks_test!(an_outage_only_stalls_what_is_under_way, 2, { sums_with_a_pause()? }, |ranks| {
+    let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
+    let running = ranks.on_hosts(&hosts, &[&[0], &[1]]).start()?;
+    (0..2).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
+    hosts.cut(1)?;
+    std::thread::sleep(OUTAGE);
+    hosts.restore(1)?;
+    for rank in 0..2 {
+        let line = running.wait_for_line(rank, "verdict: ", SOON)?;
+        let longest: u64 = line.trim_start_matches("verdict: ").trim_end_matches(" ms").parse()?;
+        ensure!(Duration::from_millis(longest) > OUTAGE / 2, "rank {rank} did not meet the outage: {line}");
+    }
+    let report = running.wait_all(SOON)?;
+    ensure!(report.is_success(), "{report}");
 });

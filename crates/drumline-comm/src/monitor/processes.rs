@@ -1,0 +1,73 @@
+//! Watches the processes of the ranks on this machine, so that none dies unnoticed.
+//!
+//! A rank's end usually shows as the end of its connections. A child that it has forked, without executing another program,
+//! holds copies of those and keeps them open, so this looks at the process itself. What it sees goes into the job's log, where
+//! the goodbye of a rank that left in good order stands before it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drumline_rendezvous::events::Event;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{Shared, lock};
+
+/// How long others, who know more, may take to report a death.
+const HEAD_START: Duration = Duration::from_millis(400);
+
+/// For each rank that could report the same death before this one.
+const TURN: Duration = Duration::from_millis(40);
+
+/// Another rank on this machine.
+#[derive(Debug)]
+pub(crate) struct Neighbour {
+    pub(crate) rank: usize,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) hosts_store: bool,
+}
+
+/// Reports the ends of these processes until the other end of `stop` is closed.
+pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &OwnedFd) {
+    let open = |neighbour: Neighbour| {
+        let pid = Pid::from_raw(i32::try_from(neighbour.pid).ok()?)?;
+        Some((pidfd_open(pid, PidfdFlags::empty()).ok()?, neighbour))
+    };
+    let mut watched: Vec<(OwnedFd, Neighbour)> = neighbours.into_iter().filter_map(open).collect();
+    let head_start = HEAD_START + TURN * shared.rank.min(10) as u32;
+    while !watched.is_empty() {
+        let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(stop, PollFlags::IN)];
+        fds.extend(watched.iter().map(|(fd, _)| PollFd::new(fd, PollFlags::IN)));
+        if poll(&mut fds, None).is_err() {
+            continue;
+        }
+        let has_ended: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if has_ended[0] || waits_in_vain(stop, head_start) {
+            return;
+        }
+        let mut has_ended = has_ended[1..].iter();
+        for (_, neighbour) in watched.extract_if(.., |_| has_ended.next().is_some_and(|ended| *ended)) {
+            report(shared, neighbour);
+        }
+    }
+}
+
+/// Whether the watch is to stop before this time has passed.
+fn waits_in_vain(stop: &OwnedFd, time: Duration) -> bool {
+    let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: time.as_nanos() as _ };
+    let mut fds = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&nap)), Ok(ready) if ready > 0)
+}
+
+fn report(shared: &Arc<Shared>, neighbour: Neighbour) {
+    let Neighbour { rank, host, pid, hosts_store } = neighbour;
+    if lock(&shared.gone).contains_key(&rank) {
+        return;
+    }
+    if hosts_store {
+        return shared.lost_store("its process has ended");
+    }
+    shared.post(&Event::Lost { rank, host, pid });
+}
