@@ -274,7 +274,7 @@ ranks_test!(a_wait_inside_ddp_names_the_line_of_the_program, 2, {
         let step = || -> anyhow::Result<u32> {
             pause("forward");
             let (forward, output) = (
-                line!(),
+                line!() + 1,
                 ddp.forward_with(|net| {
                     pause("norms");
                     tch::nn::ModuleT::forward_t(net, &x, true)
