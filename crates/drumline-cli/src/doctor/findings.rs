@@ -330,8 +330,7 @@ pub(super) mod tests {
     #[test]
     fn each_lack_is_a_problem_that_says_what_to_do() {
         type Change = fn(&mut Host);
-        let cases: [(Change, &str); 13] = [
-            (|host| host.cores.usable = 0, "1 ranks share 0 of 8 cores; try fewer"),
+        let cases: [(Change, &str); 12] = [
             (|host| host.memory.available = 100 * MIB, "100 MiB of memory are left"),
             (
                 |host| (host.memory.limit, host.memory.limit_used) = (Some(GIB), Some(GIB - 7 * MIB)),
@@ -359,6 +358,17 @@ pub(super) mod tests {
                 "{text}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn more_ranks_than_cores_are_a_problem() {
+        let ranks = |num: usize| (0..num).map(|rank| well(rank, "n1")).collect::<Vec<_>>();
+        assert_eq!(findings(&ranks(8), &[]), Findings::default());
+        let found = findings(&ranks(9), &[]).problems;
+        assert!(
+            found.len() == 1 && found[0].starts_with("9 ranks share 8 of 8 cores; try fewer ranks"),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -46,22 +46,34 @@ fn a_host_is_looked_at_and_limits_are_problems() {
     let told = shell("ulimit -n 60; exec $D doctor");
     let said = text(&told.stdout);
     let (first, second) = said.split_once('\n').unwrap();
-    assert!(first.contains("problem") && second.contains("try ulimit -n 65536"), "problems come first: {said}");
+    assert!(
+        first.contains("problem") && second.contains("try ulimit -n 65536"),
+        "problems come first: {said}"
+    );
     assert_eq!(text(&told.stderr), "", "they are said once");
 }
 
 #[test]
 fn links_between_ranks_are_measured_and_intact() {
-    for line in ["exec $D doctor --nproc-per-node 2 --json", "exec $D run --nproc-per-node 2 -- $D doctor --json"] {
+    for line in
+        ["exec $D doctor --nproc-per-node 2 --json", "exec $D run --nproc-per-node 2 -- $D doctor --json"]
+    {
         for transport in ["auto", "tcp"] {
             let output = shell(&format!("export DRUMLINE_TRANSPORT={transport}; {line}"));
             let report = json(&output);
             let links = report["links"].as_array().unwrap();
             assert_eq!((links.len(), &report["ranks"]), (1, &2.into()), "{output:?}");
             let link = &links[0];
-            assert_eq!((&link["ranks"], &link["wrong_bytes"]), (&serde_json::json!([0, 1]), &0.into()), "{link}");
+            assert_eq!(
+                (&link["ranks"], &link["wrong_bytes"]),
+                (&serde_json::json!([0, 1]), &0.into()),
+                "{link}"
+            );
             assert_eq!(link["way"], if transport == "tcp" { "tcp" } else { "shared_memory" }, "{line}");
-            assert!(link["latency_us"].as_f64() > Some(0.0) && link["gb_per_s"].as_f64() > Some(0.0), "{link}");
+            assert!(
+                link["latency_us"].as_f64() > Some(0.0) && link["gb_per_s"].as_f64() > Some(0.0),
+                "{link}"
+            );
             assert_eq!(output.status.success(), problems(&output).is_empty(), "{output:?}");
         }
     }
