@@ -108,7 +108,7 @@ impl Host {
             .chain(master.map(|name| (name, worker_env::MASTER_ADDR.to_owned())));
         Self {
             rank: 0,
-            machine: format!("{name}/{}", read("/proc/sys/kernel/random/boot_id")),
+            machine: machine(&name),
             drumline: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             cores: cores(),
@@ -123,6 +123,13 @@ impl Host {
             name,
         }
     }
+}
+
+/// As groups have it: ranks in other network namespaces, or of other users, share no memory.
+fn machine(name: &str) -> String {
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let user = rustix::process::geteuid().as_raw();
+    format!("{name}/{}/{}/{user}", read("/proc/sys/kernel/random/boot_id"), network.display())
 }
 
 fn read(path: &str) -> String {
