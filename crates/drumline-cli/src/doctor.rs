@@ -90,6 +90,7 @@ fn as_rank(args: &DoctorArgs) -> anyhow::Result<()> {
     let mut host = Host::here();
     host.rank = group.rank();
     let mut hosts = group.all_gather_object(&host)?;
+    host::share_cores(&mut hosts);
     let skews = links::clock_skews(&group)?;
     hosts.iter_mut().zip(skews).for_each(|(host, skew)| host.clock_ahead_s = skew);
     let names = hosts.iter().map(|host| host.name.clone()).collect::<Vec<_>>();

@@ -114,13 +114,14 @@ fn of_cores(host: &Host, ranks: usize) -> Vec<Finding> {
             cores.usable, cores.machine
         )));
     }
-    if cores.usable < cores.allowed {
-        found.push(Hint(format!("a cgroup gives the time of {} of {} cores", cores.usable, cores.allowed)));
+    let allowed = cores.allowed.len();
+    if cores.usable < allowed {
+        found.push(Hint(format!("a cgroup gives the time of {} of {allowed} cores", cores.usable)));
     }
-    if cores.allowed < cores.machine {
+    if allowed < cores.machine {
         found.push(Hint(format!(
-            "{} of {} cores may be used (affinity: taskset, Slurm or a container)",
-            cores.allowed, cores.machine
+            "{allowed} of {} cores may be used (affinity: taskset, Slurm or a container)",
+            cores.machine
         )));
     }
     // The doctor itself is one of them.
@@ -283,7 +284,7 @@ pub(super) mod tests {
             machine: format!("{name}/boot"),
             drumline: "0.1.0".into(),
             kernel: "6.1".into(),
-            cores: Cores { machine: 8, allowed: 8, usable: 8, load: 0.5 },
+            cores: Cores { machine: 8, allowed: (0..8).collect(), usable: 8, load: 0.5 },
             memory: Memory { total: 32 * GIB, available: 30 * GIB, limit: None, limit_used: None },
             shm: space("/dev/shm"),
             temporary: space("/tmp"),
@@ -376,7 +377,10 @@ pub(super) mod tests {
         type Change = fn(&mut Host);
         let cases: [(Change, &str); 8] = [
             (|host| host.cores.usable = 2, "a cgroup gives the time of 2 of 8 cores"),
-            (|host| (host.cores.allowed, host.cores.usable) = (4, 4), "4 of 8 cores may be used"),
+            (
+                |host| (host.cores.allowed, host.cores.usable) = (vec![0, 1, 2, 3], 4),
+                "4 of 8 cores may be used",
+            ),
             (|host| host.cores.load = 30.0, "busy: 30 processes"),
             (
                 |host| {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use drumline_launch::placing::{Topology, cpus_of_the_machine};
+use drumline_launch::placing::cpus_of_the_machine;
 use drumline_launch::{OomSources, OomWatch};
 use drumline_rendezvous::{port_holder, worker_env};
 use rustix::process::{Resource, getrlimit};
@@ -42,8 +42,8 @@ pub(super) struct Host {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cores {
     pub(super) machine: usize,
-    /// By affinity.
-    pub(super) allowed: usize,
+    /// By affinity; of a machine with several ranks, those of all of them.
+    pub(super) allowed: Vec<usize>,
     /// With a cgroup's quota of time.
     pub(super) usable: usize,
     /// Processes that wanted a core, on average over a minute.
@@ -138,9 +138,32 @@ fn read(path: &str) -> String {
 
 fn cores() -> Cores {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
-    let allowed = Topology::here().cpus().len().max(1);
     let load = read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
-    Cores { machine: cpus_of_the_machine().unwrap_or(usable), allowed: allowed.max(usable), usable, load }
+    Cores { machine: cpus_of_the_machine().unwrap_or(usable), allowed: allowed(), usable, load }
+}
+
+/// The CPUs that this process may run on.
+fn allowed() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// A launcher may have bound each rank to cores of its own: what a machine's ranks may use is what any of them may.
+pub(super) fn share_cores(hosts: &mut [Host]) {
+    for at in 0..hosts.len() {
+        let same = hosts.iter().filter(|other| other.machine == hosts[at].machine);
+        let (mut allowed, has_quota): (Vec<usize>, bool) =
+            same.fold((Vec::new(), false), |(mut all, quota), host| {
+                all.extend(&host.cores.allowed);
+                (all, quota || host.cores.usable < host.cores.allowed.len())
+            });
+        allowed.sort_unstable();
+        allowed.dedup();
+        if !has_quota {
+            hosts[at].cores.usable = allowed.len().max(1);
+        }
+        hosts[at].cores.allowed = allowed;
+    }
 }
 
 fn memory() -> Memory {
@@ -233,7 +256,7 @@ mod tests {
     #[test]
     fn this_host_is_found() {
         let host = Host::here();
-        assert!(host.cores.usable >= 1 && host.cores.allowed >= host.cores.usable, "{:?}", host.cores);
+        assert!(host.cores.usable >= 1 && host.cores.allowed.len() >= host.cores.usable, "{:?}", host.cores);
         assert!(
             host.memory.total > 1 << 20 && host.memory.available <= host.memory.total,
             "{:?}",
@@ -242,6 +265,25 @@ mod tests {
         assert!(!host.name.is_empty() && host.names[0].name == host.name);
         assert!(host.temporary.is_some_and(|space| space.total > 0));
         assert!(host.ports.range.is_some_and(|(first, last)| first < last));
+    }
+
+    #[test]
+    fn ranks_that_are_bound_to_cores_have_those_of_all() {
+        let bound = |cpus: &[usize], usable| {
+            let mut host = Host::here();
+            (host.cores.allowed, host.cores.usable) = (cpus.to_vec(), usable);
+            host
+        };
+        let cores = |hosts: &[Host]| {
+            hosts.iter().map(|host| (host.cores.allowed.len(), host.cores.usable)).collect::<Vec<_>>()
+        };
+        let mut hosts = [bound(&[0], 1), bound(&[1], 1), bound(&[5], 1)];
+        hosts[2].machine = "another".into();
+        share_cores(&mut hosts);
+        assert_eq!(cores(&hosts), [(2, 2), (2, 2), (1, 1)]);
+        let mut quota = [bound(&[0, 1, 2, 3], 2), bound(&[0, 1, 2, 3], 2)];
+        share_cores(&mut quota);
+        assert_eq!(cores(&quota), [(4, 2), (4, 2)], "of a cgroup, whose time they share");
     }
 
     #[test]

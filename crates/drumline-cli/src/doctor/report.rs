@@ -64,7 +64,10 @@ fn write_host(f: &mut fmt::Formatter<'_>, host: &Host) -> fmt::Result {
     writeln!(
         f,
         "  cores       {} usable, {} by affinity, {} in the machine; load {:.1}",
-        cores.usable, cores.allowed, cores.machine, cores.load
+        cores.usable,
+        cores.allowed.len(),
+        cores.machine,
+        cores.load
     )?;
     let limit = memory.limit.map_or("no cgroup limit".to_owned(), |limit| {
         format!("cgroup limit {}, of which {} used", bytes(limit), bytes(memory.limit_used.unwrap_or(0)))

@@ -18,7 +18,9 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    // A launcher says whose lines they are.
+    let said = text(&output.stdout).replace("[rank 0]: ", "");
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
 fn problems(output: &Output) -> Vec<String> {
