@@ -1,23 +1,59 @@
-//! `drumline doctor`: what this machine has, and what is missing. GPUs are looked at by `drumline-train`, which has libtorch.
+//! `drumline doctor`: what this machine has, what is missing, and how fast ranks reach each other. GPUs are looked at by `drumline-train`, which has
+//! libtorch.
+//!
+//! ```text
+//!   drumline doctor ─┬─ no job around it ─▶ this host alone, or with --nproc-per-node ranks of itself (ranks.rs) ─┐
+//!                    └─ is a rank of a job ◀──────────────────────────────────────────────────────────────────────┘
+//!                         └▶ host.rs: what this host has ─▶ gathered ─▶ links.rs: each pair of ranks ─▶ findings.rs ─▶ rank 0: report.rs
+//! ```
+//! Problems come first, each with what to do. The exit code is 1 where there are any.
+
+mod findings;
+mod host;
+mod links;
+mod ranks;
+mod report;
 
 use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
 
+use anyhow::Context;
+use drumline_comm::{GroupOptions, ProcessGroup};
+
+use crate::job::rank_variable;
+use crate::telling::{ExitCodeOnly, Mistake};
 use crate::train::{become_program, trainer};
+use host::Host;
+use report::Report;
 
 const EXAMPLES: &str = "\
 Examples:
+  drumline doctor                                          this host: cores, memory, limits, /dev/shm, names, ports
+  drumline doctor --nproc-per-node 4                       also 4 ranks of it: latency and bandwidth between each two
+  drumline run --hostfile hosts -- drumline doctor         all hosts of a job: also their clocks and the network between them
+  srun -N 4 --ntasks-per-node 1 drumline doctor            the same under Slurm
+  drumline doctor --json                                   one JSON object
   drumline doctor gpu                                      this machine's GPUs, driver, libraries, bandwidths, NCCL
-  drumline doctor gpu --json                               the same as one JSON object
   drumline run --nproc-per-node 4 drumline doctor gpu      also whether all ranks have the same versions, and an all-reduce of theirs
 
-The exit code is 1 where something is missing or does not fit, and the lines say what.";
+The exit code is 1 where there is a problem. Hints do not count.";
 
-/// Look at what this machine has, and what is missing: GPUs
+/// How long a rank may take for anything between ranks.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Look at what this machine, or each host of a job, has and lacks
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct DoctorArgs {
     #[command(subcommand)]
-    command: DoctorCommand,
+    command: Option<DoctorCommand>,
+    /// Ranks to start on this machine, to measure the links between them; inside a job its ranks are taken
+    #[arg(long, visible_alias = "nproc_per_node", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    nproc_per_node: Option<u16>,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -30,10 +66,50 @@ enum DoctorCommand {
     },
 }
 
-/// Becomes `drumline-train doctor …`.
+/// Looks at this host, or at those of the job; for GPUs it becomes `drumline-train doctor gpu`.
 pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
-    let DoctorCommand::Gpu { json } = args.command;
-    let mut words: Vec<OsString> = vec![trainer()?.into(), "doctor".into(), "gpu".into()];
-    words.extend(json.then(|| "--json".into()));
-    become_program(&words, &[])
+    if let Some(DoctorCommand::Gpu { json }) = args.command {
+        let mut words: Vec<OsString> = vec![trainer()?.into(), "doctor".into(), "gpu".into()];
+        words.extend(json.then(|| "--json".into()));
+        return become_program(&words, &[]);
+    }
+    let is_rank = rank_variable(|name| std::env::var(name).ok()).is_some();
+    match args.nproc_per_node {
+        _ if is_rank => as_rank(args),
+        Some(nproc) if nproc > 1 => ranks::run(nproc.into(), args),
+        _ => tell(&Report::new(vec![Host::here()], Vec::new()), args),
+    }
+}
+
+/// One rank's part: rank 0 prints.
+fn as_rank(args: &DoctorArgs) -> anyhow::Result<()> {
+    let options = GroupOptions::from_env().map_err(Mistake::new)?;
+    let member = drumline_rendezvous::from_env().context("cannot join the job")?;
+    let options = GroupOptions { timeout: options.timeout.min(PATIENCE), ..options };
+    let group = ProcessGroup::new(member, options)?;
+    let mut host = Host::here();
+    host.rank = group.rank();
+    let mut hosts = group.all_gather_object(&host)?;
+    host::share_cores(&mut hosts);
+    let skews = links::clock_skews(&group)?;
+    hosts.iter_mut().zip(skews).for_each(|(host, skew)| host.clock_ahead_s = skew);
+    let names = hosts.iter().map(|host| host.name.clone()).collect::<Vec<_>>();
+    let unknown = group.all_gather_object(&host::unknown_among(&names))?;
+    hosts.iter_mut().zip(unknown).for_each(|(host, unknown)| host.unknown_hosts = unknown);
+    let links = links::measure_all(&group, &hosts)?;
+    let outcome = match group.rank() {
+        0 => tell(&Report::new(hosts, links), args),
+        _ => Ok(()),
+    };
+    // The others stay until the first has spoken: a rank that ends makes launchers look at the rest.
+    group.barrier()?;
+    outcome
+}
+
+fn tell(report: &Report, args: &DoctorArgs) -> anyhow::Result<()> {
+    let text = if args.json { serde_json::to_string_pretty(report)? + "\n" } else { report.to_string() };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot print the report")?;
+    // The report has said it.
+    if report.problems.is_empty() { Ok(()) } else { Err(ExitCodeOnly(1).into()) }
 }

@@ -3,6 +3,7 @@
 
 mod it {
     mod debugging;
+    mod doctor;
     mod dry_run;
     mod every_op;
     mod failing;

@@ -4,6 +4,7 @@
 //! the data and is compared on arrival; when two differ, the full calls are looked up and both are shown. The place in
 //! the program is shown but not compared: two branches may rightly make the same call.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::Location;
 
@@ -87,6 +88,45 @@ impl fmt::Display for Op {
     }
 }
 
+thread_local! {
+    /// The place that calls of this thread are made for, where that is not their own.
+    static ON_BEHALF_OF: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
+}
+
+/// The place in the program that a call made here names: that of [`on_behalf_of`], or else the caller's.
+#[track_caller]
+pub fn call_site() -> &'static Location<'static> {
+    let caller = Location::caller();
+    ON_BEHALF_OF.get().unwrap_or(caller)
+}
+
+/// Calls that `body` makes on this thread name `site` as their place: for libraries that make calls for their caller, perhaps on a thread of their own.
+/// Inside another `on_behalf_of` the outer one's place counts.
+///
+/// ```
+/// use drumline_comm::{LocalGroup, ProcessGroup, CommError, call_site, on_behalf_of};
+///
+/// #[track_caller]
+/// fn meet(group: &ProcessGroup) -> Result<(), CommError> {
+///     let site = call_site();
+///     // An error names the caller of `meet`.
+///     on_behalf_of(site, || (0..3).try_for_each(|_| group.barrier()))
+/// }
+/// LocalGroup::run(2, |group| meet(&group))?;
+/// # Ok::<(), CommError>(())
+/// ```
+pub fn on_behalf_of<R>(site: &'static Location<'static>, body: impl FnOnce() -> R) -> R {
+    struct Before(Option<&'static Location<'static>>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ON_BEHALF_OF.set(self.0);
+        }
+    }
+    let before = Before(ON_BEHALF_OF.get());
+    ON_BEHALF_OF.set(before.0.or(Some(site)));
+    body()
+}
+
 /// One call on one rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
@@ -104,7 +144,7 @@ pub(crate) struct Call {
 impl Call {
     #[track_caller]
     pub(crate) fn new(op: Op) -> Self {
-        Self { op, dtype: None, count: 0, reduce: None, root: None, extra: 0, site: Location::caller() }
+        Self { op, dtype: None, count: 0, reduce: None, root: None, extra: 0, site: call_site() }
     }
 
     pub(crate) fn of(self, dtype: DType, count: usize) -> Self {
@@ -260,6 +300,21 @@ mod tests {
         assert_eq!(variants.iter().collect::<HashSet<_>>().len(), variants.len());
         let elsewhere = Call::new(Op::AllReduce).of(DType::F32, 1024).reduce(ReduceOp::Sum);
         assert_eq!(elsewhere.fingerprint(1), call.fingerprint(1), "the place in the program is not compared");
+    }
+
+    #[test]
+    fn a_call_names_the_place_that_it_is_made_for() {
+        let line = |call: Call| call.site.line();
+        let outer = call_site();
+        let inner = call_site();
+        let [own, for_outer, nested] = on_behalf_of(outer, || {
+            let nested = on_behalf_of(inner, || Call::new(Op::Barrier));
+            [call_site(), Call::new(Op::Barrier).site, nested.site].map(Location::line)
+        });
+        assert_eq!([own, for_outer, nested], [outer.line(); 3], "the outermost counts");
+        let unwound = std::panic::catch_unwind(|| on_behalf_of(outer, || panic!("on purpose")));
+        assert!(unwound.is_err());
+        assert_eq!(line(Call::new(Op::Barrier)), line!(), "and only while it lasts");
     }
 
     #[test]

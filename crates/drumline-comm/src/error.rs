@@ -1,12 +1,11 @@
 //! What can go wrong in a group, in words for the person who reads the log.
 
-use std::panic::Location;
 use std::time::Duration;
 
-use crate::call::Trace;
+use crate::call::{Trace, call_site};
 use crate::hint::hint;
 
-/// This file, as [`Location`] spells it.
+/// This file, as `std::panic::Location` spells it.
 const HERE: &str = file!();
 
 /// Why a call on a group failed.
@@ -159,7 +158,7 @@ impl CommError {
     /// An argument of the call that is being made makes no sense; says where in the program that call is.
     #[track_caller]
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
-        let (what, site) = (what.into(), Location::caller());
+        let (what, site) = (what.into(), call_site());
         // A place in this library says nothing to those who use it.
         if site.file().starts_with(HERE.trim_end_matches("error.rs")) {
             return Self::Invalid { what };

@@ -40,7 +40,7 @@ mod slices;
 mod speaker;
 mod tcp;
 
-pub use call::{Op, Trace, UnderWay};
+pub use call::{Op, Trace, UnderWay, call_site, on_behalf_of};
 pub use element::{DType, Element};
 pub use error::{CommError, Silence};
 pub use group::{Announced, Letter, P2p, ProcessGroup, Scope, Source, Standing, Work};

@@ -120,6 +120,7 @@ impl FakeRun {
                 "error": rank.error, "step": self.step, "epoch": self.step / STEPS_OF_EPOCH, "op": op, "op_s": op_s,
                 "load_s": run_s * 0.05, "compute_s": run_s * work, "comm_s": run_s * (0.93 - work),
                 "memory_bytes": 900_000_000_u64 + 7_000_000 * (number as u64 % 5), "peak_bytes": 1_300_000_000_u64,
+                "slow": (rank.slowness > 1.1).then_some(rank.slowness),
                 "samples_per_s": SAMPLES as f64 / STEP_S / self.ranks.len() as f64, "time": time});
             let path = self.folder.join(format!("ranks/{number:05}.json"));
             let beside = path.with_extension("json.tmp");

@@ -8,6 +8,7 @@
 //!        └─▶ bar: a bar on a terminal, lines elsewhere                                │
 //!   each rank ─┬▶ status: OUT_DIR/ranks/00000.json, twice a second ───────────────────┘
 //!              └▶ trace: OUT_DIR/trace/rank-00000.json, for Perfetto
+//!   slow_ranks: which rank is slower than the others, decided purely
 //!   runs: which jobs of this user are running, and in which folders
 //!   tail: lines of a file that grows, for all who read one
 //!   fake: a run that is none, for tests and trials
@@ -27,6 +28,7 @@ pub mod fake;
 pub mod page;
 pub mod plot;
 pub mod runs;
+pub mod slow_ranks;
 pub mod status;
 mod tail;
 pub mod tensorboard;

@@ -61,6 +61,8 @@ pub struct RankStatus {
     /// Seconds in which it waited for other ranks.
     #[serde(deserialize_with = "read::or_zero")]
     pub comm_s: f64,
+    /// Its work of a step beside the median of the others', where it is slower than they are.
+    pub slow: Option<f64>,
     /// Memory that it uses.
     pub memory_bytes: u64,
     /// The most that it has used.
@@ -121,6 +123,7 @@ struct Shared {
     compute: Duration,
     comm: Duration,
     samples_per_s: f64,
+    slow: Option<f64>,
 }
 
 /// What is asked for the collectives that a rank is in.
@@ -178,6 +181,11 @@ impl Status {
         self.lock().comm += time;
     }
 
+    /// How many times longer than the others' its work of a step takes, if it is slower.
+    pub fn slow(&self, times: Option<f64>) {
+        self.lock().slow = times;
+    }
+
     /// Who is asked, each time the file is written, which collectives the rank is in: costs nothing in between. One that is named
     /// again is the same, so each has a name of its own.
     pub fn op_from(&self, source: impl Fn() -> Vec<String> + Send + 'static) {
@@ -227,6 +235,7 @@ impl Status {
             load_s: shared.load.as_secs_f64(),
             compute_s: shared.compute.as_secs_f64(),
             comm_s: shared.comm.as_secs_f64(),
+            slow: shared.slow,
             memory_bytes: memory.used,
             peak_bytes: memory.peak,
             samples_per_s: shared.samples_per_s,
@@ -263,7 +272,7 @@ mod tests {
         let mut names: Vec<_> = file.keys().map(String::as_str).collect();
         names.sort_unstable();
         let expected = "comm_s compute_s epoch error host load_s memory_bytes op op_s peak_bytes pid rank \
-                        samples_per_s state step time";
+                        samples_per_s slow state step time";
         assert_eq!(names, expected.split_whitespace().collect::<Vec<_>>());
         assert_eq!((&file["state"], &file["error"]), (&"running".into(), &serde_json::Value::Null));
         assert!(file["memory_bytes"].as_u64() > Some(100_000) && file["pid"] == std::process::id());

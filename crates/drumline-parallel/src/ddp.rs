@@ -19,7 +19,7 @@ mod shared_buffers;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
 use drumline_torch::{GradHook, Named, buffers, frozen, parameters};
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
@@ -154,6 +154,8 @@ pub struct Ddp<M> {
     module: M,
     group: Arc<ProcessGroup>,
     params: Vec<Named>,
+    /// Parameters that were frozen when this was made: they have no place in a bucket.
+    frozen: Vec<Named>,
     /// Nothing where this is the only rank.
     others: Option<WithOthers>,
     sync_group: Option<SyncGroup>,
@@ -182,7 +184,12 @@ impl<M> Ddp<M> {
     /// Makes `module`, whose variables are in `store`, a replica; called by all ranks of the group.
     ///
     /// All must have built the same model, which is checked first. Then all get the parameters and buffers of rank 0.
+    #[track_caller]
     pub fn new(module: M, store: &VarStore, group: &ProcessGroup, options: DdpOptions) -> Result<Self> {
+        on_behalf_of(call_site(), || Self::make(module, store, group, options))
+    }
+
+    fn make(module: M, store: &VarStore, group: &ProcessGroup, options: DdpOptions) -> Result<Self> {
         let kept = |named: &Named| !options.ignored.contains(&named.name);
         let mut params = parameters(store);
         let mut shared = buffers(store);
@@ -194,11 +201,13 @@ impl<M> Ddp<M> {
         crate::agreement::check(group, &[params.clone(), shared.clone()].concat())?;
         let group = Arc::new(crate::own_group(group)?);
         let sync_group = options.sync_group.clone();
+        let mut frozen = frozen(store);
+        frozen.retain(|named| !options.ignored.contains(&named.name));
         let others = match group.size() {
             1 if !options.reduces_alone => None,
             _ => {
-                let frozen: Vec<String> = frozen(store).into_iter().map(|named| named.name).collect();
-                let (frozen, buffers) = shared.into_iter().partition(|named| frozen.contains(&named.name));
+                let is_frozen = |named: &Named| frozen.iter().any(|frozen| frozen.name == named.name);
+                let (frozen, buffers) = shared.into_iter().partition(is_frozen);
                 Some(WithOthers::new(&group, &params, Rest { frozen, buffers }, options)?)
             }
         };
@@ -206,6 +215,7 @@ impl<M> Ddp<M> {
             module,
             group,
             params,
+            frozen,
             others,
             sync_group,
             is_syncing: Cell::new(true),
@@ -228,7 +238,9 @@ impl<M> Ddp<M> {
 
     /// Backward from the mean loss over this rank's batch; afterwards every rank has the mean of all ranks' gradients, which lie in the buckets'
     /// memory. All ranks call it; parameters that some or all of them did not use are no problem.
+    #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result {
+        let site = call_site();
         if self.is_syncing.get() {
             self.end_step();
         }
@@ -237,19 +249,39 @@ impl<M> Ddp<M> {
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else {
             return Ok(scaled.f_backward()?);
         };
-        others.reducer().begin()?;
+        self.check_frozen(others)?;
+        others.reducer().begin(site)?;
+        self.sync_group.iter().for_each(|group| group.called_at(site));
         if let Err(error) = scaled.f_backward() {
-            others.reducer().abandon(&error.to_string());
-            self.sync_group.iter().for_each(|group| group.abort(&error.to_string()));
-            // Layers in the midst of backward can tell of their group's failure only in words.
+            let refusal = others.reducer().refusal();
+            let cause = refusal.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
+            others.reducer().abandon(&cause);
+            self.sync_group.iter().for_each(|group| group.abort(&cause));
+            // Layers in the middle of backward can only put their group's failure in words.
             let failure = self.sync_group.as_ref().and_then(SyncGroup::failure);
-            return Err(failure.map_or_else(|| error.into(), Into::into));
+            return Err(refusal.or_else(|| failure.map(Into::into)).unwrap_or_else(|| error.into()));
         }
         others.reducer().finish(|| Ok(()))
     }
 
+    /// A parameter that was frozen when this was made, and is no longer, would have another gradient on each rank.
+    fn check_frozen(&self, others: &WithOthers) -> Result {
+        let Some(thawed) = self.frozen.iter().find(|named| named.tensor.requires_grad()) else {
+            return Ok(());
+        };
+        let text = format!(
+            "`{}` was frozen when rank {} made its Ddp, and now wants a gradient, which would not be reduced; \
+             try to freeze it after Ddp is made, or to make another Ddp",
+            thawed.name,
+            self.group.rank()
+        );
+        others.reducer().abandon(&text);
+        Err(ParallelError::Unfit(text))
+    }
+
     /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
     /// have no samples.
+    #[track_caller]
     pub fn backward_nothing(&self) -> Result {
         if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
             return self.refuse_first_step();
@@ -273,11 +305,14 @@ impl<M> Ddp<M> {
 
     /// The same where the others' synchronised norms make `calls` meanwhile, and not those of the step before. Gradients of earlier backwards inside
     /// [`no_sync`](Self::no_sync) are reduced.
+    #[track_caller]
     pub fn backward_nothing_beside(&self, calls: &[SyncCall]) -> Result {
+        let site = call_site();
         self.end_step();
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
         let mut reducer = others.reducer();
-        reducer.begin()?;
+        reducer.begin(site)?;
+        self.sync_group.iter().for_each(|group| group.called_at(site));
         // Buckets are reduced on another thread, so that the others' norms, which wait for this rank, do not wait for ever.
         reducer.finish(|| match &self.sync_group {
             Some(sync_group) => Ok(sync_group.shadow(calls)?),
@@ -310,14 +345,18 @@ impl<M> Ddp<M> {
 
     /// Gives all ranks the buffers of rank 0, as a forward in training does; before an evaluation, in which ranks may see different numbers
     /// of batches, call this.
+    #[track_caller]
     pub fn sync_buffers(&self) -> Result {
         let buffers = self.others.as_ref().and_then(|others| others.buffers.as_ref());
-        buffers.map_or(Ok(()), |buffers| buffers.broadcast(self.buffers_of.get()))
+        let broadcast = |buffers: &SharedBuffers| buffers.broadcast(self.buffers_of.get());
+        on_behalf_of(call_site(), || buffers.map_or(Ok(()), broadcast))
     }
 
     /// Begins a step in which not every rank has data: all ranks call it and get the buffers of rank `buffers_of`. Then those with data make any number of
     /// forwards, and backwards of which the last reduces, and the others call [`backward_nothing`](Self::backward_nothing). That ends the step.
+    #[track_caller]
     pub fn begin_step(&self, buffers_of: usize) -> Result {
+        self.sync_group.iter().for_each(|group| group.called_at(call_site()));
         self.buffers_of.set(buffers_of);
         self.is_new_step.set(true);
         self.is_begun.set(true);
@@ -342,8 +381,12 @@ impl<M> Ddp<M> {
     /// model.backward(&logits.mean(tch::Kind::Float))
     /// # }
     /// ```
+    #[track_caller]
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
         let is_begun = self.is_begun.get();
+        if !is_begun {
+            self.sync_group.iter().for_each(|group| group.called_at(call_site()));
+        }
         if self.is_new_step.replace(self.is_syncing.get() && !is_begun) {
             if !is_begun {
                 self.sync_buffers()?;
@@ -388,6 +431,7 @@ impl<M> Ddp<M> {
 impl<M: ModuleT> Ddp<M> {
     /// Forward in training. Gives all ranks the buffers of rank 0 first; of the micro-batches of a step, of which all but the last are inside
     /// [`no_sync`](Self::no_sync), only the first does so.
+    #[track_caller]
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.forward_with(|module| module.forward_t(input, true))
     }
@@ -414,7 +458,7 @@ fn hooks(params: &[Named], reducer: &Arc<Mutex<Reducer>>) -> Result<Vec<GradHook
         let reducer = reducer.clone();
         GradHook::new(&named.tensor, move || {
             let mut reducer = reducer.lock().unwrap_or_else(PoisonError::into_inner);
-            reducer.arrived(index).map_err(|error| error.to_string())
+            reducer.hear(index)
         })
     };
     Ok(params.iter().enumerate().map(hook).collect::<std::result::Result<_, _>>()?)

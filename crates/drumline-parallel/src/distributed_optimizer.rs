@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_comm::{ProcessGroup, ReduceOp, call_site, on_behalf_of};
 use drumline_torch::{Named, Optimizer, OptimizerState, TensorCollectives, set_grad};
 use tch::{Device, Kind, Tensor};
 
@@ -56,7 +56,12 @@ pub struct DistributedOptimizer<O> {
 
 impl<O: Optimizer> DistributedOptimizer<O> {
     /// Called by all ranks of the group; all get the parameters of rank 0.
+    #[track_caller]
     pub fn new(optimizer: O, group: &ProcessGroup) -> Result<Self> {
+        on_behalf_of(call_site(), || Self::make(optimizer, group))
+    }
+
+    fn make(optimizer: O, group: &ProcessGroup) -> Result<Self> {
         let params = optimizer.parameters();
         crate::agreement::check(group, &params)?;
         let group = Arc::new(crate::own_group(group)?);
@@ -68,13 +73,19 @@ impl<O: Optimizer> DistributedOptimizer<O> {
 
     /// Reduces the gradients that all backwards since `zero_grad` have added up, and steps. Called by all ranks, also by those that had no batch:
     /// they count as nothing.
+    #[track_caller]
     pub fn step(&mut self, divide: Divide) -> Result {
         self.reduce(divide)?;
         Ok(self.optimizer.step()?)
     }
 
     /// The first half of [`step`](Self::step), for those who clip gradients in between and then step [`inner`](Self::inner).
+    #[track_caller]
     pub fn reduce(&mut self, divide: Divide) -> Result {
+        on_behalf_of(call_site(), || self.reduce_all(divide))
+    }
+
+    fn reduce_all(&mut self, divide: Divide) -> Result {
         let mut used = Vec::new();
         for index in 0..self.arena.tensors.len() {
             used.push(u8::from(self.arena.take_in(index)?));
@@ -119,6 +130,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
 }
 
 /// Gives every rank the optimizer state of `root`, as after a resume on one rank.
+#[track_caller]
 pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessGroup, root: usize) -> Result {
     let own = optimizer.state();
     let shape = |named: &Named| (named.name.clone(), kind_name(named.tensor.kind()), named.tensor.size());

@@ -23,6 +23,18 @@ pub enum ParallelError {
         /// The first differences.
         difference: String,
     },
+    /// PyTorch's "Expected to mark a variable ready only once".
+    #[error(
+        "the gradient of `{name}` was ready twice in one backward of rank {rank}, and its bucket may be reduced without the second part \
+         (PyTorch: \"Expected to mark a variable ready only once\"); a backward inside a function's backward, such as of two checkpointed \
+         segments that share a parameter, does that; try one backward of the sum of all losses, or `no_sync` around it"
+    )]
+    MarkedReadyTwice {
+        /// Where.
+        rank: usize,
+        /// The parameter.
+        name: String,
+    },
     /// Something was asked that cannot be done.
     #[error("{0}")]
     Unfit(String),

@@ -8,11 +8,11 @@
 //!   rank 1   (no data)            shadow: the same four, with a count of 0 and with zeros
 //! ```
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use drumline_comm::{CommError, ProcessGroup, ReduceOp};
+use drumline_comm::{CommError, ProcessGroup, ReduceOp, on_behalf_of};
 use drumline_torch::{TensorCollectives, TorchError};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -48,6 +48,8 @@ struct Shared {
     is_caught: AtomicBool,
     /// The GPU on which the layers are, if they are on one: then their calls are on tensors there.
     gpu: Mutex<Option<usize>>,
+    /// Where the program called the forward or backward that the layers are in.
+    site: Mutex<Option<&'static Location<'static>>>,
     /// Layers keep to themselves; see [`SyncGroup::alone`].
     is_alone: AtomicBool,
 }
@@ -64,6 +66,7 @@ impl SyncGroup {
             calls: Mutex::new(None),
             failure: Mutex::new(None),
             gpu: Mutex::new(None),
+            site: Mutex::new(None),
             is_caught: false.into(),
             is_alone: false.into(),
         };
@@ -211,12 +214,12 @@ impl SyncGroup {
 
     fn gathered_on_gpu(&self, mine: &Tensor) -> Result<Tensor, TorchError> {
         let mut all = Tensor::f_zeros([self.size() as i64, mine.size()[0]], (mine.kind(), mine.device()))?;
-        self.kept_on_gpu(self.shared.group.all_gather_into_tensor(&mut all, mine))?;
+        self.kept_on_gpu(self.named(|group| group.all_gather_into_tensor(&mut all, mine)))?;
         Ok(all)
     }
 
     fn summed_on_gpu(&self, sums: &mut Tensor) -> Result<(), TorchError> {
-        self.kept_on_gpu(self.shared.group.all_reduce_tensor(sums, ReduceOp::Sum))
+        self.kept_on_gpu(self.named(|group| group.all_reduce_tensor(sums, ReduceOp::Sum)))
     }
 
     fn kept_on_gpu(&self, outcome: Result<(), TorchError>) -> Result<(), TorchError> {
@@ -227,6 +230,19 @@ impl SyncGroup {
         })
     }
 
+    /// From now on calls name this place in the program, and not the layer's in this library.
+    pub(crate) fn called_at(&self, site: &'static Location<'static>) {
+        *lock(&self.shared.site) = Some(site);
+    }
+
+    fn named<R>(&self, call: impl FnOnce(&ProcessGroup) -> R) -> R {
+        let (site, group) = (*lock(&self.shared.site), &self.shared.group);
+        match site {
+            Some(site) => on_behalf_of(site, || call(group)),
+            None => call(group),
+        }
+    }
+
     fn note(&self, call: SyncCall) {
         if let Some(calls) = &mut *lock(&self.shared.calls) {
             calls.push(call);
@@ -235,12 +251,12 @@ impl SyncGroup {
 
     fn gathered(&self, mine: &[f64]) -> Result<Vec<f64>, CommError> {
         let mut all = vec![0.0; mine.len() * self.size()];
-        self.kept(self.shared.group.all_gather(mine, &mut all))?;
+        self.kept(self.named(|group| group.all_gather(mine, &mut all)))?;
         Ok(all)
     }
 
     fn summed(&self, sums: &mut [f64]) -> Result<(), CommError> {
-        self.kept(self.shared.group.all_reduce(sums, ReduceOp::Sum))
+        self.kept(self.named(|group| group.all_reduce(sums, ReduceOp::Sum)))
     }
 
     fn kept(&self, outcome: Result<(), CommError>) -> Result<(), CommError> {

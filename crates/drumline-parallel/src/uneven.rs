@@ -5,7 +5,7 @@
 //!   rank 1   batch  Empty  Empty  end          who has none takes part in the others' collectives with nothing
 //! ```
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
 
 use crate::ddp::Ddp;
 use crate::error::ParallelError;
@@ -91,11 +91,18 @@ struct WhoHasData {
 impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
     type Item = Result<Turn<I::Item>, ParallelError>;
 
+    #[track_caller]
     fn next(&mut self) -> Option<Self::Item> {
         if self.is_done {
             return None;
         }
         let batch = self.batches.next();
+        on_behalf_of(call_site(), || self.turn(batch))
+    }
+}
+
+impl<M, I: Iterator> Uneven<'_, M, I> {
+    fn turn(&mut self, batch: Option<I::Item>) -> Option<Result<Turn<I::Item>, ParallelError>> {
         match self.agree(batch.is_some()) {
             Ok(Some(who)) => Some(self.begin(&who).map(|()| batch.map_or(Turn::Empty, Turn::Batch))),
             Ok(None) => {

@@ -113,7 +113,7 @@ pub fn init(method: &str, options: InitOptions) -> Result<Member, InitError> {
     }
 }
 
-/// [`init`] with `env://`: torchrun's variables, or those of Slurm or MPI without a launcher.
+/// [`init`] with `env://`: torchrun's variables, or those of Slurm or MPI without a launcher. Without any of them this process is a job by itself.
 pub fn from_env() -> Result<Member, InitError> {
     init("env://", InitOptions::default())
 }

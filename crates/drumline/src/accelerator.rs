@@ -34,7 +34,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::rc::Rc;
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
 use drumline_parallel::DdpOptions;
 use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm, nccl};
 use tch::nn::VarStore;
@@ -122,6 +122,7 @@ impl Accelerator {
     /// Prepares a model whose variables are in `store`, its optimizer, and the loader it is trained on; called by all ranks. All get the weights of rank 0.
     ///
     /// The loader's sampler gives all samples, as in a program of one process; its batch size is that of each rank.
+    #[track_caller]
     pub fn prepare<M: 'static, O: Optimizer + 'static, D: Dataset + 'static>(
         &self,
         model: M,
@@ -138,16 +139,19 @@ impl Accelerator {
     }
 
     /// One more model, or one with options.
+    #[track_caller]
     pub fn prepare_model<M: 'static>(
         &self,
         model: M,
         store: &VarStore,
         options: DdpOptions,
     ) -> Result<PreparedModel<M>> {
-        model::check(store, &self.models.borrow(), &self.shared)?;
-        let (model, prepared) = PreparedModel::new(model, store, options, &self.shared)?;
-        self.models.borrow_mut().push(prepared);
-        Ok(model)
+        on_behalf_of(call_site(), || {
+            model::check(store, &self.models.borrow(), &self.shared)?;
+            let (model, prepared) = PreparedModel::new(model, store, options, &self.shared)?;
+            self.models.borrow_mut().push(prepared);
+            Ok(model)
+        })
     }
 
     /// One more optimizer.
@@ -180,13 +184,15 @@ impl Accelerator {
 
     /// Backward from the mean loss over this turn's batch. The last one of a window reduces: every rank then has the gradient of the mean over all samples
     /// of the window, on all ranks. A batch that only fills up a turn has no gradient.
+    #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result {
-        self.shared.backward(&self.replica()?, loss)
+        on_behalf_of(call_site(), || self.shared.backward(&self.replica()?, loss))
     }
 
     /// Takes part in the others' backward with nothing, in a turn without a batch; see [`join_uneven_inputs`](Self::join_uneven_inputs).
+    #[track_caller]
     pub fn backward_nothing(&self) -> Result {
-        self.shared.backward_nothing(&self.replica()?)
+        on_behalf_of(call_site(), || self.shared.backward_nothing(&self.replica()?))
     }
 
     fn replica(&self) -> Result<Rc<dyn Replica>> {

@@ -45,7 +45,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use drumline_comm::{CommError, ProcessGroup};
+use drumline_comm::{CommError, ProcessGroup, call_site, on_behalf_of};
 use drumline_parallel::DdpOptions;
 use drumline_torch::{Optimizer, ScalePolicy};
 use serde_json::Value;
@@ -71,6 +71,7 @@ pub use callbacks::{
     Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, MovingAverage, Plots,
     RankFiles, ReduceOnPlateau, StopOnNan, TensorBoard, TimeLimit, Warmup,
 };
+pub use drumline_observe::slow_ranks::SlowRank;
 pub use error::TrainerError;
 pub use loss::{CrossEntropy, Loss};
 pub use metric::{BatchMetric, MetricKey};
@@ -464,9 +465,11 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     }
 
     /// Trains. All ranks call it, and all get the same outcome: a rank that fails, or panics, ends the training of all of them.
+    #[track_caller]
     pub fn train(self, load_best_model: LoadBestModel) -> Result<TrainOutcome, TrainerError> {
-        let group = self.group.clone();
-        match catch_unwind(AssertUnwindSafe(|| Run::prepare(self, load_best_model)?.train())) {
+        let (group, site) = (self.group.clone(), call_site());
+        let prepare = || on_behalf_of(site, || Run::prepare(self, load_best_model));
+        match catch_unwind(AssertUnwindSafe(|| prepare()?.train())) {
             Ok(Err(error)) if !error.is_agreed() => {
                 // Whoever waits for this rank learns why it does so in vain.
                 group.abort(&in_words(&error));

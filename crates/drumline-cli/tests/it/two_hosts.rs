@@ -86,6 +86,20 @@ fn nodes_meet_across_hosts_and_their_ranks_reach_each_other() {
 }
 
 #[test]
+fn the_doctor_looks_at_both_hosts_and_the_links_between_them() {
+    let Some(net) = Net::new(2) else { return };
+    let doctor = format!("exec {BINARY} doctor --json");
+    let mut jobs =
+        [0, 1].map(|node| net.run(node, &format!("{} --nproc-per-node 2", net.fixed(node)), &doctor));
+    // This machine may have problems of its own, such as a name that nobody knows.
+    let (_, text) = jobs[0].end(LONG);
+    let count = |words: &str| text.matches(words).count();
+    assert_eq!((count(r#""way": "tcp""#), count(r#""way": "shared_memory""#)), (4, 2), "{text}");
+    assert_eq!((count(r#""wrong_bytes": 0"#), count(r#""open_files_hard""#)), (6, 2), "{text}");
+    drop(jobs[1].end(LONG));
+}
+
+#[test]
 fn a_node_with_another_key_is_refused_and_one_without_is_told_how_to_make_one() {
     let Some(net) = Net::new(2) else { return };
     let mut first = net.run(0, &net.fixed(0), "echo never");

@@ -24,7 +24,7 @@ use crate::tcp::Mesh;
 
 impl ProcessGroup {
     /// Joins the job that the environment describes: what a launcher, Slurm or MPI has set, or RANK, WORLD_SIZE,
-    /// MASTER_ADDR and MASTER_PORT set by hand.
+    /// MASTER_ADDR and MASTER_PORT set by hand. A process that was given none of these is a job by itself.
     pub fn from_env() -> Result<Self, CommError> {
         let options = GroupOptions::from_env()?;
         let member =

@@ -92,6 +92,12 @@ pub struct OomWatch {
 }
 
 impl OomWatch {
+    /// The least memory limit among the cgroups that this process is in, and what its own one uses now; `None` where there is no limit but the machine's.
+    pub fn memory_limit(&self) -> Option<(u64, u64)> {
+        let account = self.account.as_ref()?;
+        Some((account.limit()?, account.usage().unwrap_or(0)))
+    }
+
     /// To be made before the workers are started.
     pub fn start(sources: &OomSources) -> Self {
         let own = read_small(&sources.own_cgroups).unwrap_or_default();

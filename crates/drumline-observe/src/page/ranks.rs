@@ -2,7 +2,7 @@
 //!
 //! In: what the ranks say of themselves, and our clock. Out: a row for each rank. Not here: who waits for whom (`waits`).
 //!
-//! A *straggler* is a rank that others wait for, or whose own work of a step takes much longer than that of most.
+//! A *straggler* is a rank that others wait for, or one that is slower than the others by what the ranks themselves have found (`slow_ranks`).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,8 +15,6 @@ use crate::status::{LastSign, RankStatus, State};
 const WINDOW: f64 = 10.0;
 /// Waiting that is worth a word.
 const LONG_WAIT: f64 = 2.0;
-/// How much longer than the median a straggler's work of a step takes.
-const SLOW: f64 = 1.2;
 
 /// How a rank is, in our words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -63,7 +61,6 @@ struct Seen {
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     time: f64,
-    step: u64,
     spent: [f64; 3],
 }
 
@@ -84,16 +81,16 @@ impl Ranks {
     /// A row for each rank below `world_size`, where that is known; files of a larger world may lie about.
     pub(super) fn rows(&self, world_size: Option<usize>, now: f64) -> Vec<Row<'_>> {
         let ranks = self.seen.values().filter(|seen| world_size.is_none_or(|size| seen.status.rank < size));
-        let (seen, mut rows): (Vec<_>, Vec<_>) = ranks.map(|seen| (seen, seen.row(now))).unzip();
+        let mut rows: Vec<_> = ranks.map(|seen| seen.row(now)).collect();
         let late = waits::late(&rows);
         let is_late: Vec<_> = rows.iter().map(|row| late.binary_search(&row.status.rank).is_ok()).collect();
         for (row, is_late) in rows.iter_mut().zip(&is_late) {
             let waits = row.condition == Condition::Waiting && !late.is_empty() && !is_late;
             row.waits_for = waits.then(|| waits::named(&late));
         }
-        let (held_up, median) = (held_up(&rows), median_work(&seen));
-        for ((row, seen), is_late) in rows.iter_mut().zip(seen).zip(is_late) {
-            row.straggler = straggling(seen, row, held_up.as_ref().filter(|_| is_late), median);
+        let held_up = held_up(&rows);
+        for (row, is_late) in rows.iter_mut().zip(is_late) {
+            row.straggler = straggling(row, held_up.as_ref().filter(|_| is_late));
         }
         rows
     }
@@ -146,20 +143,12 @@ impl Seen {
         let total = time.max(spent.iter().sum()).max(f64::MIN_POSITIVE);
         spent.map(|part| (part / total).clamp(0.0, 1.0))
     }
-
-    /// Seconds of its own work for a step, in the last seconds.
-    fn work(&self) -> Option<f64> {
-        let (first, last) = (self.history.front()?, self.history.back()?);
-        let steps = last.step.checked_sub(first.step).filter(|steps| *steps > 0)?;
-        let [load, compute, _] = last.since(first);
-        Some((load + compute) / steps as f64)
-    }
 }
 
 impl Sample {
     fn of(status: &RankStatus) -> Self {
         let spent = [status.load_s, status.compute_s, status.comm_s];
-        Self { time: status.time, step: status.step, spent }
+        Self { time: status.time, spent }
     }
 
     fn since(&self, first: &Self) -> [f64; 3] {
@@ -174,22 +163,13 @@ fn held_up(rows: &[Row<'_>]) -> Option<String> {
     Some(format!("{} in {} for {:.0} s", waiting.len(), longest.op.as_deref()?, longest.op_s))
 }
 
-/// The lower one, so that of two ranks the slower is held against the faster.
-fn median_work(seen: &[&Seen]) -> Option<f64> {
-    let mut work: Vec<_> = seen.iter().filter_map(|seen| seen.work()).collect();
-    work.sort_by(f64::total_cmp);
-    work.get(work.len().saturating_sub(1) / 2).copied()
-}
-
-fn straggling(seen: &Seen, row: &Row<'_>, held_up: Option<&String>, median: Option<f64>) -> Option<String> {
+fn straggling(row: &Row<'_>, held_up: Option<&String>) -> Option<String> {
     if !matches!(row.condition, Condition::Running | Condition::Waiting) {
         return None;
     }
     let waited_for = held_up.map(|held_up| format!("waited for: {held_up}"));
-    waited_for.or_else(|| {
-        let times = seen.work()? / median.filter(|median| *median > 0.0)?;
-        (times >= SLOW).then(|| format!("its work of a step takes {times:.1} × the median"))
-    })
+    let slow = row.status.slow.map(|times| format!("its work of a step takes {times:.1} × the median"));
+    waited_for.or(slow)
 }
 
 #[cfg(test)]
@@ -254,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn slow_work_is_marked_also_between_two() {
+    fn what_ranks_say_of_slow_ones_is_marked() {
         let mut ranks = Ranks::default();
         for time in [0.0, 1.0, 2.0] {
-            let slow = RankStatus { compute_s: time * 0.7, ..status(1, time) };
+            let slow = RankStatus { slow: Some(1.42), ..status(1, time) };
             ranks.hear(vec![status(0, time), slow], time);
         }
         let rows = ranks.rows(None, 2.0);

@@ -7,12 +7,12 @@
 //! On a GPU it works on a stream of its own: a job begins there when its gradients are there, and is done here when it is queued.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_comm::{ProcessGroup, ReduceOp, on_behalf_of};
 use drumline_torch::cuda::{Event, Stream, StreamScope, set_device};
 use drumline_torch::{HeapTensor, TorchError, tensor_within};
 use tch::{Device, Kind, Tensor};
@@ -141,6 +141,9 @@ impl CommHook for AllReduce {
     }
 }
 
+/// A place in the program.
+pub(super) type Site = &'static Location<'static>;
+
 pub(super) enum Job {
     /// The bucket, and on a GPU the mark after which its gradients are in it.
     Reduce(GradBucket, Option<Event>),
@@ -153,7 +156,7 @@ pub(super) type Done = Result<Option<Vec<u8>>, ParallelError>;
 
 /// The thread and the way to it. Dropping it ends the thread.
 pub(super) struct Lane {
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<(Site, Job)>>,
     done: Receiver<Done>,
     pending: usize,
     thread: Option<JoinHandle<()>>,
@@ -175,9 +178,10 @@ impl Lane {
         Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread), watch })
     }
 
-    pub(super) fn send(&mut self, job: Job) {
+    /// The job's calls name `site`: whoever looks for a stall looks in the program, not here.
+    pub(super) fn send(&mut self, site: Site, job: Job) {
         // The thread lives until the sender is dropped.
-        if self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok()) {
+        if self.jobs.as_ref().is_some_and(|jobs| jobs.send((site, job)).is_ok()) {
             self.pending += 1;
         }
     }
@@ -220,14 +224,14 @@ struct Worker {
     stream: Option<Stream>,
 }
 
-fn serve(worker: &mut Worker, jobs: &Receiver<Job>, results: &Sender<Done>) {
+fn serve(worker: &mut Worker, jobs: &Receiver<(Site, Job)>, results: &Sender<Done>) {
     // Gradients are no business of autograd here.
     let _no_grad = tch::no_grad_guard();
     let entered = worker.stream.map(on_stream).transpose();
     let mut failure: Option<String> = entered.as_ref().err().map(TorchError::to_string);
-    for job in jobs {
+    for (site, job) in jobs {
         let done = match &failure {
-            None => catch_unwind(AssertUnwindSafe(|| worker.carry_out(job)))
+            None => catch_unwind(AssertUnwindSafe(|| on_behalf_of(site, || worker.carry_out(job))))
                 .unwrap_or_else(|_| Err(ParallelError::Unfit("a communication hook panicked".into()))),
             Some(cause) => {
                 Err(ParallelError::Unfit(format!("gradients are not reduced any more, since: {cause}")))

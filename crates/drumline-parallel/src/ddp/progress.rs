@@ -28,17 +28,18 @@ impl Progress {
         self.order.clear();
     }
 
-    /// The gradient of `param` is in its place. Returns the buckets that may go now.
-    pub(super) fn ready(&mut self, param: usize, layout: &Layout) -> Range<usize> {
+    /// The gradient of `param` is in its place. Returns the buckets that may go now; nothing if it was there before, as its bucket may be gone by now.
+    pub(super) fn ready(&mut self, param: usize, layout: &Layout) -> Option<Range<usize>> {
         let from = self.next;
-        if !std::mem::replace(&mut self.is_ready[param], true) {
-            self.order.push(param);
-            self.missing[layout.bucket_of[param]] -= 1;
+        if std::mem::replace(&mut self.is_ready[param], true) {
+            return None;
         }
+        self.order.push(param);
+        self.missing[layout.bucket_of[param]] -= 1;
         while self.missing.get(self.next) == Some(&0) {
             self.next += 1;
         }
-        from..self.next
+        Some(from..self.next)
     }
 
     /// Whether the gradient of `param` has come.
@@ -69,15 +70,15 @@ mod tests {
     fn buckets_go_in_the_agreed_order_whatever_comes_first() {
         let (layout, mut progress) = (layout(), Progress::default());
         progress.begin(&layout);
-        assert_eq!(progress.ready(1, &layout), 0..0);
-        assert_eq!(progress.ready(3, &layout), 0..1);
-        assert_eq!(progress.ready(3, &layout), 1..1, "twice is once");
-        assert_eq!(progress.ready(2, &layout), 1..3);
+        assert_eq!(progress.ready(1, &layout), Some(0..0));
+        assert_eq!(progress.ready(3, &layout), Some(0..1));
+        assert_eq!(progress.ready(3, &layout), None, "its bucket has gone without the second");
+        assert_eq!(progress.ready(2, &layout), Some(1..3));
         assert_eq!(progress.order(&[3, 2, 1, 0]), [1, 3, 2, 0]);
         assert!(!progress.is_ready(0));
-        assert_eq!(progress.ready(0, &layout), 3..4);
+        assert_eq!(progress.ready(0, &layout), Some(3..4));
         progress.begin(&layout);
-        assert_eq!(progress.ready(3, &layout), 0..1, "a new step begins anew");
+        assert_eq!(progress.ready(3, &layout), Some(0..1), "a new step starts over");
         assert_eq!(progress.order(&[0, 1, 2, 3]), [3, 0, 1, 2]);
     }
 }

@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
 use drumline_torch::{Named, TensorCollectives, grad, move_grad, set_grad};
 
 use super::DdpOptions;
-use super::lane::{GradBucket, Job, Lane};
+use super::lane::{GradBucket, Job, Lane, Site};
 use super::observer::Watch;
 use super::progress::Progress;
 use super::queues::Queues;
@@ -51,6 +51,8 @@ pub(super) struct Reducer {
     stage: Order,
     progress: Progress,
     mode: Mode,
+    /// Where the program called the backward that is under way.
+    site: Site,
     lane: Lane,
     /// For gradients on a GPU.
     queues: Option<Queues>,
@@ -58,9 +60,12 @@ pub(super) struct Reducer {
     has_recordable_hook: bool,
     /// What had no gradient in the last step; told when it changes.
     unused: Vec<usize>,
+    /// Why a hook has ended the backward that is under way: libtorch passes on only the text.
+    refusal: Option<ParallelError>,
 }
 
 impl Reducer {
+    #[track_caller]
     pub(super) fn new(group: Arc<ProcessGroup>, params: Vec<Named>, options: DdpOptions) -> Result<Self> {
         // Gradients come roughly in the reverse order of creation.
         let order: Vec<usize> = (0..params.len()).rev().collect();
@@ -76,7 +81,20 @@ impl Reducer {
         })?;
         let (stage, mode) = (Order::Guessed, Mode::Unexpected);
         let (progress, unused) = (Progress::default(), Vec::new());
-        Ok(Self { group, arena, order, stage, progress, mode, lane, queues, has_recordable_hook, unused })
+        Ok(Self {
+            group,
+            arena,
+            order,
+            stage,
+            progress,
+            mode,
+            site: call_site(),
+            lane,
+            queues,
+            has_recordable_hook,
+            unused,
+            refusal: None,
+        })
     }
 
     pub(super) fn params(&self) -> &[Named] {
@@ -103,8 +121,10 @@ impl Reducer {
         self.mode = if allowed { Mode::Unreduced } else { Mode::Unexpected };
     }
 
-    /// A backward that reduces is about to begin.
-    pub(super) fn begin(&mut self) -> Result {
+    /// A backward that reduces is about to begin; its calls name `site`.
+    pub(super) fn begin(&mut self, site: Site) -> Result {
+        self.site = site;
+        self.refusal = None;
         if self.stage == Order::Agreed {
             self.use_order()?;
         }
@@ -114,8 +134,21 @@ impl Reducer {
         Ok(())
     }
 
-    /// Autograd has accumulated the gradient of `param`.
-    pub(super) fn arrived(&mut self, param: usize) -> Result {
+    /// Autograd has accumulated the gradient of `param`. An error ends the backward, in words; [`refusal`](Self::refusal) has the error itself.
+    pub(super) fn hear(&mut self, param: usize) -> std::result::Result<(), String> {
+        self.arrived(param).map_err(|error| {
+            let text = error.to_string();
+            self.refusal.get_or_insert(error);
+            text
+        })
+    }
+
+    /// Why a hook has ended the backward, if one has.
+    pub(super) fn refusal(&mut self) -> Option<ParallelError> {
+        self.refusal.take()
+    }
+
+    fn arrived(&mut self, param: usize) -> Result {
         match self.mode {
             Mode::Reducing => {}
             Mode::Unreduced => return Ok(()),
@@ -127,19 +160,28 @@ impl Reducer {
                 )));
             }
         }
+        if self.progress.is_ready(param) {
+            return Err(self.came_twice(param));
+        }
         match &mut self.queues {
             Some(queues) => queues.note_current()?,
             None => drop(move_grad(&self.arena.tensors[param].tensor, &self.arena.places[param])?),
         }
-        self.go_on(param)
+        self.send_ready(param)
     }
 
-    fn go_on(&mut self, param: usize) -> Result {
-        for bucket in self.progress.ready(param, &self.arena.layout) {
+    fn send_ready(&mut self, param: usize) -> Result {
+        let buckets = self.progress.ready(param, &self.arena.layout);
+        for bucket in buckets.ok_or_else(|| self.came_twice(param))? {
             let ready = self.queues.as_ref().map(|queues| queues.fill(&self.arena, bucket)).transpose()?;
-            self.lane.send(Job::Reduce(self.bucket(bucket), ready));
+            self.lane.send(self.site, Job::Reduce(self.bucket(bucket), ready));
         }
         Ok(())
+    }
+
+    /// The bucket may have been reduced with the first part of the gradient alone.
+    fn came_twice(&self, param: usize) -> ParallelError {
+        ParallelError::MarkedReadyTwice { rank: self.group.rank(), name: self.params()[param].name.clone() }
     }
 
     fn bucket(&self, index: usize) -> GradBucket {
@@ -181,10 +223,10 @@ impl Reducer {
             // What this backward did not reach may have a gradient of an earlier one; else it counts as zero.
             if !self.progress.is_ready(param) {
                 *used = u8::from(self.arena.take_in(param)?);
-                self.go_on(param)?;
+                self.send_ready(param)?;
             }
         }
-        self.lane.send(Job::Flags(used.clone()));
+        self.lane.send(self.site, Job::Flags(used.clone()));
         Ok(used)
     }
 
@@ -219,7 +261,7 @@ impl Reducer {
     /// point: before a step one may have to answer another's forward first.
     fn agree_on_order(&mut self, arrived: &[usize]) -> Result {
         let mut order: Vec<u64> = arrived.iter().map(|param| *param as u64).collect();
-        self.group.broadcast(&mut order, 0)?;
+        on_behalf_of(self.site, || self.group.broadcast(&mut order, 0))?;
         self.order = order.into_iter().map(|param| param as usize).collect();
         self.stage = Order::Agreed;
         Ok(())

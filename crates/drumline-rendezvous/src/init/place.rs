@@ -83,12 +83,18 @@ fn beside(port: u16) -> u16 {
 impl Place {
     pub(super) fn find(env: Env<'_>, method: &Method, options: &InitOptions) -> Result<Place, InitError> {
         let family = family(env);
-        let rank = match options.rank.or(method.given().rank) {
+        let (given_rank, given_size) =
+            (options.rank.or(method.given().rank), options.world_size.or(method.given().world_size));
+        let is_alone =
+            given_rank.is_none() && given_size.is_none() && *method == Method::Env && is_alone(env);
+        let rank = match given_rank {
             Some(rank) => rank,
+            None if is_alone => 0,
             None => whole(env, &[family.rank])?.ok_or_else(no_rank)?,
         };
-        let world_size = match options.world_size.or(method.given().world_size) {
+        let world_size = match given_size {
             Some(size) => size,
+            None if is_alone => 1,
             None => whole(env, family.world_size)?.ok_or_else(|| no_world_size(&family))?,
         };
         let local_world_size = local_world_size(env, &family)?;
@@ -209,6 +215,16 @@ fn family(env: Env<'_>) -> Family {
         () if has(SLURM_PROCID) => SLURM,
         () => TORCHRUN,
     }
+}
+
+/// Whether nothing speaks of other processes: no rank, no number of ranks but 1, no place to meet. Such a process is a job by itself, as with `cargo run`.
+fn is_alone(env: Env<'_>) -> bool {
+    let families = [TORCHRUN, OPEN_MPI, MPICH, SLURM];
+    let has_rank = families.iter().any(|family| env(family.rank).is_some());
+    let mut sizes = families.iter().flat_map(|family| family.world_size).filter_map(|name| env(name));
+    let has_others = sizes.any(|size| size.trim() != "1");
+    let has_meeting = [MASTER_ADDR, MASTER_PORT, DRUMLINE_STORE].iter().any(|name| env(name).is_some());
+    !(has_rank || has_others || has_meeting)
 }
 
 fn local_world_size(env: Env<'_>, family: &Family) -> Result<Option<usize>, InitError> {
@@ -345,6 +361,15 @@ mod tests {
     }
 
     #[test]
+    fn a_process_without_a_launcher_is_a_job_by_itself() {
+        for variables in ["", "SLURM_NTASKS=1 SLURM_JOB_ID=7", "WORLD_SIZE=1", "DRUMLINE_TIMEOUT=5s"] {
+            let place = env(variables);
+            assert_eq!(shown(&place), "0/1 local 0/None 127.0.0.1:0", "{variables}");
+            assert!(place.is_host());
+        }
+    }
+
+    #[test]
     fn slurm() {
         let step = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_JOB_ID=16003";
         let place = env(&format!("{step} SLURM_JOB_NODELIST=gpu[07-08] SLURM_TASKS_PER_NODE=4(x2)"));
@@ -402,7 +427,9 @@ mod tests {
     #[test]
     fn faults_name_the_variable_its_value_and_what_to_do() {
         let cases = [
-            ("", "RANK is not set; nor are OMPI"),
+            ("MASTER_ADDR=h MASTER_PORT=29500", "RANK is not set; nor are OMPI"),
+            ("WORLD_SIZE=2", "RANK is not set; nor are OMPI"),
+            ("SLURM_NTASKS=8", "RANK is not set; nor are OMPI"),
             ("RANK=0", "WORLD_SIZE is not set; RANK is"),
             ("SLURM_PROCID=0", "SLURM_NTASKS is not set; SLURM_PROCID is"),
             ("RANK=x WORLD_SIZE=2", "RANK=x is not a whole number; try"),

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::library::{Functions, functions};
 use crate::error::TorchError;
@@ -43,27 +43,50 @@ impl Pool {
 /// Someone whose calls were recorded, and who must see that they end.
 pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
     /// Has a graph with such calls launched on the current stream, unless they cannot be made any more.
-    fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError>;
+    fn launch(
+        &self,
+        launched: Launched,
+        launch: &mut dyn FnMut() -> Result<(), TorchError>,
+    ) -> Result<(), TorchError>;
 }
 
-/// Those of the recordings under way, by what CUDA knows these. Calls are recorded by any thread: backward has its own.
-static FOLLOWERS: Mutex<Vec<(u64, Weak<dyn Follower>)>> = Mutex::new(Vec::new());
+/// A graph that is launched: what of it its follower must see the end of.
+#[derive(Debug, Clone)]
+pub(crate) struct Launched {
+    /// The step of the training that it is, if that is known.
+    pub(crate) step: Option<u64>,
+    /// The follower's calls in it, in order.
+    pub(crate) calls: Arc<[String]>,
+}
 
-fn followers() -> MutexGuard<'static, Vec<(u64, Weak<dyn Follower>)>> {
+/// One whose calls are part of a recording.
+#[derive(Debug)]
+struct Followed {
+    /// By what CUDA knows it.
+    recording: u64,
+    follower: Weak<dyn Follower>,
+    calls: Vec<String>,
+}
+
+/// Those of the recordings under way. Calls are recorded by any thread: backward has its own.
+static FOLLOWERS: Mutex<Vec<Followed>> = Mutex::new(Vec::new());
+
+fn followers() -> MutexGuard<'static, Vec<Followed>> {
     FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A call is being recorded.
-pub(crate) fn follow_launches(recording: u64, follower: Weak<dyn Follower>) {
+pub(crate) fn follow_launches(recording: u64, follower: Weak<dyn Follower>, call: String) {
     let mut all = followers();
-    if !all.iter().any(|(of, known)| *of == recording && known.ptr_eq(&follower)) {
-        all.push((recording, follower));
+    match all.iter_mut().find(|known| known.recording == recording && known.follower.ptr_eq(&follower)) {
+        Some(known) => known.calls.push(call),
+        None => all.push(Followed { recording, follower, calls: vec![call] }),
     }
 }
 
 /// Those of this recording, which has ended.
-fn take_followers(recording: u64) -> Vec<Weak<dyn Follower>> {
-    followers().extract_if(.., |(of, _)| *of == recording).map(|(_, follower)| follower).collect()
+fn take_followers(recording: u64) -> Vec<Followed> {
+    followers().extract_if(.., |known| known.recording == recording).collect()
 }
 
 /// Recorded work.
@@ -71,7 +94,8 @@ fn take_followers(recording: u64) -> Vec<Weak<dyn Follower>> {
 pub struct Graph {
     raw: *mut CudaGraph,
     functions: &'static Functions,
-    followers: Vec<Weak<dyn Follower>>,
+    /// With their calls, in order.
+    followers: Vec<(Weak<dyn Follower>, Arc<[String]>)>,
 }
 
 // SAFETY: libtorch's object belongs to no thread; it is changed only while it is recorded, which takes it whole.
@@ -101,7 +125,8 @@ impl Graph {
             unsafe { (functions.graph_end)(graph.raw, pool.0) },
             "what was recorded cannot be launched",
         );
-        graph.followers = take_followers(recording);
+        let followed = take_followers(recording).into_iter();
+        graph.followers = followed.map(|one| (one.follower, one.calls.into())).collect();
         let made = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         ended?;
         Ok((graph, made))
@@ -110,15 +135,27 @@ impl Graph {
     /// Launches it on the current stream. An error if it has calls to other ranks, and their group was given up: also where that was in the launch
     /// before, of which nobody was told.
     pub fn launch(&self) -> Result<(), TorchError> {
-        self.launch_for(&self.followers)
+        self.launch_for(&self.followers, None)
     }
 
-    fn launch_for(&self, followers: &[Weak<dyn Follower>]) -> Result<(), TorchError> {
+    /// The same as a step of a training: errors about calls to other ranks that do not end name it.
+    pub fn launch_as_step(&self, step: u64) -> Result<(), TorchError> {
+        self.launch_for(&self.followers, Some(step))
+    }
+
+    fn launch_for(
+        &self,
+        followers: &[(Weak<dyn Follower>, Arc<[String]>)],
+        step: Option<u64>,
+    ) -> Result<(), TorchError> {
         match followers {
             // SAFETY: the graph lives.
             [] => check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph"),
-            [first, rest @ ..] => match first.upgrade() {
-                Some(first) => first.launch(&mut || self.launch_for(rest)),
+            [(first, calls), rest @ ..] => match first.upgrade() {
+                Some(first) => {
+                    let launched = Launched { step, calls: Arc::clone(calls) };
+                    first.launch(launched, &mut || self.launch_for(rest, step))
+                }
                 None => Err(TorchError::Unfit(
                     "a graph has calls to other ranks, and their group has ended; try dropping the graph first".into(),
                 )),
@@ -136,15 +173,17 @@ impl Drop for Graph {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[derive(Debug)]
     struct Counting;
 
     impl Follower for Counting {
-        fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError> {
+        fn launch(
+            &self,
+            _: Launched,
+            launch: &mut dyn FnMut() -> Result<(), TorchError>,
+        ) -> Result<(), TorchError> {
             launch()
         }
     }
@@ -152,21 +191,23 @@ mod tests {
     #[test]
     fn recordings_at_the_same_time_have_each_its_followers() {
         let all = [Counting, Counting].map(Arc::new);
-        let follow = |recording: u64, index: usize| {
+        let follow = |recording: u64, index: usize, call: &str| {
             let follower: Weak<Counting> = Arc::downgrade(&all[index]);
-            follow_launches(recording, follower);
+            follow_launches(recording, follower, call.to_owned());
         };
         // Numbers that no recording has.
         let [first, second] = [u64::MAX, u64::MAX - 1];
-        follow(first, 0);
-        follow(second, 1);
-        follow(first, 1);
-        follow(first, 1);
+        follow(first, 0, "a");
+        follow(second, 1, "b");
+        follow(first, 1, "c");
+        follow(first, 1, "d");
         let of_second = take_followers(second);
         assert_eq!(
-            (of_second.len(), of_second[0].ptr_eq(&(Arc::downgrade(&all[1]) as Weak<dyn Follower>))),
+            (of_second.len(), of_second[0].follower.ptr_eq(&(Arc::downgrade(&all[1]) as Weak<dyn Follower>))),
             (1, true)
         );
-        assert_eq!((take_followers(first).len(), take_followers(first).len()), (2, 0));
+        let of_first: Vec<_> = take_followers(first).into_iter().map(|one| one.calls).collect();
+        assert_eq!(of_first, [vec!["a"], vec!["c", "d"]], "each with its calls, in their order");
+        assert!(take_followers(first).is_empty());
     }
 }

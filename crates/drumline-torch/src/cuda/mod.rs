@@ -27,7 +27,7 @@ mod stream;
 pub use driver::Driver;
 pub use error::CudaError;
 pub(crate) use error::cause;
-pub(crate) use graph::{Follower, follow_launches};
+pub(crate) use graph::{Follower, Launched, follow_launches};
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
 pub use kernel::{Argument, Grid, Kernel, Kernels};

@@ -120,8 +120,8 @@ impl Communicator {
         current.wait_for(&done)?;
         // What is recorded does not run now, and its marks cannot be asked.
         match recording {
-            Some(recording) => self.watcher.follow_launches(recording),
-            None => self.watcher.follow(Outstanding { done: Some(done), work: Work::new(Some(call)) }),
+            Some(recording) => self.watcher.follow_launches(recording, &call),
+            None => self.watcher.follow(Outstanding { done: Some(done), work: Work::call(call) }),
         }
         Ok(())
     }

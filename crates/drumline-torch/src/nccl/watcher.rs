@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use drumline_comm::{Announced, CommError, ProcessGroup, Standing};
 
 use super::communicator::Line;
-use crate::cuda::{Event, Follower, Stream, Timing, follow_launches, set_device};
+use crate::cuda::{Event, Follower, Launched, Stream, Timing, follow_launches, set_device};
 use crate::error::TorchError;
 
 /// How often watcher and asker look.
@@ -80,25 +80,56 @@ pub(super) struct Outstanding {
     pub(super) work: Work,
 }
 
-/// A call, or a launched graph with calls, and since when it has been there.
-#[derive(Debug, Clone, Copy)]
+/// What is on the GPU, and since when.
+#[derive(Debug, Clone)]
 pub(super) struct Work {
-    call: Option<Announced>,
+    what: What,
     since: Instant,
 }
 
+#[derive(Debug, Clone)]
+enum What {
+    Call(Announced),
+    Graph(Launched),
+}
+
+/// Of a graph's calls so many are named.
+const NAMED: usize = 8;
+
 impl Work {
-    pub(super) fn new(call: Option<Announced>) -> Self {
-        Self { call, since: Instant::now() }
+    pub(super) fn call(call: Announced) -> Self {
+        Self { what: What::Call(call), since: Instant::now() }
+    }
+
+    fn graph(launched: Launched) -> Self {
+        Self { what: What::Graph(launched), since: Instant::now() }
+    }
+
+    fn is_graph(&self) -> bool {
+        matches!(self.what, What::Graph(_))
     }
 }
 
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.call {
-            Some(call) => write!(f, "{call}"),
-            None => f.write_str("a CUDA graph with collectives"),
+        let Launched { step, calls } = match &self.what {
+            What::Call(call) => return write!(f, "{call}"),
+            What::Graph(launched) => launched,
+        };
+        match step {
+            Some(step) => write!(f, "the CUDA graph of step {step}")?,
+            None => f.write_str("a CUDA graph")?,
         }
+        // The calls of a `Ddp` are its buckets, in their order.
+        let named: Vec<String> = calls
+            .iter()
+            .enumerate()
+            .take(NAMED)
+            .map(|(index, call)| format!("bucket or call {index}: {call}"))
+            .collect();
+        let more = calls.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        write!(f, " with {} collectives ({}{more})", calls.len(), named.join(", "))
     }
 }
 
@@ -148,14 +179,14 @@ struct State {
 
 impl State {
     fn oldest(&self) -> Option<Work> {
-        self.asked.or_else(|| self.outstanding.front().map(|oldest| oldest.work))
+        self.asked.clone().or_else(|| self.outstanding.front().map(|oldest| oldest.work.clone()))
     }
 
     /// The oldest, for the driver to be asked about.
     fn take_oldest(&mut self) -> Option<(Event, Work)> {
         let event = self.outstanding.front_mut()?.done.take()?;
         let work = self.outstanding.pop_front()?.work;
-        self.asked = Some(work);
+        self.asked = Some(work.clone());
         Some((event, work))
     }
 }
@@ -195,10 +226,10 @@ impl Watcher {
         self.watch.state().outstanding.push_back(call);
     }
 
-    /// Each launch of the graph that is being recorded is followed like a call.
-    pub(super) fn follow_launches(&self, recording: u64) {
+    /// Each launch of the graph in which this call is being recorded is followed like a call.
+    pub(super) fn follow_launches(&self, recording: u64, call: &Announced) {
         let watch: Weak<Watch> = Arc::downgrade(&self.watch);
-        follow_launches(recording, watch);
+        follow_launches(recording, watch, call.to_string());
     }
 
     /// NCCL refused a call: the cause is that, unless a rank turns out to be gone.
@@ -236,12 +267,16 @@ impl Watcher {
 }
 
 impl Follower for Watch {
-    fn launch(&self, launch: &mut dyn FnMut() -> Result<(), TorchError>) -> Result<(), TorchError> {
+    fn launch(
+        &self,
+        launched: Launched,
+        launch: &mut dyn FnMut() -> Result<(), TorchError>,
+    ) -> Result<(), TorchError> {
         let _launch = self.line.begin_launch();
         // Calls of a communicator that was aborted must not run.
         self.failure().map_or(Ok(()), Err)?;
         // Launching may take as long as the calls do.
-        self.state().outstanding.push_back(Outstanding { done: None, work: Work::new(None) });
+        self.state().outstanding.push_back(Outstanding { done: None, work: Work::graph(launched) });
         let launched = launch().and_then(|()| self.mark());
         let mut state = self.state();
         let place = state.outstanding.iter().position(|launched| launched.done.is_none());
@@ -344,7 +379,7 @@ impl Watch {
     /// launched its own.
     fn overdue(&self) -> Option<String> {
         let oldest = self.state().oldest().filter(|oldest| oldest.since.elapsed() > self.timeout)?;
-        let or_late = if oldest.call.is_none() { "; another rank may be late" } else { "" };
+        let or_late = if oldest.is_graph() { "; another rank may be late" } else { "" };
         Some(format!(
             "{oldest} has not ended on the GPU after {:?}{or_late}; try a longer timeout (DRUMLINE_TIMEOUT) if the work before it takes that long",
             self.timeout
@@ -356,7 +391,7 @@ impl Watch {
         let left = self.group.left().or_else(|| self.companion.left())?;
         let mut state = self.state();
         let since = *state.left_since.get_or_insert_with(Instant::now);
-        let oldest = state.oldest().filter(|oldest| oldest.call.is_none())?;
+        let oldest = state.oldest().filter(Work::is_graph)?;
         let wait = since.elapsed().min(oldest.since.elapsed());
         (wait > LEFT_WAIT).then(|| format!("{oldest} has not ended on the GPU, and rank {left} has left"))
     }
@@ -371,5 +406,27 @@ impl Watch {
         let ended = std::mem::take(&mut self.state().outstanding);
         drop(ended);
         cause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drumline_comm::{DType, Op, ReduceOp};
+
+    #[test]
+    fn a_graph_is_named_by_its_step_and_its_buckets() {
+        let call = Announced::new(Op::AllReduce, DType::F32, 1024).reduce(ReduceOp::Avg);
+        let of = |step, calls: usize| {
+            Work::graph(Launched { step, calls: (0..calls).map(|_| call.to_string()).collect() }).to_string()
+        };
+        let text = of(Some(34), 2);
+        assert!(
+            text.starts_with("the CUDA graph of step 34 with 2 collectives (bucket or call 0: all_reduce(1024 f32, avg) at "),
+            "{text}"
+        );
+        assert!(text.contains("watcher.rs:") && text.contains(", bucket or call 1: all_reduce("), "{text}");
+        assert!(of(None, 11).ends_with(", and 3 more)") && of(None, 11).starts_with("a CUDA graph with 11 "));
+        assert_eq!(Work::call(call).to_string(), call.to_string());
     }
 }

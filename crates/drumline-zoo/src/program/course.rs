@@ -125,6 +125,7 @@ impl Course {
         let progress = job.agree(progress.log_to(&self.run.out_dir).map_err(Into::into))?;
         let trainer = self.set_up(trainer, job, seed);
         let outcome = self.observed(trainer, progress.clone()).train(LoadBestModel::No)?;
+        outcome.slow_ranks.iter().for_each(|slow| progress.say(&format!("[ranks] == {slow} ==")));
         progress.say(&self.last_words(&outcome));
         match (job.signal_that_ended_it(), &outcome.end) {
             (Some(signal), End::Stopped { .. }) => Err(Stopped { signal }.into()),
@@ -227,8 +228,9 @@ impl Course {
             End::Stopped { reason } if reason.starts_with("early stop") => {
                 finished(&format!("\n   {reason}, after step {step}"))
             }
-            End::Stopped { .. } => format!(
-                "[stop] == asked to stop after step {step}; the checkpoint is in {folder}; the same command goes on =="
+            End::Stopped { reason } => format!(
+                "[stop] == asked to stop after step {step}: {reason}; the checkpoint is in {}; the same command resumes there ==",
+                outcome.checkpoint.as_deref().unwrap_or(&self.run.out_dir).display()
             ),
             End::Finished => finished(""),
         }

@@ -119,6 +119,7 @@ fn look(report: &mut Report) -> Result<(), TorchError> {
         report.bandwidths.extend(bandwidth::measure(gpu)?);
     }
     report.between = bandwidth::between(count)?;
+    report.problems.extend(report.between.iter().filter_map(report::Between::problem));
     report.nccl_alone = Some(nccl_alone()?);
     Ok(())
 }

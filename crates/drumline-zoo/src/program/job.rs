@@ -9,9 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use drumline::{
-    GroupOptions, InitError, InitOptions, ProcessGroup, Signal, StopRequest, WorkQueue, worker_env,
-};
+use drumline::{GroupOptions, ProcessGroup, Signal, StopRequest, WorkQueue, worker_env};
 use drumline_torch::cuda::Properties;
 use tch::Device;
 
@@ -40,13 +38,8 @@ impl Job {
     /// Joins the job that a launcher has started, or is one alone.
     pub(super) fn join() -> anyhow::Result<Self> {
         let stop = StopRequest::listen().context("cannot listen for signals")?;
-        let (member, is_alone) = match drumline::from_env() {
-            Err(InitError::Missing { variable: worker_env::RANK, .. }) => {
-                let alone = InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() };
-                (drumline::init("env://", alone)?, true)
-            }
-            member => (member?, std::env::var_os(worker_env::DRUMLINE_ALONE).is_some()),
-        };
+        let member = drumline::from_env()?;
+        let is_alone = std::env::var_os(worker_env::DRUMLINE_ALONE).is_some() || !has_rank();
         let local_rank = member.local_rank;
         let queue = WorkQueue::new(&member, "job", 0);
         let restarts = std::env::var(worker_env::TORCHELASTIC_RESTART_COUNT).ok();
@@ -132,6 +125,12 @@ impl Job {
         self.group.broadcast(&mut seed, 0)?;
         Ok(seed[0])
     }
+}
+
+/// Whether a launcher has given this process a rank.
+fn has_rank() -> bool {
+    use worker_env::{OMPI_COMM_WORLD_RANK, PMI_RANK, RANK, SLURM_PROCID};
+    [RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID].iter().any(|name| std::env::var_os(name).is_some())
 }
 
 /// This machine's name.

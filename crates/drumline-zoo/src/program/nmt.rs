@@ -301,9 +301,12 @@ fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
     };
     let how = if config.run.reload == Some(false) { " with --reload" } else { "" };
     match &outcome.end {
+        End::Stopped { reason } if reason.starts_with("early stop") => {
+            format!("[done] == {name}: {reason} after step {step}{best}; checkpoints are in {folder} ==")
+        }
         End::Stopped { reason } => {
             format!(
-                "[stop] == {name}: {reason} after step {step}{best}; the same command{how} goes on from {folder} =="
+                "[stop] == {name}: {reason} after step {step}{best}; the same command{how} resumes from {folder} =="
             )
         }
         End::Finished => format!("[done] == {name}: {step} steps{best}; checkpoints are in {folder} =="),

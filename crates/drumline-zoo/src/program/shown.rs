@@ -100,6 +100,7 @@ impl MasterCallback for Shown {
         figures.extend(scale_figures(state.train_metrics(), state.skipped_steps()));
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
         self.progress.step(state.into(), &figures, Some(left));
+        state.notices().iter().for_each(|notice| self.progress.say(&format!("[ranks] == {notice} ==")));
         Ok(())
     }
 

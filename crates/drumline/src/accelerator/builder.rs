@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use drumline_comm::{CommError, GroupOptions, ProcessGroup};
-use drumline_rendezvous::{InitError, InitOptions, from_env, init, worker_env};
+use drumline_comm::ProcessGroup;
 use drumline_torch::ScalePolicy;
 use tch::Device;
 
@@ -102,7 +101,7 @@ impl AcceleratorBuilder {
 
     /// Joins the job, unless a group was given. All ranks call it.
     pub fn build(self) -> Result<Accelerator> {
-        let group = self.group.clone().map_or_else(join, Ok)?;
+        let group = self.group.clone().map_or_else(ProcessGroup::from_env, Ok)?;
         let window = self.gradient_accumulation_steps.unwrap_or(1);
         check_alike(&group, "accelerator", self.given(window))?;
         if let Some(seed) = self.seed {
@@ -130,16 +129,4 @@ impl std::fmt::Debug for AcceleratorBuilder {
             .field("seed", &self.seed)
             .finish_non_exhaustive()
     }
-}
-
-/// The job of a launcher; without one, this process alone.
-fn join() -> Result<ProcessGroup> {
-    let member = match from_env() {
-        Err(InitError::Missing { variable: worker_env::RANK, .. }) => {
-            init("env://", InitOptions { rank: Some(0), world_size: Some(1), ..InitOptions::default() })
-        }
-        member => member,
-    };
-    let member = member.map_err(|error| CommError::Init { cause: error.to_string() })?;
-    Ok(ProcessGroup::new(member, GroupOptions::from_env()?)?)
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use drumline_comm::{call_site, on_behalf_of};
 use drumline_parallel::{Ddp, DdpOptions, ParallelError};
 use drumline_torch::Named;
 use tch::nn::{ModuleT, VarStore};
@@ -125,8 +126,9 @@ impl<M: 'static> PreparedModel<M> {
 
     /// Forward in training, whatever it is made of: `body` gets the model. In a turn whose batch only fills up its output counts nowhere, and norms over all
     /// ranks do as in an evaluation.
+    #[track_caller]
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
-        let turn = self.begin()?;
+        let turn = on_behalf_of(call_site(), || self.begin())?;
         let _autocast = self.shared.autocast()?;
         let ddp = &self.replica.ddp;
         if turn.factor.is_none() {
@@ -139,8 +141,9 @@ impl<M: 'static> PreparedModel<M> {
     }
 
     /// Backward of this model, where several are prepared; see [`Accelerator::backward`](super::Accelerator::backward).
+    #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result {
-        self.shared.backward(&self.any(), loss)
+        on_behalf_of(call_site(), || self.shared.backward(&self.any(), loss))
     }
 
     /// The model begins a turn of training.
@@ -174,6 +177,7 @@ impl<M> PreparedModel<M> {
 
 impl<M: ModuleT + 'static> PreparedModel<M> {
     /// As `tch`'s, before it was prepared. What goes wrong between ranks, which cannot be returned here, is returned by the backward that follows.
+    #[track_caller]
     pub fn forward_t(&self, input: &Tensor, train: bool) -> Tensor {
         let output = if train { self.forward(input) } else { self.evaluate(input) };
         output.unwrap_or_else(|error| {
@@ -183,6 +187,7 @@ impl<M: ModuleT + 'static> PreparedModel<M> {
     }
 
     /// Forward in training.
+    #[track_caller]
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
         if self.shared.turn().factor.is_none() {
             // A filler: nothing random is used up, norms learn nothing, and no layer waits for other ranks.

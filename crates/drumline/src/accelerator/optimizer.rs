@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use drumline_comm::{call_site, on_behalf_of};
 use drumline_torch::{Named, Optimizer, StepMade};
 
 use super::error::Result;
@@ -38,7 +39,12 @@ impl<O: Optimizer + 'static> PreparedOptimizer<O> {
 
 impl<O: Optimizer> PreparedOptimizer<O> {
     /// Changes the parameters in a turn that ends a window; in others it does nothing. In fp16 it does nothing either where gradients have overflowed.
+    #[track_caller]
     pub fn step(&mut self) -> Result {
+        on_behalf_of(call_site(), || self.step_if_last())
+    }
+
+    fn step_if_last(&mut self) -> Result {
         if !self.shared.turn().is_last {
             return Ok(());
         }

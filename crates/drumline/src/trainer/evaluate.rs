@@ -14,7 +14,7 @@ use super::state::{Best, Evaluation};
 use crate::checkpoint::named;
 use crate::loader::{Cause, Dataset};
 use crate::shared_failure::{agree, guarded};
-use drumline_comm::ReduceOp;
+use drumline_comm::{ReduceOp, on_behalf_of};
 use drumline_torch::{Named, TorchError, nccl};
 
 /// How an evaluation ended.
@@ -58,7 +58,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// The figures of all ranks together; `None` if a signal asked for the end meanwhile.
     fn evaluation(&mut self) -> Result<Option<Evaluation>, TrainerError> {
         // Running means are each rank's own; those of the rank that trained last are the ones that are saved.
-        self.ddp.sync_buffers()?;
+        on_behalf_of(self.site, || self.ddp.sync_buffers())?;
         let share = guarded(|| {
             let share = self.share()?;
             nccl::settle(self.state.device)?;

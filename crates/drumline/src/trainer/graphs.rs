@@ -2,23 +2,24 @@
 //! in any step.
 //!
 //! ```text
-//!   as it is    the first steps of a shape, and steps of other shapes
+//!   eager       the first steps of a key, and steps of other shapes; also after parameters were frozen or thawed, until that is recorded
 //!   graphs      batch copied in ─▶ ┃forward ─ loss ─ backward ─ clipping┃ ─▶ loss and norm read ─▶ on_backward_end ─▶ ┃optimizer┃ ─▶ on_step_end
 //!   … in fp16                      ┃ … ─ backward ─ gradients unscaled ─ scale moved on ─ clipping┃ ─▶ … overflow and scale read ─▶ … unless overflown
 //! ```
 //! The whole training runs on one stream, on which what is recorded is launched as well. Where something cannot be recorded, the reason is
-//! told once, and steps go on as they are.
+//! logged once, and steps stay eager.
 //!
 //! Ranks that reduce rehearse first, each for itself and without a call to the others: one that failed among the recordings of the others would leave them
 //! waiting. Only if all can do it, they record together. Not here: which way a step goes (`way`), batches copied beside a step (`upload`).
 
 mod recorded;
 
-use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope, pinned_like};
+use drumline_torch::cuda::{Graph, Pool, Priority, Stream, StreamScope, pinned_like, synchronize};
 use drumline_torch::{Beside, TensorCollectives, TorchError, clip_grad_norm_on_device, grad};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::batch::Batch;
+use super::callbacks::GradientClip;
 use super::error::TrainerError;
 use super::hooks::Hook;
 use super::meeting::Agreed;
@@ -26,7 +27,7 @@ use super::model::{Mode, Model};
 use super::run::Run;
 use super::step::Computed;
 use super::supply::{Supply, Window};
-use super::way::{Seen, Wish, shapes};
+use super::way::{Key, Parameter, Seen, Shapes, Wish, shapes};
 use crate::loader::Cause;
 use crate::quiet::guarded_quietly;
 use crate::shared_failure::{SharedFailure, Trouble, guarded, in_words};
@@ -37,6 +38,8 @@ pub(super) use recorded::Recorded;
 pub(super) struct Graphs<B, O> {
     pool: Pool,
     seen: Seen,
+    /// All parameters of the model, also those that are frozen now.
+    parameters: Vec<Tensor>,
     gradients: Option<Recorded<B, O>>,
     optimizer: Optimizing,
     is_clipping_told: bool,
@@ -47,7 +50,7 @@ enum Optimizing {
     Unrecorded,
     Recorded(Graph),
     /// It cannot.
-    AsItIs,
+    Eager,
 }
 
 impl Optimizing {
@@ -59,9 +62,29 @@ impl Optimizing {
 }
 
 impl<B, O> Graphs<B, O> {
-    pub(super) fn new() -> Result<Self, TorchError> {
+    pub(super) fn new(parameters: Vec<Tensor>) -> Result<Self, TorchError> {
         let (seen, optimizer) = (Seen::default(), Optimizing::Unrecorded);
-        Ok(Self { pool: Pool::new()?, seen, gradients: None, optimizer, is_clipping_told: false })
+        Ok(Self { pool: Pool::new()?, seen, parameters, gradients: None, optimizer, is_clipping_told: false })
+    }
+
+    /// What a step of these batches depends on.
+    fn key(&self, shapes: Shapes, clips: impl Iterator<Item = GradientClip>) -> Key {
+        Key {
+            shapes,
+            parameters: self.parameters.iter().map(Parameter::of).collect(),
+            clips: clips.collect(),
+        }
+    }
+
+    /// Drops what was recorded, when nothing of it runs any more. Memory that graphs have used is not used for another recording.
+    fn forget(&mut self, device: Device) -> Result<(), TorchError> {
+        if let Device::Cuda(gpu) = device {
+            synchronize(gpu)?;
+        }
+        self.gradients = None;
+        self.optimizer.forget();
+        self.pool = Pool::new()?;
+        Ok(())
     }
 }
 
@@ -93,12 +116,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Whether this rank can make a step of these batches by graphs. Asked once a step.
     pub(super) fn can_use_graphs(&mut self, batches: &[B]) -> bool {
         let Some(graphs) = self.graphs.as_mut().filter(|_| !self.tracer.is_on()) else { return false };
-        let recorded = graphs.gradients.as_ref().map(|recorded| &recorded.shapes);
+        let key = shapes(batches).map(|shapes| graphs.key(shapes, self.hooks.gradient_clips()));
+        let recorded = graphs.gradients.as_ref().map(|recorded| &recorded.key);
         let is_recorded = recorded.is_some();
-        let why = match graphs.seen.wish(shapes(batches), recorded) {
-            Wish::AsItIs => return false,
-            Wish::Graphs if is_recorded => return self.clips_as_recorded(),
+        let why = match graphs.seen.wish(key, recorded) {
+            Wish::Eager => return false,
+            Wish::Graphs if is_recorded => return true,
             Wish::Graphs => self.is_recordable(),
+            Wish::OtherClips => {
+                self.warn_of_clips();
+                return false;
+            }
+            Wish::Forget => match self.forget_graphs() {
+                Ok(()) => return false,
+                Err(error) => Err(error.to_string()),
+            },
             Wish::Never(why) => Err(why.to_owned()),
         };
         if let Err(why) = &why {
@@ -107,17 +139,31 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         why.is_ok()
     }
 
-    /// Whether callbacks want gradients clipped as the graph does it. Where not, the step is made as it is; that is told once.
-    fn clips_as_recorded(&mut self) -> bool {
-        let Some(graphs) = &mut self.graphs else { return false };
-        let recorded = graphs.gradients.as_ref().map_or(&[][..], |recorded| &recorded.made.clips);
-        let is_so = self.hooks.gradient_clips().eq(recorded.iter().copied());
-        if !is_so && !std::mem::replace(&mut graphs.is_clipping_told, true) && self.state.rank() == 0 {
+    /// Whether a step by graphs would have to be recorded.
+    pub(super) fn has_to_record(&self) -> bool {
+        self.graphs.as_ref().is_some_and(|graphs| graphs.gradients.is_none())
+    }
+
+    /// Parameters were frozen, thawed or replaced, here or on another rank.
+    fn forget_graphs(&mut self) -> Result<(), TorchError> {
+        // The optimizer may have to make what it keeps of a thawed parameter, in a step that is not recorded.
+        self.has_stepped = false;
+        tracing::info!(
+            rank = self.state.rank(),
+            step = self.state.step,
+            "CUDA graphs are recorded again: what is trained has changed"
+        );
+        self.graphs.as_mut().map_or(Ok(()), |graphs| graphs.forget(self.state.device))
+    }
+
+    /// Once, by rank 0.
+    fn warn_of_clips(&mut self) {
+        let Some(graphs) = &mut self.graphs else { return };
+        if !std::mem::replace(&mut graphs.is_clipping_told, true) && self.state.rank() == 0 {
             tracing::warn!(
                 "steps are not made as CUDA graphs while gradients are clipped by other bounds than in the recorded step"
             );
         }
-        is_so
     }
 
     /// Whether what ranks do together in a step can be recorded; if not, why.
@@ -150,6 +196,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         supply: &mut Supply<B>,
     ) -> Result<Computed, TrainerError> {
         let factor = self.state.group.size() as f64 / agreed.count;
+        if agreed.records && !self.has_to_record() {
+            self.forget_graphs()?;
+        }
         let Some(mut graphs) = self.graphs.take() else { return self.gradients(window.batches, agreed) };
         let mut recorded = match graphs.gradients.take() {
             Some(recorded) => {
@@ -157,11 +206,13 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 recorded
             }
             None => {
-                let (device, shapes) = (self.state.device, shapes(&window.batches).unwrap_or_default());
+                let device = self.state.device;
+                let key =
+                    graphs.key(shapes(&window.batches).unwrap_or_default(), self.hooks.gradient_clips());
                 let batches = window.batches.into_iter().map(|batch| copied_to(batch, device));
                 let batches = batches.collect::<Result<Vec<B>, _>>()?;
                 match self.record(graphs.pool, &batches, agreed)? {
-                    Some(made) => Recorded::new(made, batches, shapes),
+                    Some(made) => Recorded::new(made, batches, key),
                     None => return self.gradients(batches, agreed),
                 }
             }
@@ -171,8 +222,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 self.hooks.call(hook, &mut self.state);
             }
         }
+        if graphs.key(Vec::new(), std::iter::empty()).parameters != recorded.key.parameters {
+            return Err(self.changed_too_late());
+        }
         recorded.attach(&self.state.parameters)?;
-        recorded.launch()?;
+        recorded.launch(self.state.step + 1)?;
         // Before anything waits for the GPU.
         self.take_ahead(supply, &mut recorded);
         self.score(&recorded);
@@ -180,6 +234,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         graphs.gradients = Some(recorded);
         self.graphs = Some(graphs);
         Ok(computed)
+    }
+
+    /// The other ranks are on their way into their graphs.
+    fn changed_too_late(&self) -> TrainerError {
+        TrainerError::Unfit(format!(
+            "rank {}: a callback has frozen, thawed or replaced parameters within step {}, whose CUDA graph was about to be launched; \
+             try on_step_end or on_epoch_begin for it, or .cuda_graphs(false)",
+            self.state.rank(),
+            self.state.step + 1
+        ))
     }
 
     fn score(&mut self, recorded: &Recorded<B, M::Output>) {
@@ -278,7 +342,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             figures,
             is_scaled: self.scaler.is_some(),
             outputs,
-            clips: self.hooks.gradient_clips().collect(),
             grads: grads?,
         })
     }
@@ -373,7 +436,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                             first_line(&why.text)
                         );
                     }
-                    Optimizing::AsItIs
+                    Optimizing::Eager
                 }
             };
         }

@@ -27,6 +27,10 @@ pub(super) struct Brought {
     pub(super) checkpoint: bool,
     /// These batches can be computed by graphs.
     pub(super) graphs: bool,
+    /// They would have to be recorded first.
+    pub(super) records: bool,
+    /// Seconds that it has worked by itself since training began: waited for data, and computed.
+    pub(super) work: f64,
 }
 
 /// What all know afterwards.
@@ -38,6 +42,8 @@ pub(super) struct Agreed {
     pub(super) checkpoint: bool,
     /// Whether every rank can use graphs.
     pub(super) graphs: bool,
+    /// Whether some rank has to record them first: then all do.
+    pub(super) records: bool,
     /// Of all ranks.
     pub(super) samples: u64,
     /// Of all ranks.
@@ -50,15 +56,17 @@ pub(super) struct Agreed {
     pub(super) without_data: Option<usize>,
     /// The rank whose buffers count in the next step; `None` if nobody has data.
     pub(super) buffers_of: Option<usize>,
+    /// That of each rank.
+    pub(super) work: Vec<f64>,
 }
 
-const WORDS: usize = 4;
+const WORDS: usize = 5;
 
 impl Brought {
     fn words(&self) -> [f64; WORDS] {
-        let flags = [self.failed, self.stop, self.validation, self.checkpoint, self.graphs];
+        let flags = [self.failed, self.stop, self.validation, self.checkpoint, self.graphs, self.records];
         let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(*flag));
-        [self.batches as f64, self.samples as f64, self.count, f64::from(flags)]
+        [self.batches as f64, self.samples as f64, self.count, f64::from(flags), self.work]
     }
 }
 
@@ -81,12 +89,14 @@ impl Agreed {
             validation: flags & 4 != 0,
             checkpoint: flags & 8 != 0,
             graphs: flags_of_each & 16 != 0,
+            records: flags & 32 != 0,
             samples: sum(1) as u64,
             count: sum(2),
             most_batches,
             is_uneven: batches.iter().any(|batches| *batches != most_batches),
             without_data: batches.iter().position(|batches| *batches == 0),
             buffers_of,
+            work: all.iter().map(|words| words[4]).collect(),
         }
     }
 }
@@ -121,6 +131,8 @@ mod tests {
         assert!(asking(Brought { stop: true, ..full }).stop);
         assert!(asking(Brought { validation: true, ..full }).validation);
         assert!(asking(Brought { checkpoint: true, ..full }).checkpoint);
+        assert!(asking(Brought { records: true, ..full }).records && !all.records);
+        assert_eq!(asking(Brought { work: 2.5, ..full }).work, [0.0, 2.5]);
     }
 
     #[test]

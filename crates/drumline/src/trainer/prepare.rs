@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_comm::{ProcessGroup, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
 use drumline_parallel::Ddp;
 use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
@@ -182,13 +182,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let scaler = agree::<_, TrainerError>(&group, scaler.map_err(Trouble::from))?;
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
-        if let Some(progress) = parts.progress {
+        if let Some(progress) = parts.progress.clone() {
             asked.hooks.master.insert(0, Box::new(Shown::new(progress)));
         }
         let mut has_callbacks = [u8::from(!asked.hooks.is_empty())];
         group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
         let has_callbacks = has_callbacks[0] > 0;
-        let graphs = graphs_of(&asked.settings, asked.store.device())?;
+        let graphs = graphs_of(&asked.settings, asked.store)?;
         let state = TrainState::new(Start {
             device: asked.store.device(),
             optimizer: parts.optimizer,
@@ -201,6 +201,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         });
         Ok(Self {
             ddp,
+            site: call_site(),
             store: asked.store,
             loss: parts.loss,
             scores: asked.scores,
@@ -228,6 +229,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             scaler,
             has_stepped: false,
             clock: Clock::new(),
+            worked: Vec::new(),
+            progress: parts.progress,
             graphs,
             state,
         })
@@ -266,6 +269,7 @@ pub(super) fn steps_of_epoch<B: Batch>(
 }
 
 /// What steps on a GPU are recorded in.
-fn graphs_of<B, O>(settings: &Settings, device: tch::Device) -> Result<Option<Graphs<B, O>>, TorchError> {
-    (settings.cuda_graphs && device.is_cuda()).then(Graphs::new).transpose()
+fn graphs_of<B, O>(settings: &Settings, store: &VarStore) -> Result<Option<Graphs<B, O>>, TorchError> {
+    let is_wanted = settings.cuda_graphs && store.device().is_cuda();
+    is_wanted.then(|| Graphs::new(store.trainable_variables())).transpose()
 }

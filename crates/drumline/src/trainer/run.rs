@@ -1,12 +1,15 @@
 //! The training itself: epochs of steps, and between the steps whatever a rank asks for.
 
 use std::num::NonZeroUsize;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumline_launch::signal_name;
+use drumline_comm::on_behalf_of;
+use drumline_launch::{Signal, signal_name};
+use drumline_observe::bar::Progress;
+use drumline_observe::slow_ranks::SlowRank;
 use drumline_observe::trace::Track;
 use drumline_parallel::Ddp;
 use drumline_torch::{LossScaler, Named};
@@ -53,6 +56,10 @@ pub struct TrainOutcome {
     pub epochs: u64,
     /// Why it ended.
     pub end: End,
+    /// Folder of the last checkpoint, as rank 0 sees it; `None` where there is no `save_path`.
+    pub checkpoint: Option<PathBuf>,
+    /// Ranks that were slower than the others for 20 steps or more.
+    pub slow_ranks: Vec<SlowRank>,
 }
 
 /// Why a training ended.
@@ -103,6 +110,8 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// On a GPU, where steps can be recorded. Before all else, as it is dropped first: NCCL waits for graphs that have its calls.
     pub(super) graphs: Option<Graphs<B, M::Output>>,
     pub(super) ddp: Ddp<&'a M>,
+    /// Where the program called `train`: the place that is named where ranks wait for each other, or do not fit together.
+    pub(super) site: &'static Location<'static>,
     pub(super) store: &'a VarStore,
     pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
     pub(super) scores: Scores<'a, B, M::Output>,
@@ -140,6 +149,10 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// Whether any rank has callbacks of either kind.
     pub(super) has_callbacks: bool,
     pub(super) clock: Clock,
+    /// What each rank had worked when the last step began.
+    pub(super) worked: Vec<f64>,
+    /// On rank 0, if steps are shown.
+    pub(super) progress: Option<Progress>,
     pub(super) state: TrainState,
 }
 
@@ -212,6 +225,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if self.load_best_model == LoadBestModel::Yes {
             self.load_best()?;
         }
+        self.say_end(&end);
         let best = self.state.best;
         Ok(TrainOutcome {
             best_metric: best.map(|best| best.metric),
@@ -221,7 +235,30 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             steps: self.state.step,
             epochs: self.state.epoch,
             end,
+            checkpoint: self.state.checkpoint.clone(),
+            slow_ranks: self.state.slow.in_all(),
         })
+    }
+
+    /// Why and where it stopped, once all is saved, and which ranks were slow.
+    fn say_end(&self, end: &End) {
+        let Some(progress) = &self.progress else { return };
+        if let End::Stopped { reason } = end {
+            progress.say(&stop_line(reason, &self.state));
+        }
+        for slow in self.state.slow.in_all() {
+            progress.say(&format!("[ranks] == {slow} =="));
+        }
+    }
+
+    /// Compares what the ranks have worked since the step before.
+    fn compare_ranks(&mut self, work: &[f64]) {
+        let before = std::mem::replace(&mut self.worked, work.to_vec());
+        // The first is not whole.
+        if before.len() == work.len() {
+            let work: Vec<f64> = work.iter().zip(&before).map(|(now, before)| now - before).collect();
+            self.state.notices = self.state.slow.step(&work).iter().map(ToString::to_string).collect();
+        }
     }
 
     fn epochs(&mut self) -> Result<End, TrainerError> {
@@ -257,7 +294,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.tracer.begin_step(self.state.step);
             let window = self.window(&mut supply);
             match self.next(window.brought)? {
-                Next::Step(agreed) => self.step(window, &agreed, &mut supply)?,
+                Next::Step(agreed) => {
+                    self.compare_ranks(&agreed.work);
+                    self.step(window, &agreed, &mut supply)?;
+                }
                 Next::NoData => return Ok(EpochEnd::NoData),
                 Next::Stop { reason } => return Ok(EpochEnd::Stop { reason }),
             }
@@ -266,7 +306,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     fn end_epoch(&mut self) -> Result<(), TrainerError> {
         // Whoever trained last has the buffers that count.
-        self.ddp.sync_buffers()?;
+        on_behalf_of(self.site, || self.ddp.sync_buffers())?;
         let before = (self.state.step_in_epoch, self.place);
         self.state.epoch += 1;
         self.state.step_in_epoch = 0;
@@ -303,10 +343,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 stop: requests.stop.is_some() || self.stop.is_requested(),
                 validation: requests.validation,
                 checkpoint: requests.checkpoint,
+                work: (self.state.times.load + self.state.times.compute).as_secs_f64(),
                 ..window
             };
             let begin = Instant::now();
-            let agreed = meet(&self.state.group, &brought)?;
+            let agreed = on_behalf_of(self.site, || meet(&self.state.group, &brought))?;
             self.state.times.comm += begin.elapsed();
             self.tracer.span("meet", Track::Communication, begin);
             if agreed.failed {
@@ -336,10 +377,26 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     /// Why training stops: the first rank's reason.
     fn reason(&self) -> Result<String, TrainerError> {
-        let signal = self.stop.signal().map(|signal| signal_name(signal.as_raw()).to_owned());
+        let signal = self.stop.signal().map(signal_words);
         let own = self.state.requests.stop.clone().or(signal);
         let all = self.state.group.all_gather_object(&own)?;
         let first = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
         Ok(first.map_or_else(String::new, |(rank, reason)| format!("{reason} (rank {rank})")))
     }
+}
+
+/// What people do is known to them by another name.
+fn signal_words(signal: Signal) -> String {
+    let name = signal_name(signal.as_raw());
+    if signal == Signal::INT { format!("{name} (Ctrl-C)") } else { name.to_owned() }
+}
+
+/// The line about a training that stopped before its last epoch.
+fn stop_line(reason: &str, state: &TrainState) -> String {
+    let (step, epoch, epochs) = (state.step, state.epoch + 1, state.n_epochs);
+    let kept = match &state.checkpoint {
+        Some(checkpoint) => format!("checkpoint {}, from which resume_from continues", checkpoint.display()),
+        None => "no checkpoint, as there is no save_path".to_owned(),
+    };
+    format!("[stop] == {reason} | after step {step}, in epoch {} of {epochs} | {kept} ==", epoch.min(epochs))
 }

@@ -71,10 +71,13 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let settled = nccl::settle(self.state.device).map_err(Cause::from);
         let state = settled.and_then(|()| self.to_checkpoint()).map_err(Trouble::from);
         let state = agree::<_, TrainerError>(&self.state.group, state)?;
-        if let Err(error) = checkpoints.save(&state, mark, &self.state.group) {
-            // It is not tried again on the way out.
-            self.checkpoints = None;
-            return Err(error.into());
+        match checkpoints.save(&state, mark, &self.state.group) {
+            Ok(saved) => self.state.checkpoint = Some(saved.path),
+            Err(error) => {
+                // It is not tried again on the way out.
+                self.checkpoints = None;
+                return Err(error.into());
+            }
         }
         self.state.saved_at = Some(self.state.step);
         self.is_unsaved = false;
@@ -162,6 +165,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.group.broadcast(&mut is_saved, 0)?;
         let is_saved = is_saved[0] > 0;
         self.state.saved_at = is_saved.then_some(found.state.step);
+        self.state.checkpoint = Some(found.path.clone());
         self.is_unsaved = !is_saved;
         let gone_on = gone_on.map_err(|cause| {
             Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))

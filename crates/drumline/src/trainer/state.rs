@@ -1,9 +1,11 @@
 //! Where a training stands: what callbacks see, and what those of all ranks may change.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use drumline_comm::ProcessGroup;
+use drumline_observe::slow_ranks::{SlowRank, SlowRanks};
 use drumline_torch::{Named, Optimizer};
 use serde_json::Value;
 use tch::Device;
@@ -101,6 +103,9 @@ pub struct TrainState {
     pub(super) requests: Requests,
     pub(super) resumed_at: Option<u64>,
     pub(super) saved_at: Option<u64>,
+    pub(super) checkpoint: Option<PathBuf>,
+    pub(super) slow: SlowRanks,
+    pub(super) notices: Vec<String>,
     pub(super) has_save_path: bool,
     pub(super) stop_reason: Option<String>,
 }
@@ -151,6 +156,9 @@ impl TrainState {
             requests: Requests::default(),
             resumed_at: None,
             saved_at: None,
+            checkpoint: None,
+            slow: SlowRanks::default(),
+            notices: Vec::new(),
             stop_reason: None,
         }
     }
@@ -333,6 +341,22 @@ impl TrainState {
     /// Steps after which the last checkpoint in `save_path` was saved.
     pub fn saved_at(&self) -> Option<u64> {
         self.saved_at
+    }
+
+    /// Folder of the last checkpoint that was saved, or resumed from, as rank 0 sees it.
+    pub fn checkpoint(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    /// Ranks that are slower than the others by more than 10 %, and have been for 20 steps (for 5 seconds, where steps are short); the same on all ranks.
+    /// What ranks do by themselves is compared; over NCCL the GPUs' waiting for each other is part of it, which makes them look alike.
+    pub fn slow_ranks(&self) -> Vec<SlowRank> {
+        self.slow.now()
+    }
+
+    /// What people should hear of the ranks since the step before, in a line each: one has become slower than the others, or is so no more.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
     }
 
     /// Why training has stopped before its last epoch, if it has; known from `on_train_end` on.

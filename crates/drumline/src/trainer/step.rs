@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use drumline_comm::ReduceOp;
+use drumline_comm::{ReduceOp, on_behalf_of};
 use drumline_observe::trace::Track;
 use drumline_parallel::ParallelError;
 use drumline_torch::{Autocast, StepMade, TorchError, Unscaled, clip_grad_norm, nccl};
@@ -56,15 +56,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             return Err(self.nothing_counts().into());
         }
         let way = Way::of(agreed);
-        if way == Way::AsItIs {
+        if way == Way::Eager {
             self.state.optimizer.zero_grad()?;
         }
         let waits = Arc::clone(&self.waits);
-        waits.over(|| self.ddp.begin_step(agreed.buffers_of.unwrap_or(0)))?;
+        let begin_step = || self.ddp.begin_step(agreed.buffers_of.unwrap_or(0));
+        waits.over(|| on_behalf_of(self.site, begin_step))?;
         waits.over(|| self.norms.share(&self.state.group, agreed))?;
         self.train_scores.reset();
         let computed = match way {
-            Way::AsItIs => self.gradients(window.batches, agreed)?,
+            Way::Eager => self.gradients(window.batches, agreed)?,
             Way::Graphs => self.graphed_gradients(window, agreed, supply)?,
         };
         // What the GPU had to do is done, or was given up.
@@ -117,18 +118,19 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         if done < agreed.most_batches {
             self.norms.shadow(agreed.most_batches - done - 1)?;
-            self.ddp.backward_nothing_beside(self.norms.calls())?;
+            on_behalf_of(self.site, || self.ddp.backward_nothing_beside(self.norms.calls()))?;
             // There is no loss to wait for.
             nccl::settle(self.state.device)?;
         }
-        Ok(Computed { sum, way: Way::AsItIs, rescaled: None, norm: None })
+        Ok(Computed { sum, way: Way::Eager, rescaled: None, norm: None })
     }
 
     /// Backward from a part of the mean loss, in fp16 from a scaled one.
     pub(super) fn backward(&self, part: &Tensor) -> Result<(), ParallelError> {
+        let backward = |part: &Tensor| on_behalf_of(self.site, || self.ddp.backward(part));
         match &self.scaler {
-            None => self.ddp.backward(part),
-            Some(scaler) => scaler.backward_with(part, |scaled| self.ddp.backward(scaled)).map(drop),
+            None => backward(part),
+            Some(scaler) => scaler.backward_with(part, backward).map(drop),
         }
     }
 
@@ -179,7 +181,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let made = if self.state.has_overflowed { StepMade::Skipped } else { StepMade::Yes };
         match (made, computed.way) {
             (StepMade::Skipped, _) => {}
-            (StepMade::Yes, Way::AsItIs) => {
+            (StepMade::Yes, Way::Eager) => {
                 self.state.optimizer.step()?;
                 self.has_stepped = true;
             }
@@ -241,7 +243,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// What the ranks have, added up; an error on all of them if one has trouble.
     fn add_up(&mut self, mut sums: Vec<f64>) -> Result<Vec<f64>, TrainerError> {
         sums.push(f64::from(u8::from(self.hooks.trouble().is_some())));
-        self.state.group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        on_behalf_of(self.site, || self.state.group.all_reduce(&mut sums, ReduceOp::Sum))?;
         if sums.pop() > Some(0.0) {
             self.check()?;
         }

@@ -54,6 +54,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             self.hooks.note(trouble);
         }
         window.brought.graphs = self.can_use_graphs(&window.batches);
+        window.brought.records = window.brought.graphs && self.has_to_record();
         window
     }
 

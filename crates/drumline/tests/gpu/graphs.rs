@@ -1,10 +1,10 @@
 //! Steps by graphs have the losses of steps as they are; where they cannot be recorded, training goes on, and one line says why.
 
 use drumline::LogOptions;
-use drumline::trainer::Precision;
+use drumline::trainer::{Callback, CallbackResult, Precision, TrainState};
 use rank_test::ranks_test;
 
-use super::trained::{BRIEF, Case, WARM_UPS, assert_same_losses, join, train};
+use super::trained::{BRIEF, Case, WARM_UPS, Waves, assert_same_losses, join, train, train_on};
 
 ranks_test!(a_training_by_graphs_has_the_losses_of_one_without, 1, timeout = BRIEF, {
     let group = join()?;
@@ -77,3 +77,46 @@ ranks_test!(
         assert!(told.iter().all(|line| line.contains("captur")), "{told:?}");
     }
 );
+
+/// Freezes the first layer after 8 steps, and thaws it after 16.
+struct Freezing {
+    does: bool,
+}
+
+impl Callback for Freezing {
+    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
+        let requires_grad = match state.step() {
+            8 => false,
+            16 => true,
+            _ => return Ok(()),
+        };
+        for named in state.parameters().iter().filter(|named| self.does && named.name.starts_with("first.")) {
+            let _ = named.tensor.shallow_clone().set_requires_grad(requires_grad);
+        }
+        Ok(())
+    }
+}
+
+ranks_test!(parameters_that_are_frozen_and_thawed_have_the_losses_of_eager_steps, 1, timeout = BRIEF, {
+    let group = join()?;
+    for (precision, close, adam, reduces_alone) in [
+        (Precision::F32, 1e-5, false, false),
+        (Precision::F32, 1e-5, true, true),
+        (Precision::Fp16, 1e-2, false, false),
+    ] {
+        let case = Case { precision, adam, reduces_alone, ..Case::default() };
+        let run = |case: Case, does| {
+            let data = Waves { len: case.data.0, width: case.data.1 };
+            train_on(&group, case, data, Freezing { does })
+        };
+        let (graphed, eager) = (run(case, true)?, run(Case { graphs: false, ..case }, true)?);
+        assert_eq!((eager.steps.len(), eager.forwards), (24, 24));
+        // Recorded three times; a rank that reduces rehearses each time. The step that finds the change is the first of the warm-ups.
+        let once = WARM_UPS + 1 + usize::from(reduces_alone);
+        assert_eq!(graphed.forwards, 3 * once, "{case:?}");
+        assert_same_losses(&eager, &graphed, close);
+        // Control: it matters that they are frozen.
+        let never = run(Case { graphs: false, ..case }, false)?;
+        assert!((never.weights - eager.weights).abs() > 1e-4, "{} {}", never.weights, eager.weights);
+    }
+});

@@ -10,6 +10,7 @@ mod order;
 pub(super) mod planned;
 mod precision;
 mod resuming;
+mod saying;
 mod supplied;
 mod windows;
 

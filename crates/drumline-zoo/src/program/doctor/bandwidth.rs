@@ -1,4 +1,4 @@
-//! How fast bytes move between the host's memory and a GPU's, within the GPU's, and from GPU to GPU.
+//! How fast bytes move between the host's memory and a GPU's, within the GPU's, and from GPU to GPU; between GPUs also whether they arrive unchanged.
 
 use std::time::Instant;
 
@@ -41,13 +41,30 @@ pub(super) fn between(count: usize) -> Result<Vec<Between>, TorchError> {
 }
 
 fn one_way(from: usize, to: usize) -> Result<Between, TorchError> {
-    let bytes = |gpu| Tensor::f_zeros([BYTES], (Kind::Uint8, Device::Cuda(gpu)));
-    let (source, mut target) = (bytes(from)?, bytes(to)?);
+    let (source, expected) = (pattern(BYTES, Device::Cuda(from))?, pattern(BYTES, Device::Cuda(to))?);
+    let mut target = Tensor::f_zeros([BYTES], (Kind::Uint8, Device::Cuda(to)))?;
     cuda::synchronize(from)?;
     // libtorch copies on a stream of the source.
     let copied = || cuda::copy_async(&mut target, &source).and_then(|()| cuda::synchronize(from));
     let seconds = best_time(to, copied)?;
-    Ok(Between { from, to, gb_per_s: BYTES as f64 / seconds / 1e9 })
+    let wrong_bytes = wrong_bytes(&target, &expected)?;
+    Ok(Between { from, to, gb_per_s: BYTES as f64 / seconds / 1e9, wrong_bytes })
+}
+
+/// Bytes that differ from place to place, also from one MiB to the next; made on the device itself.
+fn pattern(bytes: i64, device: Device) -> Result<Tensor, TorchError> {
+    const BLOCK: i64 = 1 << 20;
+    let numbers = |len| Tensor::f_arange(len, (Kind::Int, device));
+    let within = numbers(BLOCK)?.f_remainder(251)?.f_unsqueeze(0)?;
+    let blocks = numbers(bytes / BLOCK)?.f_mul_scalar(7)?.f_unsqueeze(1)?;
+    let blocks = blocks.f_remainder(251)?.f_to_kind(Kind::Uint8)?;
+    // In bytes, which run over: a number of four bytes for each would be a GiB.
+    Ok(within.f_to_kind(Kind::Uint8)?.f_add(&blocks)?.f_flatten(0, -1)?)
+}
+
+/// How many differ, on the device of both.
+fn wrong_bytes(got: &Tensor, expected: &Tensor) -> Result<u64, TorchError> {
+    Ok(got.f_ne_tensor(expected)?.f_sum(Kind::Int64)?.f_int64_value(&[])? as u64)
 }
 
 /// Seconds of the fastest of some rounds, waited for.
@@ -64,4 +81,25 @@ pub(super) fn best_time(
         best = best.min(began.elapsed().as_secs_f64());
     }
     Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_of_a_pattern_counts() {
+        let expected = pattern(4 << 20, Device::Cpu).unwrap();
+        assert_eq!((expected.size(), expected.kind()), (vec![4 << 20], Kind::Uint8));
+        let got = expected.copy();
+        assert_eq!(wrong_bytes(&got, &expected).unwrap(), 0);
+        for place in [0, 1 << 20, (4 << 20) - 1] {
+            let _ = got.narrow(0, place, 1).f_add_scalar_(1).unwrap();
+        }
+        assert_eq!(wrong_bytes(&got, &expected).unwrap(), 3);
+        // Whole blocks that change places, and zeros, are seen as well.
+        let moved = Tensor::cat(&[expected.narrow(0, 1 << 20, 1 << 20), expected.narrow(0, 0, 1 << 20)], 0);
+        assert!(wrong_bytes(&moved, &expected.narrow(0, 0, 2 << 20)).unwrap() > 1 << 20);
+        assert!(wrong_bytes(&expected.zeros_like(), &expected).unwrap() > 4 * 1_000_000);
+    }
 }

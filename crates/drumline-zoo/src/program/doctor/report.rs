@@ -109,6 +109,21 @@ pub(super) struct Between {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) gb_per_s: f64,
+    /// Bytes of a copy that arrived changed.
+    pub(super) wrong_bytes: u64,
+}
+
+impl Between {
+    /// What stands against its use, if something does.
+    pub(super) fn problem(&self) -> Option<String> {
+        let Self { from, to, wrong_bytes, .. } = self;
+        (*wrong_bytes > 0).then(|| {
+            format!(
+                "{wrong_bytes} bytes of a copy from GPU {from} to GPU {to} arrived changed; try NCCL_P2P_DISABLE=1, and switching off \
+                 the IOMMU or PCIe's access control services (ACS)"
+            )
+        })
+    }
 }
 
 /// Of all ranks.
@@ -349,11 +364,24 @@ pub(super) mod tests {
         };
         report.gpus = (0..3).map(gpu).collect();
         let ways = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];
-        let way = |(from, to)| Between { from, to, gb_per_s: 100.0 + from as f64 * 10.0 + to as f64 };
+        let way = |(from, to)| Between {
+            from,
+            to,
+            gb_per_s: 100.0 + from as f64 * 10.0 + to as f64,
+            wrong_bytes: 0,
+        };
         report.between = ways.map(way).into();
         let told = report.to_string();
         assert!(told.contains("bandwidth   GPU 1 to GPU: 0 110.0, 2 112.0 GB/s\n"), "{told}");
         assert_eq!(told.lines().filter(|line| line.contains(" to GPU: ")).count(), 3, "{told}");
+    }
+
+    #[test]
+    fn a_copy_that_arrives_changed_is_a_problem() {
+        let way = |wrong_bytes| Between { from: 0, to: 1, gb_per_s: 100.0, wrong_bytes };
+        assert_eq!(way(0).problem(), None);
+        let told = way(7).problem().unwrap();
+        assert!(told.starts_with("7 bytes of a copy from GPU 0 to GPU 1 arrived changed; try "), "{told}");
     }
 
     #[test]

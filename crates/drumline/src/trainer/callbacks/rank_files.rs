@@ -46,6 +46,8 @@ impl Callback for RankFiles {
     fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
         self.status.step(state.step(), state.epoch());
         self.status.samples_per_s(state.samples_per_s() / state.world_size() as f64);
+        let slow = state.slow_ranks().into_iter().find(|slow| slow.rank == state.rank());
+        self.status.slow(slow.map(|slow| slow.times));
         let (now, seen) = (state.times(), std::mem::replace(&mut self.seen, state.times()));
         self.status.add_load(now.load.saturating_sub(seen.load));
         self.status.add_compute(now.compute.saturating_sub(seen.compute));

@@ -60,6 +60,7 @@ impl MasterCallback for Shown {
         figures.push(Figure::unnamed(format!("{:.1} samples/s", self.pace.mean())));
         let left = self.pace.left(state.total_steps().saturating_sub(state.step()));
         self.progress.step(state.into(), &figures, Some(left));
+        state.notices().iter().for_each(|notice| self.progress.say(&format!("[ranks] == {notice} ==")));
         Ok(())
     }
 
@@ -77,11 +78,21 @@ impl MasterCallback for Shown {
         Ok(())
     }
 
-    fn on_exception(&mut self, _: &TrainState, error: &TrainerError) -> CallbackResult {
+    fn on_exception(&mut self, state: &TrainState, error: &TrainerError) -> CallbackResult {
         self.progress.finish();
         self.progress.note(&format!("error: {error}"));
+        self.progress.say(&failed_line(state));
         Ok(())
     }
+}
+
+/// Where a training failed; the error itself is the program's to show.
+fn failed_line(state: &TrainState) -> String {
+    let (step, epoch, epochs) = (state.step(), state.epoch() + 1, state.n_epochs());
+    let kept = state
+        .checkpoint()
+        .map_or("no checkpoint".to_owned(), |path| format!("last checkpoint {}", path.display()));
+    format!("[stop] == failed after step {step}, in epoch {} of {epochs} | {kept} ==", epoch.min(epochs))
 }
 
 #[cfg(test)]

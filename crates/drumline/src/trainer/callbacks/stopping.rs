@@ -23,9 +23,16 @@ impl EarlyStop {
 }
 
 impl Callback for EarlyStop {
-    fn on_train_begin(&mut self, _: &mut TrainState) -> CallbackResult {
+    fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
         if self.patience == 0 {
             return Err("patience is 0, expected at least 1 evaluation".into());
+        }
+        // A training that has stopped early is over: its checkpoint, resumed, must not train another epoch.
+        if self.waited >= self.patience {
+            state.request_stop(format!(
+                "early stop: no better metric in {} evaluations before the checkpoint",
+                self.waited
+            ));
         }
         Ok(())
     }

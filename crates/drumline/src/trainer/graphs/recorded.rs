@@ -5,15 +5,15 @@ use drumline_torch::{Named, TorchError, grads_are, set_grad};
 use tch::{Device, Tensor};
 
 use super::super::batch::Batch;
-use super::super::callbacks::GradientClip;
 use super::super::step::{Computed, Rescaled};
 use super::super::supply::Window;
 use super::super::upload::Uploads;
-use super::super::way::{Shapes, Way, shapes, tensors};
+use super::super::way::{Key, Way, shapes, tensors};
 
 /// Forward, loss and backward.
 pub(in crate::trainer) struct Recorded<B, O> {
-    pub(super) shapes: Shapes,
+    /// What it depends on.
+    pub(super) key: Key,
     pub(super) made: Made<O>,
     /// What it reads.
     pub(super) batches: Vec<B>,
@@ -33,8 +33,6 @@ pub(super) struct Made<O> {
     /// In fp16.
     pub(super) is_scaled: bool,
     pub(super) outputs: Vec<O>,
-    /// How it clips.
-    pub(super) clips: Vec<GradientClip>,
     pub(super) grads: Vec<Option<Tensor>>,
 }
 
@@ -58,15 +56,15 @@ impl<O> Made<O> {
 }
 
 impl<B: Batch, O> Recorded<B, O> {
-    /// What was recorded of batches that have lain on the host in these shapes.
-    pub(super) fn new(made: Made<O>, batches: Vec<B>, shapes: Shapes) -> Self {
+    /// What was recorded of batches that have lain on the host.
+    pub(super) fn new(made: Made<O>, batches: Vec<B>, key: Key) -> Self {
         let uploads = match tensors(&batches).unwrap_or_default().first().map(|tensor| tensor.device()) {
-            Some(Device::Cuda(gpu)) => Uploads::new(&shapes, gpu)
+            Some(Device::Cuda(gpu)) => Uploads::new(&key.shapes, gpu)
                 .inspect_err(|why| tracing::debug!("batches are not copied beside the steps: {why}"))
                 .ok(),
             _ => None,
         };
-        Self { shapes, made, batches, uploads }
+        Self { key, made, batches, uploads }
     }
 
     /// Copies batches to where the graph reads them.
@@ -84,10 +82,10 @@ impl<B: Batch, O> Recorded<B, O> {
         Ok(())
     }
 
-    /// Launches the graph.
-    pub(super) fn launch(&self) -> Result<(), TorchError> {
+    /// Launches the graph as this step.
+    pub(super) fn launch(&self, step: u64) -> Result<(), TorchError> {
         self.uploads.as_ref().map_or(Ok(()), Uploads::mark)?;
-        self.made.graph.launch()
+        self.made.graph.launch_as_step(step)
     }
 
     /// Lets batches be made on the GPU beside the graph; what follows on the current stream may use them.
@@ -107,7 +105,7 @@ impl<B: Batch, O> Recorded<B, O> {
 
     /// Begins to copy batches that the graph can take.
     pub(in crate::trainer) fn begin_upload(&mut self, window: &mut Window<B>) {
-        let fits = shapes(&window.batches).is_some_and(|shapes| shapes == self.shapes);
+        let fits = shapes(&window.batches).is_some_and(|shapes| shapes == self.key.shapes);
         let Some(uploads) = self.uploads.as_mut().filter(|_| fits) else { return };
         match uploads.begin(&tensors(&window.batches).unwrap_or_default()) {
             Ok(begun) => window.is_uploaded = begun,
