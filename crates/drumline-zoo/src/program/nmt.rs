@@ -181,7 +181,8 @@ const WORDS: &str = "the vocabularies";
 /// Words must have the ids that they had, and a checkpoint within an epoch, which says how many batches were seen, must go on with the same ones.
 fn same_plan(found: &Loaded, checked: &Checked) -> anyhow::Result<()> {
     let (path, is_within_epoch) = (found.path.display(), is_within_epoch(found)?);
-    for Change { key, saved, now } in changes(found, table::to_json(&checked.config).chain([checked.print()?]))
+    for Change { key, saved, now } in
+        changes(found, table::to_json(&checked.config).chain([checked.print()?]))
     {
         match key.as_str() {
             WORDS => bail!(

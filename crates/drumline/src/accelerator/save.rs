@@ -166,7 +166,7 @@ impl Accelerator {
         if let Some(text) = found.of_new_ranks(self.group()) {
             self.on_main_process(|| checkpoints.warn(&text));
         }
-        let place = format!("cannot go on from {}", found.path.display());
+        let place = format!("cannot resume from {}", found.path.display());
         let gone_on = self.go_on(&found.state).map_err(|cause| Trouble::from(cause).within(&place));
         agree::<_, AcceleratorError>(self.group(), gone_on)?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
