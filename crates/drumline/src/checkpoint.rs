@@ -41,6 +41,7 @@
 
 mod broadcast;
 mod error;
+mod finite;
 mod folder;
 mod load;
 mod manifest;
@@ -54,7 +55,6 @@ mod save;
 mod scalar;
 mod state;
 mod tensor_file;
-mod weights;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;

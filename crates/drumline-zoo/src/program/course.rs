@@ -204,7 +204,7 @@ impl Course {
 
     fn nothing_left(&self, found: &Loaded) -> String {
         let (step, epoch) = (found.state.step, found.state.epoch);
-        let best = found.state.best.map(|best| format!("; best {} {best:.3}", self.best_by));
+        let best = found.best_metric().map(|best| format!("; best {} {best:.3}", self.best_by));
         format!(
             "[resume] == nothing left to do after step {step}, {epoch} epochs{} in {}; \
              try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",

@@ -182,7 +182,11 @@ fn a_damaged_best_is_replaced_by_the_best_good_one() {
     assert_ne!(best, fs::canonicalize(place.path("exp/checkpoints/latest")).unwrap(), "control");
     flip(&best);
     let ranks = place.run(2, "test TRAIN.METRIC_KEY loss");
-    assert!(ranks[0].stderr.contains("is damaged") && best.is_dir(), "who tests renames nothing: {}", ranks[0].stderr);
+    assert!(
+        ranks[0].stderr.contains("is damaged") && best.is_dir(),
+        "who tests renames nothing: {}",
+        ranks[0].stderr
+    );
     place.passes(2, "train TRAIN.METRIC_KEY loss OPTIM.MAX_EPOCH 6");
     let good = fs::canonicalize(place.path("exp/checkpoints/best")).unwrap();
     assert!(good.is_dir() && good != best && !best.is_dir(), "{:?}", kept(&place));
@@ -199,7 +203,10 @@ fn another_data_set_is_refused_unless_it_is_accepted() {
     let ranks = place.run(2, &other);
     let said = shared(&ranks);
     assert!(said.contains("of a data set of 40 samples with fingerprint "), "{said}");
-    assert!(said.contains("but this one has 36 samples") && said.contains("TRAIN.ACCEPT_NEW_DATA True"), "{said}");
+    assert!(
+        said.contains("but this one has 36 samples") && said.contains("TRAIN.ACCEPT_NEW_DATA True"),
+        "{said}"
+    );
     let said = place.passes(2, &format!("{other} TRAIN.ACCEPT_NEW_DATA True"));
     assert!(said.contains("after step 2"), "{said}");
 }

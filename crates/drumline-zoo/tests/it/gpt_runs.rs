@@ -170,7 +170,11 @@ fn other_tokens_within_an_epoch_are_refused() {
     fs::copy(place.path("data/valid.tokens"), place.path("data/train.tokens")).unwrap();
     let ranks = place.run(1, "train");
     let told = "the position is of a data set of ";
-    assert!(ranks[0].stderr.contains(told) && ranks[0].stderr.contains(", but this one has "), "{}", ranks[0].stderr);
+    assert!(
+        ranks[0].stderr.contains(told) && ranks[0].stderr.contains(", but this one has "),
+        "{}",
+        ranks[0].stderr
+    );
 }
 
 #[test]

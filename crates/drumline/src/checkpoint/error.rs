@@ -78,7 +78,9 @@ pub enum CheckpointError {
         refused: Vec<Refused>,
     },
     /// The one checkpoint that was asked for is not whole.
-    #[error(transparent)]
+    #[error(
+        "{0}; try resuming the run, which replaces it by the next best, or the weights of another checkpoint"
+    )]
     Unusable(#[from] Refused),
     /// The checkpoint's tensors are not the model's.
     #[error(

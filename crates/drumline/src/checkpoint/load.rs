@@ -57,6 +57,14 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// The metric of the best checkpoint that there is.
+    pub fn best_metric(&self) -> Option<f64> {
+        match &self.best_left {
+            Some(left) => left.first()?.score.map(|score| score.value),
+            None => self.state.best,
+        }
+    }
+
     /// A warning for whoever resumes with another number of ranks. One who wants only the weights needs none.
     pub(crate) fn of_new_ranks(&self, group: &ProcessGroup) -> Option<String> {
         let (saved, here) = (self.world_size, group.size());

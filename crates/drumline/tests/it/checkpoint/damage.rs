@@ -1,7 +1,9 @@
 //! A damaged checkpoint is refused with the reason, renamed by its owner, and the one before is used.
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use drumline::checkpoint::{CheckpointError, Checkpoints, Mark};
@@ -141,6 +143,34 @@ fn who_only_reads_changes_nothing() {
         owner.save(&state_of(3, 10), Mark::Latest, group).unwrap();
         assert_eq!(listing(dir.path()), ["bad-step-00000002", "latest", "step-00000001", "step-00000003"]);
     });
+}
+
+#[test]
+fn a_reader_beside_a_run_that_saves_and_deletes() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let owner = Checkpoints::new(dir.path()).keep_last(NonZeroUsize::MIN);
+            let steps = (2..).take_while(|_| !is_over.load(Ordering::SeqCst));
+            steps
+                .map(|step| alone(|group| owner.save(&state_of(step, 10), Mark::Latest, group).unwrap()))
+                .count()
+        });
+        let mut last = 0;
+        for _ in 0..200 {
+            let reader = Checkpoints::new(dir.path()).read_only();
+            let loaded = alone(|group| reader.load_latest(group)).unwrap().unwrap();
+            assert!(loaded.refused.is_empty(), "{:?}", loaded.refused);
+            let step = whole_step(&loaded);
+            assert!(step >= last, "{step} after {last}");
+            last = step;
+        }
+        is_over.store(true, Ordering::SeqCst);
+        assert!(run.join().unwrap() > 1, "control: nothing was saved meanwhile");
+    });
+    assert!(listing(dir.path()).iter().all(|name| !name.starts_with("bad-")));
 }
 
 #[test]

@@ -153,7 +153,12 @@ fn grid(test: &str, train: Train, base: &Path, (epochs, calls): (u64, &[&str])) 
         for (left, point) in killed(test, base, epochs, some).iter().zip(some) {
             let resumed = copied(left.path());
             let found = trained(train, resumed.path(), WHOLE);
-            assert_eq!(difference(&found.unwrap(), &undisturbed), 0.0, "{point:?}: {:?}", listing(left.path()));
+            assert_eq!(
+                difference(&found.unwrap(), &undisturbed),
+                0.0,
+                "{point:?}: {:?}",
+                listing(left.path())
+            );
             assert!(listing(resumed.path()).iter().all(|name| !name.starts_with(".tmp-")), "{point:?}");
             // And then the disk does its part.
             let (newest, whole) = newest(left.path());

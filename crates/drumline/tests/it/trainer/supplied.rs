@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumline::trainer::{
-    Callback, CallbackResult, EarlyStop, End, EvaluateEvery, Evaluation, Every, GradientClip, LearningRate,
-    LoadBestModel, Precision, TimeLimit, TrainState, Warmup,
+    Callback, CallbackResult, Checkpoint, EarlyStop, End, EvaluateEvery, Evaluation, Every, GradientClip,
+    LearningRate, LoadBestModel, Precision, TimeLimit, TrainState, Warmup,
 };
 use drumline::{At, ProcessGroup};
 use rank_test::ranks_test;
