@@ -139,9 +139,9 @@ fn killed(test: &str, base: &Path, epochs: u64, points: &[Point]) -> Vec<tempfil
 /// The newest that is whole, and how many are.
 fn newest(dir: &Path) -> (PathBuf, usize) {
     let loaded = alone(|group| Checkpoints::new(dir).read_only().load_latest(group)).unwrap().unwrap();
-    let is_checkpoint = |name: &&String| name.starts_with("step-");
-    let (path, names) = (loaded.path, listing(dir));
-    (path, names.iter().filter(is_checkpoint).count() - loaded.refused.len())
+    let is_refused = |name: &str| loaded.refused.iter().any(|refused| refused.path.ends_with(name));
+    let whole = listing(dir).into_iter().filter(|name| name.starts_with("step-") && !is_refused(name));
+    (loaded.path.clone(), whole.count())
 }
 
 /// Kills the rank at each point on its way from `base` to `epochs`, and looks at what it has left.
