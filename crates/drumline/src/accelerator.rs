@@ -30,8 +30,10 @@ mod uneven;
 mod window;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::Write;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
@@ -40,6 +42,7 @@ use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm, nccl
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
+use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader};
 use crate::main_first::main_first;
 use crate::schedule::Schedule;
@@ -100,6 +103,9 @@ pub struct Accelerator {
     optimizers: RefCell<Vec<Kept>>,
     schedules: RefCell<Vec<Rc<dyn Scheduled>>>,
     trackers: RefCell<Trackers>,
+    /// By their folders.
+    checkpoints: RefCell<BTreeMap<PathBuf, Checkpoints>>,
+    new_data: builder::NewData,
 }
 
 /// A model, whatever its type is.

@@ -121,8 +121,8 @@ pub use predictions::{
 };
 pub use run_error::RunError;
 pub use sampler::{
-    DistributedSampler, EvalSampler, PlannedBatches, PlannedOptions, Sampler, SamplerError, SamplerOptions,
-    SamplerPosition,
+    DataId, DistributedSampler, EvalSampler, PlannedBatches, PlannedOptions, Sampler, SamplerError,
+    SamplerOptions, SamplerPosition,
 };
 pub use schedule::{
     At, CosineAnnealingLr, Distribuuuu, EpochCurve, InverseSqrt, LinearLr, LrPolicy, LrRangeTest, LrSchedule,

@@ -20,11 +20,11 @@ mod map_dataset;
 mod plan;
 mod sample;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use drumline_torch::cuda;
 
-use crate::sampler::{Sampler, SamplerPosition};
+use crate::sampler::{DataId, Sampler, SamplerPosition};
 use plan::Plan;
 
 pub use dataset::Dataset;
@@ -74,6 +74,7 @@ pub struct Loader<D: Dataset> {
     dataset: Arc<D>,
     sampler: Box<dyn Sampler>,
     options: LoaderOptions,
+    data_id: OnceLock<DataId>,
 }
 
 impl<D: Dataset + 'static> Loader<D> {
@@ -105,17 +106,31 @@ impl<D: Dataset + 'static> Loader<D> {
         let is_on_device = dataset.is_on_device();
         let workers = if is_on_device { 0 } else { options.workers };
         let pin_memory = options.pin_memory && cuda::is_open() && !is_on_device;
-        Ok(Self { dataset, sampler, options: LoaderOptions { workers, pin_memory, ..options } })
+        let options = LoaderOptions { workers, pin_memory, ..options };
+        Ok(Self { dataset, sampler, options, data_id: OnceLock::new() })
     }
 
     /// The batches of an epoch. The threads that make them end with the iterator, wherever that is dropped.
     pub fn epoch(&self, epoch: u64) -> Epoch<D> {
-        self.resume(self.sampler.start(epoch)).unwrap_or_else(Epoch::failed)
+        self.resume(self.start(epoch)).unwrap_or_else(Epoch::failed)
     }
 
     /// The batches that are left of an epoch, from a position that [`Epoch::sampler_position`] gave, here or on other ranks.
+    /// One of another data set is an error; without [`data`](SamplerPosition::data) it is taken for this one's.
     pub fn resume(&self, position: SamplerPosition) -> Result<Epoch<D>, LoaderError> {
+        position.check_data(self.data_id())?;
         Epoch::begin(Arc::new(Plan::new(Arc::clone(&self.dataset), &*self.sampler, position, self.options)?))
+    }
+
+    /// The beginning of an epoch.
+    pub fn start(&self, epoch: u64) -> SamplerPosition {
+        SamplerPosition { data: Some(self.data_id()), ..self.sampler.start(epoch) }
+    }
+
+    /// What tells the data set from others.
+    pub fn data_id(&self) -> DataId {
+        let new = || DataId { num_samples: self.dataset.len(), fingerprint: self.dataset.fingerprint() };
+        *self.data_id.get_or_init(new)
     }
 
     /// How many batches this rank gets in a whole epoch: the first, where a sampler's epochs differ.

@@ -10,9 +10,11 @@
 //! - `EvalSampler`: for evaluation; each sample once, never padded
 //! - `PlannedBatches`: whole batches that a plan has put together, such as sentences of like length
 //! - `SamplerPosition`: where an epoch stands, over all ranks, so that it goes on with any number of them
+//! - `DataId`: which data set that position is of
 //!
 //! A *position* is what one rank takes in its turn: a sample, or with planned batches a whole batch. No generator of the process is touched.
 
+mod data_id;
 mod distributed;
 mod error;
 mod eval;
@@ -22,6 +24,7 @@ mod permutation;
 mod planned;
 mod position;
 
+pub use data_id::DataId;
 pub use distributed::{DistributedSampler, SamplerOptions};
 pub use error::SamplerError;
 pub use eval::EvalSampler;
@@ -69,6 +72,6 @@ pub trait Sampler: Send + Sync {
 
     /// The beginning of an epoch.
     fn start(&self, epoch: u64) -> SamplerPosition {
-        SamplerPosition { epoch, samples_seen: 0, seed: self.seed() }
+        SamplerPosition { epoch, samples_seen: 0, seed: self.seed(), data: None }
     }
 }

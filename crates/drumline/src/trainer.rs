@@ -52,7 +52,7 @@ use serde_json::Value;
 use tch::Device;
 use tch::nn::VarStore;
 
-use crate::checkpoint::Loaded;
+use crate::checkpoint::{Checkpoints, Loaded};
 use crate::loader::Dataset;
 use crate::sampler::Sampler;
 use crate::shared_failure::{in_words, panic_words};
@@ -69,7 +69,7 @@ pub use batch::{Batch, Supervised};
 pub use callback::{Callback, CallbackResult, MasterCallback};
 pub use callbacks::{
     Checkpoint, EarlyStop, EvaluateEvery, EventFile, GradientClip, LearningRate, MovingAverage, Plots,
-    RankFiles, ReduceOnPlateau, StopOnNan, TensorBoard, TimeLimit, Warmup,
+    RankFiles, ReduceOnPlateau, TensorBoard, TimeLimit, Warmup,
 };
 pub use drumline_observe::slow_ranks::SlowRank;
 pub use error::TrainerError;
@@ -129,6 +129,7 @@ pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
     device: Option<Device>,
     ddp_options: DdpOptions,
     stop: Option<StopRequest>,
+    checkpoints: Option<Checkpoints>,
     loaded: Option<Loaded>,
     tracer: Tracer,
     hooks: Hooks<'a>,
@@ -159,6 +160,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             device: None,
             ddp_options: DdpOptions::default(),
             stop: None,
+            checkpoints: None,
             loaded: None,
             tracer: Tracer::default(),
             hooks: Hooks::default(),
@@ -358,11 +360,13 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// Folder of checkpoints: the best model, and the last state, from which [`resume_from`](Self::resume_from) goes on.
+    /// Folder of checkpoints: the best model, and the last state, from which [`resume_from`](Self::resume_from) resumes. A program that has
+    /// loaded from the folder itself gives its [`Checkpoints`], so that one object owns them.
     #[must_use]
-    pub fn save_path(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.settings.save_path = Some(folder.into());
-        self
+    pub fn save_path(mut self, folder: impl Into<Checkpoints>) -> Self {
+        let checkpoints = folder.into();
+        self.settings.save_path = Some(checkpoints.dir().to_owned());
+        Self { checkpoints: Some(checkpoints), ..self }
     }
 
     /// Folder in which the lines about the training are added to `log.txt`, too; `drumline watch` shows its end.
@@ -372,7 +376,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// Goes on from the latest checkpoint in this folder, if there is one. Any number of ranks may.
+    /// Resumes from the latest checkpoint in this folder, if there is one. Any number of ranks may. Another folder than `save_path` is only read.
     #[must_use]
     pub fn resume_from(mut self, folder: impl Into<PathBuf>) -> Self {
         self.settings.resume_from = Some(folder.into());
@@ -403,6 +407,22 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn loss_scale(mut self, policy: ScalePolicy) -> Self {
         self.settings.loss_scale = policy;
+        self
+    }
+
+    /// Whether a loss that is NaN or infinite ends the training with an error, before the weights are touched; by default it does. Without it the
+    /// training continues; the last checkpoint with finite loss and weights is kept all the same.
+    #[must_use]
+    pub fn stop_on_nan(mut self, stop: bool) -> Self {
+        self.settings.stop_on_nan = stop;
+        self
+    }
+
+    /// Whether a checkpoint is resumed from that was saved on a data set of another length or [`fingerprint`](Dataset::fingerprint); by default
+    /// that is an error. The epoch then continues at the same position in the order of the new data.
+    #[must_use]
+    pub fn accept_new_data(mut self, accept: bool) -> Self {
+        self.settings.accept_new_data = accept;
         self
     }
 

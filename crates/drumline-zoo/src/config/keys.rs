@@ -54,6 +54,8 @@ section! {
         "SPLIT" split: String = "train".into();
         /// Go on from the last checkpoint in OUT_DIR
         "AUTO_RESUME" auto_resume: bool = true;
+        /// Resume although the data set is another than at the checkpoint, by its length or fingerprint
+        "ACCEPT_NEW_DATA" accept_new_data: bool = false;
         /// Take the optimizer's state from the checkpoint too
         "LOAD_OPT" load_opt: bool = true;
         /// Threads that load images, for each rank

@@ -217,6 +217,10 @@ impl Dataset for Cifar {
         assemble::batch(self, samples)
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        Some(crc32fast::hash(&self.records))
+    }
+
     fn name(&self, index: usize) -> String {
         let file = self.files.partition_point(|file| file.end <= index);
         let start = file.checked_sub(1).map_or(0, |before| self.files[before].end);

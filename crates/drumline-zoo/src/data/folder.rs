@@ -17,6 +17,8 @@ use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
 pub struct ImageFolder {
     classes: Vec<String>,
     images: Vec<(PathBuf, usize)>,
+    /// Of the paths from the folder on.
+    fingerprint: u32,
     transform: Transform,
 }
 
@@ -28,7 +30,7 @@ impl ImageFolder {
         if folders.is_empty() {
             return Err(ZooError::NoClasses { path: dir.to_owned() });
         }
-        let mut data = Self { classes: Vec::new(), images: Vec::new(), transform };
+        let mut data = Self { classes: Vec::new(), images: Vec::new(), fingerprint: 0, transform };
         for (class, folder) in folders.into_iter().enumerate() {
             let images = images_under(&folder)?;
             if images.is_empty() {
@@ -37,6 +39,7 @@ impl ImageFolder {
             data.images.extend(images.into_iter().map(|path| (path, class)));
             data.classes.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
+        data.fingerprint = fingerprint(dir, &data.images);
         Ok(data)
     }
 
@@ -44,6 +47,16 @@ impl ImageFolder {
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
+}
+
+/// Which files there are; not what is in them, which would take as long as an epoch to read.
+fn fingerprint(dir: &Path, images: &[(PathBuf, usize)]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    for (path, _) in images {
+        crc.update(path.strip_prefix(dir).unwrap_or(path).as_os_str().as_encoded_bytes());
+        crc.update(b"\0");
+    }
+    crc.finalize()
 }
 
 fn list(dir: &Path) -> Result<Vec<PathBuf>, ZooError> {
@@ -101,6 +114,10 @@ impl Dataset for ImageFolder {
 
     fn batch(&self, samples: &[Sample]) -> Result<ImageBatch, SampleError> {
         assemble::batch(self, samples)
+    }
+
+    fn fingerprint(&self) -> Option<u32> {
+        Some(self.fingerprint)
     }
 
     fn name(&self, index: usize) -> String {

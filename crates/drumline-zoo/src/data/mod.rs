@@ -114,6 +114,15 @@ impl Dataset for Images {
         }
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        match self {
+            Self::Cifar(data) => data.fingerprint(),
+            Self::Folder(data) => data.fingerprint(),
+            Self::Dummy(data) => data.fingerprint(),
+            Self::OnDevice(data) => data.fingerprint(),
+        }
+    }
+
     fn is_on_device(&self) -> bool {
         matches!(self, Self::OnDevice(_))
     }

@@ -217,6 +217,10 @@ impl Dataset for OnDevice {
         Ok(ImageBatch { images, labels, indices })
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        self.source.fingerprint()
+    }
+
     fn name(&self, index: usize) -> String {
         self.source.name(index)
     }

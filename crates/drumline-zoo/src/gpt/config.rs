@@ -65,6 +65,8 @@ section! {
         "ACCUMULATE" accumulate: usize = 1;
         /// Go on from the last checkpoint in OUT_DIR
         "AUTO_RESUME" auto_resume: bool = true;
+        /// Resume although the data set is another than at the checkpoint, by its length or fingerprint
+        "ACCEPT_NEW_DATA" accept_new_data: bool = false;
         /// Threads that make batches, for each rank
         "WORKERS" workers: usize = 1;
         /// Page-locked batches, for GPUs

@@ -156,6 +156,10 @@ impl Dataset for TokenData {
         })
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        Some(crc32fast::hash(self.fingerprint().ok()?.as_bytes()))
+    }
+
     /// In an epoch that does not move it.
     fn name(&self, index: usize) -> String {
         self.window_at(index * self.block)

@@ -181,6 +181,10 @@ impl Dataset for Bitext {
         Ok(NumberedPairs { pairs: Pairs::new(&sources, &targets, Specials::default()), indices })
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        Some(self.corpus.fingerprint())
+    }
+
     fn name(&self, index: usize) -> String {
         format!("line {}", self.corpus.line_of(index) + 1)
     }

@@ -288,6 +288,8 @@ section! {
         "valid_path" valid_path: PathBuf = "valid".into();
         /// Whether to go on from the last checkpoint in saveto; not given: yes with drumline train, no with NJUNMT's command line
         "reload" reload: Option<bool> = None;
+        /// Resume although the data set is another than at the checkpoint, by its length or fingerprint
+        "accept_new_data" accept_new_data: bool = false;
         /// Weights to begin with, a .safetensors file or a checkpoint
         "pretrain_path" pretrain_path: Option<PathBuf> = None;
         /// Folder that all ranks see, to exchange large objects through files; without it they go from rank to rank

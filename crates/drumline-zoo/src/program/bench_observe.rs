@@ -10,7 +10,7 @@ use anyhow::ensure;
 use clap::Args;
 use drumline::trainer::{
     Callback, CallbackResult, CrossEntropy, DistTrainer, EventFile, Every, LearningRate, LoadBestModel,
-    RankFiles, StopOnNan, TensorBoard, TrainState,
+    RankFiles, TensorBoard, TrainState,
 };
 use drumline::{
     At, Dataset, Ddp, DdpOptions, ImageBatch, Optimizer, ProcessGroup, ReduceOp, Sample, SampleError, Sgd,
@@ -205,7 +205,6 @@ fn observed<'a>(
     trainer
         .train_metric("acc1", Percent::of_top(1))
         .callback(LearningRate::by(|_: At| LR))
-        .callback(StopOnNan)
         .callback(RankFiles::in_folder(folder))
         .master_callback(Shown::new(progress, config.test.print_freq as u64, IMAGES))
         .master_callback(EventFile::in_folder(folder))

@@ -1,7 +1,7 @@
 //! What a training goes by, whatever it trains: where it writes and goes on from, how far it goes, and what is told of it.
 //!
 //! ```text
-//!   Config, TextConfig, GptConfig ─▶ Course ─ begin ─▶ the last checkpoint, if any ─▶ a DistTrainer of its kind ─ train ─▶ the last words
+//!   Config, TextConfig, GptConfig ─▶ Course ─ begin ─▶ the run's checkpoints, and the last of them ─▶ a DistTrainer of its kind ─ train ─▶ the last words
 //! ```
 
 use drumline::SamplerPosition;
@@ -41,6 +41,7 @@ pub(super) struct Course {
     /// The same as it is saved.
     pub(super) yaml: String,
     pub(super) auto_resume: bool,
+    pub(super) accept_new_data: bool,
     pub(super) max_epoch: u64,
     pub(super) max_steps: Option<u64>,
     /// Whether there is something to evaluate on.
@@ -62,6 +63,8 @@ pub(super) struct Course {
 /// What a training begins with.
 pub(super) struct Begin {
     pub(super) found: Option<Loaded>,
+    /// Those that it is found among, and saved to.
+    pub(super) checkpoints: Checkpoints,
     pub(super) progress: Progress,
     pub(super) seed: u64,
 }
@@ -74,6 +77,7 @@ impl From<&Config> for Course {
             entries: config.entries(),
             yaml: config.to_yaml(),
             auto_resume: train.auto_resume,
+            accept_new_data: train.accept_new_data,
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
             evaluates: true,
@@ -93,13 +97,16 @@ impl Course {
     /// Looks for where to go on; `None`, and a word about it, where nothing is left to do.
     pub(super) fn begin(&self, job: &Job, seed: u64) -> anyhow::Result<Option<Begin>> {
         job.claim("OUT_DIR", &self.run.out_dir)?;
-        let found = match self.auto_resume {
-            true => self.checkpoints().load_latest(&job.group)?,
-            false => None,
-        };
         let progress = match job.is_first() {
             true => Progress::new(self.print_freq),
             false => Progress::silent(),
+        };
+        let progress = job.agree(progress.log_to(&self.run.out_dir).map_err(Into::into))?;
+        let log = progress.clone();
+        let checkpoints = pieces::checkpoints(&self.run).on_warning(move |line| log.note(line));
+        let found = match self.auto_resume {
+            true => checkpoints.load_latest(&job.group)?,
+            false => None,
         };
         found.iter().flat_map(|found| self.other_model(found)).for_each(|line| progress.say(&line));
         if let Some(found) = found.as_ref().filter(|found| self.is_over(found)) {
@@ -107,12 +114,7 @@ impl Course {
             return Ok(None);
         }
         let seed = self.seed_of(seed, found.as_ref());
-        Ok(Some(Begin { found, progress, seed }))
-    }
-
-    /// The run's checkpoints.
-    fn checkpoints(&self) -> Checkpoints {
-        pieces::checkpoints(&self.run)
+        Ok(Some(Begin { found, checkpoints, progress, seed }))
     }
 
     /// Trains to the end, with what is shown, written and kept of all trainings, and tells how it ended.
@@ -120,10 +122,14 @@ impl Course {
         &self,
         job: &Job,
         trainer: DistTrainer<'_, M, B>,
-        (progress, seed): (Progress, u64),
+        begin: Begin,
     ) -> anyhow::Result<()> {
-        let progress = job.agree(progress.log_to(&self.run.out_dir).map_err(Into::into))?;
-        let trainer = self.set_up(trainer, job, seed);
+        let Begin { found, checkpoints, progress, seed } = begin;
+        let trainer = self.set_up(trainer, job, seed).save_path(checkpoints);
+        let trainer = match found {
+            Some(found) => trainer.resume_with(found),
+            None => trainer,
+        };
         let outcome = self.observed(trainer, progress.clone()).train(LoadBestModel::No)?;
         outcome.slow_ranks.iter().for_each(|slow| progress.say(&format!("[ranks] == {slow} ==")));
         progress.say(&self.last_words(&outcome));
@@ -149,7 +155,7 @@ impl Course {
             .n_epochs(self.max_epoch)
             .seed(seed)
             .print_every(0)
-            .save_path(self.checkpoints().dir())
+            .accept_new_data(self.accept_new_data)
             .config(self.entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())));
         let trainer = if self.evaluates { trainer.callback(EvaluateLast) } else { trainer };
         match self.max_steps {
@@ -199,7 +205,7 @@ impl Course {
 
     fn nothing_left(&self, found: &Loaded) -> String {
         let (step, epoch) = (found.state.step, found.state.epoch);
-        let best = found.state.best.map(|best| format!("; best {} {best:.3}", self.best_by));
+        let best = found.best_metric().map(|best| format!("; best {} {best:.3}", self.best_by));
         format!(
             "[resume] == nothing left to do after step {step}, {epoch} epochs{} in {}; \
              try a larger OPTIM.MAX_EPOCH or TRAIN.MAX_STEPS, or another OUT_DIR ==",

@@ -9,6 +9,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::ensure_alike;
 use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
+use drumline_observe::bar::Progress;
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use serde_json::Value as Json;
 use tch::nn::VarStore;
@@ -18,9 +19,9 @@ use super::checked::{check_device, check_writable, checksum};
 use super::ending::Stopped;
 use super::job::{Job, say};
 use super::resumed::{Change, changes, is_within_epoch};
-use super::test::is_of_run;
 use crate::config::table;
 use crate::models::transformer::Transformer;
+use crate::nmt::config::RunConfigs;
 use crate::nmt::{Bitext, Codecs, NmtConfig, transformer};
 use crate::weights;
 use trainer::trainer;
@@ -101,7 +102,7 @@ impl Checked {
         let keys = self.config.entries().into_iter().filter(|entry| !is_own(&entry.key));
         let mut given: Vec<_> = keys.map(|entry| (entry.key, entry.value.to_string())).collect();
         let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
-        add(FINGERPRINT, self.train.corpus().fingerprint().to_string());
+        add("the text of train_data", self.train.corpus().fingerprint().to_string());
         let valid = self.valid.as_ref().map(|valid| valid.corpus().fingerprint());
         add("the text of valid_data", format!("{valid:?}"));
         add(WORDS, self.words()?);
@@ -119,10 +120,9 @@ impl Checked {
         Ok(sums.join(" "))
     }
 
-    /// What a checkpoint keeps of texts and vocabularies, beside the keys.
-    fn prints(&self) -> anyhow::Result<[(String, Json); 2]> {
-        let text = format!("{:08x}", self.train.corpus().fingerprint());
-        Ok([(FINGERPRINT.to_owned(), text.into()), (WORDS.to_owned(), self.words()?.into())])
+    /// What a checkpoint keeps of vocabularies, beside the keys.
+    fn print(&self) -> anyhow::Result<(String, Json)> {
+        Ok((WORDS.to_owned(), self.words()?.into()))
     }
 }
 
@@ -140,8 +140,9 @@ fn run_configured(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
     if job.is_first() {
         tell(&checked);
     }
+    let checkpoints = job.agree(checkpoints(&job, run))?;
     let found = match reload {
-        true => Checkpoints::new(&run.saveto).load_latest(&job.group)?,
+        true => checkpoints.load_latest(&job.group)?,
         false => None,
     };
     if let Some(found) = found.as_ref().filter(|found| is_over(found, &checked)) {
@@ -151,7 +152,17 @@ fn run_configured(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
         return Ok(());
     }
     job.agree(found.as_ref().map_or(Ok(()), |found| same_plan(found, &checked)))?;
-    train(&job, &checked, found)
+    train(&job, &checked, (found, checkpoints))
+}
+
+/// The run's checkpoints, whose warnings go into its log.
+fn checkpoints(job: &Job, run: &RunConfigs) -> anyhow::Result<Checkpoints> {
+    let checkpoints = Checkpoints::new(&run.saveto);
+    if !job.is_first() {
+        return Ok(checkpoints);
+    }
+    let log = Progress::lines(1).log_to(&run.log_path)?;
+    Ok(checkpoints.on_warning(move |line| log.note(line)))
 }
 
 /// Keys that say which sentences make a batch.
@@ -164,28 +175,22 @@ const PLAN: [&str; 6] = [
     "data_configs.max_len",
 ];
 
-/// In a checkpoint's configuration: of the text that is trained on.
-const FINGERPRINT: &str = "the text of train_data";
-
-/// In the same place: of vocabularies and codes.
+/// In a checkpoint's configuration: of vocabularies and codes.
 const WORDS: &str = "the vocabularies";
 
 /// Words must have the ids that they had, and a checkpoint within an epoch, which says how many batches were seen, must go on with the same ones.
 fn same_plan(found: &Loaded, checked: &Checked) -> anyhow::Result<()> {
     let (path, is_within_epoch) = (found.path.display(), is_within_epoch(found)?);
-    for Change { key, saved, now } in changes(found, table::to_json(&checked.config).chain(checked.prints()?))
+    for Change { key, saved, now } in
+        changes(found, table::to_json(&checked.config).chain([checked.print()?]))
     {
         match key.as_str() {
             WORDS => bail!(
                 "{path} was trained with other words in data_configs.vocabularies; try those in {}",
                 checked.config.run.saveto.display()
             ),
-            FINGERPRINT if is_within_epoch => bail!(
-                "{path} stands in the midst of an epoch, and data_configs.train_data has other text since; try the files of \
-                 then, or another saveto with pretrain_path {path}"
-            ),
             key if is_within_epoch && PLAN.contains(&key) => bail!(
-                "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now, so that other sentences would \
+                "{path} is in the middle of an epoch: {key} was {saved}, and is {now} now, so that other sentences would \
                  make a batch; try {saved} up to the end of the epoch, or another saveto with pretrain_path {path}"
             ),
             _ => {}
@@ -241,13 +246,17 @@ fn nothing_left(found: &Loaded, config: &NmtConfig) -> String {
     )
 }
 
-fn train(job: &Job, checked: &Checked, found: Option<Loaded>) -> anyhow::Result<()> {
+fn train(
+    job: &Job,
+    checked: &Checked,
+    (found, checkpoints): (Option<Loaded>, Checkpoints),
+) -> anyhow::Result<()> {
     let config = &checked.config;
     let device = job.device(config.run.device)?;
     tch::manual_seed(config.training.seed as i64);
     let store = VarStore::new(device);
     let net = job.agree(first_model(checked, &store))?;
-    let trainer = job.agree(trainer(job, checked, &net, &store))?;
+    let trainer = job.agree(trainer(job, checked, &net, &store))?.save_path(checkpoints);
     let trainer = match found {
         Some(found) => trainer.resume_with(found),
         None => trainer,
@@ -273,24 +282,17 @@ fn first_model(checked: &Checked, store: &VarStore) -> anyhow::Result<Transforme
 /// The weights that a path names: a file, a checkpoint, or a folder of checkpoints, of which the best is meant, or the last where the run has evaluated
 /// none.
 pub(super) fn weights_file(path: &Path) -> anyhow::Result<PathBuf> {
-    const MODEL: &str = "model.safetensors";
-    let [best, last] = ["best", "latest"].map(|link| path.join(link));
-    let best = Some(best).filter(|best| !last.is_dir() || is_of_run(best_figure(best), best_figure(&last)));
-    let of_run = best.iter().chain([&last]).map(|checkpoint| checkpoint.join(MODEL));
-    let mut places = [path.to_owned(), path.join(MODEL)].into_iter().chain(of_run);
-    places.find(|place| place.is_file()).with_context(|| {
+    let places = [path.to_owned(), path.join("model.safetensors")];
+    if let Some(file) = places.into_iter().find(|place| place.is_file()) {
+        return Ok(file);
+    }
+    let of_run = Checkpoints::new(path).read_only().model_file()?;
+    of_run.with_context(|| {
         format!(
             "no weights in {}; try a .safetensors file, a checkpoint, or the folder of a training's checkpoints",
             path.display()
         )
     })
-}
-
-/// The best figure of the run that a checkpoint is of, so far, as it is written there.
-fn best_figure(checkpoint: &Path) -> Option<Json> {
-    let manifest = std::fs::read(checkpoint.join("manifest.json")).ok()?;
-    let manifest: Json = serde_json::from_slice(&manifest).ok()?;
-    manifest.get("best").filter(|best| !best.is_null()).cloned()
 }
 
 fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
@@ -310,34 +312,5 @@ fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
             )
         }
         End::Finished => format!("[done] == {name}: {step} steps{best}; checkpoints are in {folder} =="),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_best_model_of_a_run_before_is_not_taken() {
-        for (best, last, taken) in [
-            (Some("3.5"), Some("3.5"), "best"),
-            (Some("3.5"), Some("null"), "latest"),
-            (Some("3.5"), Some("4.5"), "latest"),
-            (Some("3.5"), None, "best"),
-            (None, Some("null"), "latest"),
-        ] {
-            let folder = tempfile::tempdir().unwrap();
-            for (name, figure) in [("best", best), ("latest", last)] {
-                let Some(figure) = figure else { continue };
-                let checkpoint = folder.path().join(name);
-                std::fs::create_dir(&checkpoint).unwrap();
-                std::fs::write(checkpoint.join("manifest.json"), format!(r#"{{"best": {figure}}}"#)).unwrap();
-                std::fs::write(checkpoint.join("model.safetensors"), "").unwrap();
-            }
-            let found = weights_file(folder.path()).unwrap();
-            assert_eq!(found, folder.path().join(taken).join("model.safetensors"), "{best:?}, {last:?}");
-        }
-        let nothing = tempfile::tempdir().unwrap();
-        assert!(weights_file(nothing.path()).unwrap_err().to_string().starts_with("no weights in"));
     }
 }

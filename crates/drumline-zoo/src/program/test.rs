@@ -134,7 +134,8 @@ impl Weights<'_> {
         if let (Some(file), Given::OnCommandLine) = (self.file, self.given) {
             return self.of_file(job, file);
         }
-        let checkpoints = pieces::checkpoints(run);
+        // The run may be training.
+        let checkpoints = pieces::checkpoints(run).read_only();
         let Some(last) = checkpoints.load_latest(&job.group)? else {
             if let Some(file) = self.file {
                 return self.of_file(job, file);
@@ -187,10 +188,5 @@ fn best_of(checkpoints: &Checkpoints, last: &Loaded, job: &Job) -> anyhow::Resul
         return Ok(None);
     }
     let best = checkpoints.load_best(&job.group)?;
-    Ok(best.filter(|best| is_of_run(best.state.best, last.state.best)))
-}
-
-/// Whether a best checkpoint is of the run that the last one is of, by the best figure that each knows.
-pub(super) fn is_of_run<T: PartialEq>(best: Option<T>, last: Option<T>) -> bool {
-    last.is_some() && best == last
+    Ok(best.filter(|best| best.state.is_best_of(&last.state)))
 }

@@ -47,7 +47,7 @@ fn images(args: &TrainArgs) -> anyhow::Result<()> {
     }
 }
 
-fn train(job: &Job, checked: &CheckedTraining, course: &Course, begin: Begin) -> anyhow::Result<()> {
+fn train(job: &Job, checked: &CheckedTraining, course: &Course, mut begin: Begin) -> anyhow::Result<()> {
     let (config, seed) = (&checked.run.config, begin.seed);
     let device = job.device(config.run.device)?;
     if config.cudnn.deterministic {
@@ -58,11 +58,9 @@ fn train(job: &Job, checked: &CheckedTraining, course: &Course, begin: Begin) ->
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
     let trainer = job.agree(trainer(job, checked, (&net, &store), seed))?.ddp_options(options);
-    let trainer = match begin.found {
-        Some(found) => trainer.resume_with(job.agree(pieces::with_optimizer(found, config, &store))?),
-        None => trainer,
-    };
-    course.train(job, trainer, (begin.progress, seed))
+    let found = begin.found.take().map(|found| pieces::with_optimizer(found, config, &store));
+    begin.found = job.agree(found.transpose())?;
+    course.train(job, trainer, begin)
 }
 
 type ImageTrainer<'a> = DistTrainer<'a, Model, ImageBatch>;

@@ -98,6 +98,10 @@ impl Dataset for TextData {
         Ok((padded(&ids, i64::from(Vocabulary::PAD)), target))
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        Some(self.fingerprint())
+    }
+
     fn name(&self, index: usize) -> String {
         format!("line {} of {:?}", self.samples[index].line, self.path)
     }

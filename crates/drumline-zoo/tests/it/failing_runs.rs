@@ -1,10 +1,14 @@
 //! Runs that cannot go well: rank 0 says why, once, all ranks end, and nothing is lost.
 
 use std::fs;
+use std::path::Path;
 
 use drumline_launch::Exit;
+use drumline_text::synth_text::SynthTextOptions;
 
 use super::running::{Place, Rank, column, ended, start};
+
+const SMALL_TEXTS: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
 
 /// What rank 0 said of a failure that all ranks share.
 pub(super) fn shared(ranks: &[Rank]) -> &str {
@@ -122,8 +126,89 @@ fn a_damaged_checkpoint_is_told_of_and_the_one_before_is_used() {
     let ranks = place.run(2, "train TRAIN.MAX_STEPS 5");
     assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{}", ranks[0].stderr);
     assert!(ranks[0].stdout.contains("[resume] == after step 2"), "{}", ranks[0].stdout);
-    assert_eq!(ranks[0].stderr.matches("trying the one before").count(), 1, "{}", ranks[0].stderr);
+    assert_eq!(ranks[0].stderr.matches("model.safetensors is damaged").count(), 1, "{}", ranks[0].stderr);
     assert_eq!(ranks[1].stderr, "");
+    let log = fs::read_to_string(place.path("exp/log.txt")).unwrap();
+    assert_eq!(log.matches("model.safetensors is damaged").count(), 1, "{log}");
+    assert!(log.contains("bad-step-00000004"), "{log}");
+}
+
+/// Flips a bit of a checkpoint's weights.
+fn flip(checkpoint: &Path) {
+    let file = checkpoint.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+/// The checkpoints of a run, and its links with what they name.
+fn kept(place: &Place) -> Vec<String> {
+    let folder = place.path("exp/checkpoints");
+    let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<_> = entries
+        .map(|entry| match fs::read_link(entry.path()) {
+            Ok(to) => format!("{} -> {}", entry.file_name().display(), to.display()),
+            Err(_) => entry.file_name().display().to_string(),
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_damaged_checkpoint_pushes_out_no_good_one() {
+    // 5 steps an epoch, each with a checkpoint at its end.
+    let place = Place::new();
+    place.passes(2, "train OPTIM.MAX_EPOCH 3");
+    let checkpoints = place.path("exp/checkpoints");
+    let [before, last] = ["step-00000010", "step-00000015"];
+    flip(&checkpoints.join(last));
+    place.passes(2, "train OPTIM.MAX_EPOCH 3");
+    assert!(checkpoints.join(before).is_dir() && checkpoints.join(last).is_dir(), "{:?}", kept(&place));
+    assert!(checkpoints.join("bad-step-00000015").is_dir(), "{:?}", kept(&place));
+    // The second one is damaged as well.
+    flip(&checkpoints.join(last));
+    let said = place.passes(2, "train OPTIM.MAX_EPOCH 3");
+    assert!(said.contains("[resume] == after step 10"), "{said}");
+    place.passes(2, "test");
+}
+
+#[test]
+fn a_damaged_best_is_replaced_by_the_best_good_one() {
+    let place = Place::of_texts("classify", &SMALL_TEXTS);
+    // The larger loss counts as better: it is that of the first epoch, and later ones are worse.
+    place.passes(2, "train TRAIN.METRIC_KEY loss OPTIM.MAX_EPOCH 3");
+    let best = fs::canonicalize(place.path("exp/checkpoints/best")).unwrap();
+    assert_ne!(best, fs::canonicalize(place.path("exp/checkpoints/latest")).unwrap(), "control");
+    flip(&best);
+    let ranks = place.run(2, "test TRAIN.METRIC_KEY loss");
+    assert!(
+        ranks[0].stderr.contains("is damaged") && best.is_dir(),
+        "who tests renames nothing: {}",
+        ranks[0].stderr
+    );
+    place.passes(2, "train TRAIN.METRIC_KEY loss OPTIM.MAX_EPOCH 6");
+    let good = fs::canonicalize(place.path("exp/checkpoints/best")).unwrap();
+    assert!(good.is_dir() && good != best && !best.is_dir(), "{:?}", kept(&place));
+    let said = place.passes(2, "test TRAIN.METRIC_KEY loss");
+    assert!(said.contains(&format!("best model, {}", good.display())), "{said}");
+}
+
+#[test]
+fn another_data_set_is_refused_unless_it_is_accepted() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let other = Place::of_images(36, 21);
+    let other = format!("train TRAIN.DATASET {}", other.path("data").display());
+    let ranks = place.run(2, &other);
+    let said = shared(&ranks);
+    assert!(said.contains("of a data set of 40 samples with fingerprint "), "{said}");
+    assert!(
+        said.contains("but this one has 36 samples") && said.contains("TRAIN.ACCEPT_NEW_DATA True"),
+        "{said}"
+    );
+    let said = place.passes(2, &format!("{other} TRAIN.ACCEPT_NEW_DATA True"));
+    assert!(said.contains("after step 2"), "{said}");
 }
 
 #[test]

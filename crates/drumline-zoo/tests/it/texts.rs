@@ -203,7 +203,8 @@ fn another_training_file_in_a_used_folder_is_told() {
     let ranks = place.run(2, "train");
     let said = shared(&ranks);
     assert!(
-        said.contains("stands in the midst of an epoch, and TEXT.TRAIN has other text since; try"),
+        said.contains("the position is of a data set of 90 samples with fingerprint ")
+            && said.contains(", but this one has 91 samples with fingerprint "),
         "{said}"
     );
     append(&file, b"brandnew,fourth\n");
@@ -224,13 +225,13 @@ fn another_training_file_in_a_used_folder_is_told() {
     assert_eq!(fs::read_link(place.path("exp/checkpoints/latest")).unwrap(), kept);
     // To the end of an epoch, after which another file can be meant.
     let said = place.passes(2, "train TRAIN.MAX_STEPS 6");
-    assert!(!said.contains("has other text"), "control: {said}");
+    assert!(said.contains("after step 4"), "control: {said}");
     append(&file, b"brandnew,positive\n");
-    let said = place.passes(2, "train TRAIN.MAX_STEPS 9 TRAIN.BATCH_SIZE 9");
-    assert!(
-        said.contains("note: TEXT.TRAIN has other text than ") && said.contains("after step 6"),
-        "{said}"
-    );
+    let other = "train TRAIN.MAX_STEPS 9 TRAIN.BATCH_SIZE 9";
+    let ranks = place.run(2, other);
+    assert!(shared(&ranks).contains("TRAIN.ACCEPT_NEW_DATA True"), "{}", ranks[0].stderr);
+    let said = place.passes(2, &format!("{other} TRAIN.ACCEPT_NEW_DATA True"));
+    assert!(said.contains("after step 6"), "{said}");
 }
 
 #[test]

@@ -35,6 +35,15 @@ pub struct AcceleratorBuilder {
     loss_scale: ScalePolicy,
     seed: Option<u64>,
     trackers: Vec<Box<dyn Tracker>>,
+    new_data: NewData,
+}
+
+/// What becomes of a state that was saved on other data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum NewData {
+    #[default]
+    Refuse,
+    Accept,
 }
 
 impl AcceleratorBuilder {
@@ -75,6 +84,13 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Whether [`load_state`](Accelerator::load_state) accepts a state that was saved on a data set of another length or fingerprint; by default
+    /// it is an error. The epoch then continues at the same position in the order of the new data.
+    #[must_use]
+    pub fn accept_new_data(self, accept: bool) -> Self {
+        Self { new_data: if accept { NewData::Accept } else { NewData::Refuse }, ..self }
+    }
+
     /// Uses the processor, also where there is a GPU.
     #[must_use]
     pub fn cpu(self) -> Self {
@@ -96,6 +112,7 @@ impl AcceleratorBuilder {
             ("gradient_accumulation_steps".into(), window.to_string()),
             ("precision".into(), format!("{:?}", self.precision)),
             ("loss_scale".into(), format!("{:?}", self.loss_scale)),
+            ("accept_new_data".into(), (self.new_data == NewData::Accept).to_string()),
         ])
     }
 
@@ -117,6 +134,8 @@ impl AcceleratorBuilder {
             optimizers: Default::default(),
             schedules: Default::default(),
             trackers: Trackers::new(trackers, self.seed).into(),
+            checkpoints: Default::default(),
+            new_data: self.new_data,
         })
     }
 }

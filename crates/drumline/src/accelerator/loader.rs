@@ -15,7 +15,11 @@ use crate::shared_failure::{SharedFailure, Trouble, guarded};
 use crate::trainer::Batch;
 
 /// What must be the same on all ranks.
-fn given(whole: &dyn Sampler, options: &LoaderOptions) -> std::result::Result<Given, Trouble> {
+fn given(
+    whole: &dyn Sampler,
+    options: &LoaderOptions,
+    fingerprint: Option<u32>,
+) -> std::result::Result<Given, Trouble> {
     if whole.num_replicas() != 1 {
         return Err(format!(
             "the loader's samples are already shared out over {} ranks; try a sampler for one, as prepare shares them out",
@@ -25,6 +29,7 @@ fn given(whole: &dyn Sampler, options: &LoaderOptions) -> std::result::Result<Gi
     }
     let given = [
         ("number of samples", whole.num_samples().to_string()),
+        ("fingerprint of the data", format!("{fingerprint:08x?}")),
         ("seed", whole.seed().to_string()),
         ("batch_size", options.batch_size.to_string()),
         ("drop_last", options.drop_last.to_string()),
@@ -52,7 +57,7 @@ where
 {
     pub(super) fn new(loader: Loader<D>, shared: &Rc<Shared>) -> Result<Self> {
         let (dataset, whole, options) = loader.into_parts();
-        check_alike(&shared.group, "loader", given(&*whole, &options))?;
+        check_alike(&shared.group, "loader", given(&*whole, &options, dataset.fingerprint()))?;
         let LoaderOptions { batch_size, drop_last, .. } = options;
         let (rank, num_replicas) = (shared.group.rank(), shared.group.size());
         let share = Arc::new(Share { whole, rank, num_replicas, batch_size, drop_last });
@@ -70,7 +75,7 @@ where
         // They were good before.
         let loader = Loader::shared(dataset, share.clone(), options)
             .map_err(|error| SharedFailure::alike(error.to_string()))?;
-        let place = Rc::new(Place::new(share.clone()));
+        let place = Rc::new(Place::new(share.clone(), loader.data_id()));
         let weigh = Rc::new(|batch: &D::Batch| batch.num_samples() as f64);
         Ok(Self { loader, share, shared: shared.clone(), weigh, place })
     }
@@ -87,13 +92,13 @@ where
 
     /// The batches of an epoch; after [`load_state`](super::Accelerator::load_state) those that were left of it.
     pub fn epoch(&self, epoch: u64) -> Batches<D> {
-        let position = self.place.take_resumed(epoch).unwrap_or_else(|| self.share.start(epoch));
+        let position = self.place.take_resumed(epoch).unwrap_or_else(|| self.place.start(epoch));
         self.from(position)
     }
 
     /// The batches that are left after some.
     pub(super) fn after(&self, epoch: u64, num_batches: usize) -> Batches<D> {
-        let start = self.share.start(epoch);
+        let start = self.place.start(epoch);
         let samples_seen =
             num_batches.saturating_mul(self.share.turn()).min(self.share.whole.count_from(&start));
         self.from(SamplerPosition { samples_seen, ..start })

@@ -1,4 +1,7 @@
-//! The whole state of an accelerated loop, saved and gone on from; the files are those of `checkpoint`.
+//! The whole state of an accelerated loop, saved and resumed; the files are those of `checkpoint`.
+//!
+//! Loading changes nothing on disk, as a program that evaluates loads, too. The first save makes the folder the loop's own: what loading
+//! has found damaged is renamed then.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -8,13 +11,14 @@ use drumline_torch::{Named, OptimizerState, RngState, nccl};
 use serde_json::json;
 
 use super::Accelerator;
+use super::builder::NewData;
 use super::error::{AcceleratorError, Result};
 use super::scaling::Scaling;
 use super::several::{all_states, all_tensors, states_of};
 use super::share::Share;
 use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
 use crate::loader::Cause;
-use crate::sampler::{Sampler, SamplerPosition};
+use crate::sampler::{DataId, Sampler, SamplerError, SamplerPosition};
 use crate::scaling::KeptScale;
 use crate::shared_failure::{Trouble, agree};
 
@@ -33,11 +37,32 @@ pub(super) struct Place {
     /// Where the next loop over its epoch begins.
     resumed: Cell<Option<SamplerPosition>>,
     share: Arc<Share>,
+    data: DataId,
 }
 
 impl Place {
-    pub(super) fn new(share: Arc<Share>) -> Self {
-        Self { now: Cell::new(share.start(0)), resumed: Cell::new(None), share }
+    pub(super) fn new(share: Arc<Share>, data: DataId) -> Self {
+        let start = SamplerPosition { data: Some(data), ..share.start(0) };
+        Self { now: Cell::new(start), resumed: Cell::new(None), share, data }
+    }
+
+    /// The beginning of an epoch.
+    pub(super) fn start(&self, epoch: u64) -> SamplerPosition {
+        SamplerPosition { data: Some(self.data), ..self.share.start(epoch) }
+    }
+
+    /// A saved position of this data, or of other data where these are accepted.
+    fn checked(
+        &self,
+        saved: SamplerPosition,
+        new_data: NewData,
+    ) -> std::result::Result<SamplerPosition, SamplerError> {
+        saved.check_seed(self.share.seed())?;
+        if new_data == NewData::Refuse {
+            saved.check_data(self.data)?;
+        }
+        let samples_seen = saved.samples_seen.min(self.share.whole.num_positions(saved.epoch));
+        Ok(SamplerPosition { samples_seen, data: Some(self.data), ..saved })
     }
 
     /// Epochs done, with the fraction of the one that is on.
@@ -88,7 +113,13 @@ impl Accelerator {
         )?;
         self.shared.settle()?;
         let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(Trouble::from))?;
-        Ok(Checkpoints::new(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
+        Ok(self.checkpoints(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
+    }
+
+    /// Those in this folder: the same object each time, which knows what it has found damaged.
+    fn checkpoints(&self, folder: &Path) -> Checkpoints {
+        let mut known = self.checkpoints.borrow_mut();
+        known.entry(folder.to_owned()).or_insert_with(|| Checkpoints::new(folder)).clone()
     }
 
     fn state(&self) -> std::result::Result<TrainState, Cause> {
@@ -125,14 +156,17 @@ impl Accelerator {
     pub fn load_state(&self, folder: impl AsRef<Path>) -> Result<Option<Resumed>> {
         agree::<_, AcceleratorError>(self.group(), self.check_prepared())?;
         let folder = folder.as_ref();
-        let Some(found) = Checkpoints::new(folder).load_latest(self.group())? else {
+        let checkpoints = self.checkpoints(folder).read_only();
+        let Some(found) = checkpoints.load_latest(self.group())? else {
             self.on_main_process(|| {
                 tracing::info!("no checkpoint in {}: this is a new run", folder.display())
             });
             return Ok(None);
         };
-        found.warn_of_new_ranks(self.group());
-        let place = format!("cannot go on from {}", found.path.display());
+        if let Some(text) = found.of_new_ranks(self.group()) {
+            self.on_main_process(|| checkpoints.warn(&text));
+        }
+        let place = format!("cannot resume from {}", found.path.display());
         let gone_on = self.go_on(&found.state).map_err(|cause| Trouble::from(cause).within(&place));
         agree::<_, AcceleratorError>(self.group(), gone_on)?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
@@ -142,9 +176,10 @@ impl Accelerator {
     fn go_on(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
         let resumed = self.shared.place.get().zip(position);
-        if let Some((place, position)) = resumed {
-            position.check_seed(place.share.seed())?;
-        }
+        let resumed = match resumed {
+            Some((place, position)) => Some((place, place.checked(position, self.new_data)?)),
+            None => None,
+        };
         // All is checked before anything is changed.
         let tensors = self.tensors();
         check_model(&tensors, &saved.model)?;

@@ -136,6 +136,7 @@ mod tests {
                     seed: 3,
                     epoch: 1,
                     samples_seen: 0,
+                    data: None,
                 });
                 let whole = whole.unwrap();
                 let steps: Vec<&[usize]> = whole.chunks(3 * ranks).collect();

@@ -50,9 +50,24 @@ pub enum CheckpointError {
         /// Why not.
         cause: String,
     },
+    /// A checkpoint cannot be read, and is not known to be damaged: an older one in its place would lose steps.
+    #[error("cannot load the checkpoint {}: {reason}; nothing was changed; {}", path.display(), reason.advice())]
+    Unreadable {
+        /// Its folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        reason: Refusal,
+    },
+    /// A program that only reads the checkpoints has tried to save one.
+    #[error("the checkpoints in {} are only read here, not saved; try Checkpoints::new without read_only()", dir.display())]
+    ReadOnly {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// There are checkpoints, but none is whole.
     #[error(
-        "no checkpoint in {} can be used:{}; try another folder, or an empty one to start anew",
+        "no checkpoint in {} can be used:{}; nothing was changed; try another folder, or an empty one for a new run",
         dir.display(),
         list(refused)
     )]
@@ -63,7 +78,9 @@ pub enum CheckpointError {
         refused: Vec<Refused>,
     },
     /// The one checkpoint that was asked for is not whole.
-    #[error(transparent)]
+    #[error(
+        "{0}; try resuming the run, which replaces it by the next best, or the weights of another checkpoint"
+    )]
     Unusable(#[from] Refused),
     /// The checkpoint's tensors are not the model's.
     #[error(
@@ -128,7 +145,8 @@ impl CheckpointError {
 
 /// Why one checkpoint is not used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Refusal {
+#[non_exhaustive]
+pub enum Refusal {
     /// A file is not there or cannot be read.
     #[error("{file} cannot be read: {source}")]
     Unreadable {
@@ -143,6 +161,14 @@ pub(super) enum Refusal {
     Version {
         /// The version it has.
         found: String,
+    },
+    /// Its tensors found no room in memory, or are of a type that this program does not know.
+    #[error("{file} cannot be loaded: {cause}")]
+    Tensors {
+        /// The file.
+        file: String,
+        /// What libtorch said.
+        cause: String,
     },
     /// A file is not what was written.
     #[error("{file} is damaged: {what}")]
@@ -160,10 +186,47 @@ impl Refusal {
         move |source| Self::Unreadable { file, source }
     }
 
+    /// Whether bytes are missing or wrong, so that the checkpoint is lost. Anything else may pass: another user, more memory or another
+    /// program may read it.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Version { .. } | Self::Tensors { .. } => false,
+            Self::Unreadable { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::NotADirectory
+                    | io::ErrorKind::IsADirectory
+            ),
+        }
+    }
+
+    /// What the user can do about it, where it is not damage.
+    fn advice(&self) -> &'static str {
+        match self {
+            Self::Unreadable { source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "try the user who saved it, or `chmod -R u+rX` on its folder"
+                }
+                io::ErrorKind::OutOfMemory => MORE_MEMORY,
+                _ => "try again; to resume from an older one, rename its folder",
+            },
+            Self::Tensors { .. } => MORE_MEMORY,
+            _ => "try the version of Drumline that saved it; to resume from an older one, rename its folder",
+        }
+    }
+
+    pub(super) fn tensors(file: &str, cause: impl ToString) -> Self {
+        Self::Tensors { file: file.to_owned(), cause: cause.to_string() }
+    }
+
     pub(super) fn damaged(file: &str, what: impl ToString) -> Self {
         Self::Damaged { file: file.to_owned(), what: what.to_string() }
     }
 }
+
+const MORE_MEMORY: &str = "try with more memory (`ulimit -v`, or the limit of the job or container)";
 
 /// What the user can do about it.
 fn advice(error: &io::Error) -> &'static str {

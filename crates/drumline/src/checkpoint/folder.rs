@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 /// What is being made or thrown away starts with this; nobody reads it.
 pub(super) const UNFINISHED: &str = ".tmp-";
 
+/// What was found damaged starts with this.
+pub(super) const BAD: &str = "bad-";
+
 /// The link to the latest checkpoint.
 pub(super) const LATEST: &str = "latest";
 
@@ -65,6 +68,25 @@ pub(super) fn entries(dir: &Path) -> io::Result<Vec<String>> {
 /// The checkpoint that a link names.
 pub(super) fn linked(dir: &Path, link: &str) -> Option<Name> {
     Name::parse(fs::read_link(dir.join(link)).ok()?.to_str()?)
+}
+
+/// Those that links call the best, the best first, up to the first place that has no link.
+pub(super) fn linked_best(dir: &Path) -> Vec<Name> {
+    (1..).map_while(|place| linked(dir, &best(place))).collect()
+}
+
+/// Renames a damaged checkpoint, so that nobody takes it for one again. `None` if it is not there at all.
+pub(super) fn set_aside(dir: &Path, name: Name) -> io::Result<Option<PathBuf>> {
+    let names = (1..).map(|turn| match turn {
+        1 => format!("{BAD}{name}"),
+        _ => format!("{BAD}{name}.{turn}"),
+    });
+    let aside = names.map(|aside| dir.join(aside)).find(|aside| aside.symlink_metadata().is_err());
+    let aside = aside.expect("numbers do not end");
+    match fs::rename(dir.join(name.to_string()), &aside) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        renamed => renamed.and_then(|()| sync_folder(dir)).map(|()| Some(aside)),
+    }
 }
 
 /// Makes `link` name the checkpoint; it names the old one or the new one at every moment.

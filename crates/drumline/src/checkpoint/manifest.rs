@@ -1,10 +1,11 @@
 //! `manifest.json`: where the run is, and what the other files must be.
 //!
-//! It is checked in this order: JSON, format version, its own checksum, its fields. The checksum is that of the file with eight zeros in
-//! the checksum's place.
+//! It is checked in this order: JSON, its own checksum, format version, its fields. The checksum is that of the file with eight zeros in
+//! the checksum's place. A file of another version whose checksum is right, or elsewhere, is not damaged: it is of another program.
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use serde_json::Value;
 use super::error::{CheckpointError, Refusal};
 use super::folder::create_synced;
 use super::scalar::{Scalar, to_scalars};
-use super::state::TrainState;
+use super::state::{Mark, Score, TrainState};
 
 /// The version of the format that this program writes and reads.
 pub(super) const VERSION: u64 = 1;
@@ -45,6 +46,17 @@ pub(super) struct Manifest {
     pub(super) step: u64,
     pub(super) epoch: u64,
     pub(super) best: Option<Scalar>,
+    /// The metric of this state's own evaluation.
+    #[serde(default)]
+    pub(super) score: Option<ScoreEntry>,
+    /// Its place among the best when it was saved.
+    #[serde(default)]
+    pub(super) place: Option<NonZeroUsize>,
+    #[serde(default)]
+    pub(super) loss: Option<Scalar>,
+    /// Whether loss and weights were numbers. Manifests that do not say so are of programs that did not look.
+    #[serde(default = "unless_known")]
+    pub(super) is_finite: bool,
     pub(super) sampler: Value,
     pub(super) schedule: Value,
     pub(super) scaler: Value,
@@ -61,6 +73,29 @@ pub(super) struct OptimizerEntry {
     pub(super) scalars: BTreeMap<String, Scalar>,
 }
 
+fn unless_known() -> bool {
+    true
+}
+
+/// A metric, and which way it is better.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct ScoreEntry {
+    value: Scalar,
+    smaller_is_better: bool,
+}
+
+impl From<Score> for ScoreEntry {
+    fn from(Score { value, smaller_is_better }: Score) -> Self {
+        Self { value: Scalar(value), smaller_is_better }
+    }
+}
+
+impl From<ScoreEntry> for Score {
+    fn from(ScoreEntry { value, smaller_is_better }: ScoreEntry) -> Self {
+        Self { value: value.0, smaller_is_better }
+    }
+}
+
 /// What a file must be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileEntry {
@@ -69,7 +104,12 @@ pub(super) struct FileEntry {
 }
 
 impl Manifest {
-    pub(super) fn new(state: &TrainState, world_size: usize, files: BTreeMap<String, FileEntry>) -> Self {
+    pub(super) fn new(
+        state: &TrainState,
+        mark: Mark,
+        world_size: usize,
+        files: BTreeMap<String, FileEntry>,
+    ) -> Self {
         let (kind, scalars) = (state.optimizer.kind.clone(), to_scalars(&state.optimizer.scalars));
         Self {
             checksum: NO_CHECKSUM.into(),
@@ -79,6 +119,10 @@ impl Manifest {
             step: state.step,
             epoch: state.epoch,
             best: state.best.map(Scalar),
+            score: state.score.map(Into::into),
+            place: mark.place(),
+            loss: state.loss.map(Scalar),
+            is_finite: state.is_finite(),
             sampler: state.sampler.clone(),
             schedule: state.schedule.clone(),
             scaler: state.scaler.clone(),
@@ -113,17 +157,19 @@ impl Manifest {
         let json: Value = serde_json::from_slice(text)
             .map_err(|error| Refusal::damaged(MANIFEST, format!("not JSON: {error}")))?;
         let version = &json["format_version"];
-        if version.as_u64() != Some(VERSION) {
-            return Err(Refusal::Version { found: version.to_string() });
-        }
+        let other_version = (version.as_u64() != Some(VERSION)).then(|| version.to_string());
         let range = checksum_range();
         let is_placed = text.starts_with(BEFORE.as_bytes()) && text.len() > range.end;
         let mut plain = text.to_vec();
         let written = if is_placed { plain.splice(range, NO_CHECKSUM.bytes()).collect() } else { Vec::new() };
-        let found = hex(crc32fast::hash(&plain));
-        if written != found.as_bytes() {
+        let sum = hex(crc32fast::hash(&plain));
+        let is_right = written == sum.as_bytes();
+        if let Some(found) = other_version.filter(|_| is_right || !is_placed) {
+            return Err(Refusal::Version { found });
+        }
+        if !is_right {
             let written = String::from_utf8_lossy(&written).into_owned();
-            return Err(Refusal::damaged(MANIFEST, format!("its checksum is {found}, it says `{written}`")));
+            return Err(Refusal::damaged(MANIFEST, format!("its checksum is {sum}, it says `{written}`")));
         }
         serde_json::from_value(json).map_err(|error| Refusal::damaged(MANIFEST, error))
     }
@@ -147,7 +193,7 @@ mod tests {
         (state.step, state.best) = (120, Some(0.1 + 0.2));
         state.sampler = serde_json::json!({"epoch": 3, "samples_seen": 640, "seed": 7});
         let file = FileEntry { bytes: 8, crc32: hex(1) };
-        Manifest::new(&state, 2, BTreeMap::from([("model.safetensors".into(), file)]))
+        Manifest::new(&state, Mark::Latest, 2, BTreeMap::from([("model.safetensors".into(), file)]))
     }
 
     #[test]
@@ -175,10 +221,23 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named_before_all_else() {
-        let newer = r#"{"format_version": 2, "anything": "else"}"#;
-        let error = Manifest::parse(newer.as_bytes()).unwrap_err().to_string();
-        assert_eq!(error, "it has format version 2, this program reads version 1");
-        assert!(Manifest::parse(b"{}").unwrap_err().to_string().contains("version null"));
+    fn another_version_is_named_unless_a_byte_of_it_was_changed() {
+        let elsewhere = r#"{"format_version": 2, "anything": "else"}"#;
+        let alike = Manifest { format_version: 2, ..manifest() }.text();
+        for newer in [elsewhere, &alike] {
+            let error = Manifest::parse(newer.as_bytes()).unwrap_err();
+            assert_eq!(error.to_string(), "it has format version 2, this program reads version 1");
+            assert!(!error.is_damage());
+        }
+        let changed = manifest().text().replace("\"format_version\": 1", "\"format_version\": 9");
+        assert!(Manifest::parse(changed.as_bytes()).unwrap_err().is_damage());
+    }
+
+    #[test]
+    fn one_that_does_not_speak_of_its_loss_is_taken_for_finite() {
+        let mut json = serde_json::to_value(manifest()).unwrap();
+        ["score", "place", "loss", "is_finite"].map(|key| json.as_object_mut().unwrap().remove(key).unwrap());
+        let old: Manifest = serde_json::from_value(json).unwrap();
+        assert!(old.is_finite && old.score.is_none() && old.place.is_none() && old.loss.is_none());
     }
 }

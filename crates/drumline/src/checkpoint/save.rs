@@ -17,13 +17,13 @@ use drumline_torch::RngState;
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-use super::Checkpoints;
 use super::error::CheckpointError;
 use super::folder::{self, LATEST, Name, UNFINISHED};
 use super::load::{MODEL, OPTIMIZER, RNG, TRAINED};
 use super::manifest::Manifest;
 use super::on_rank_zero::on_rank_zero;
 use super::state::{Mark, TrainState};
+use super::{Checkpoints, Role};
 use super::{rng, rotate, tensor_file};
 
 /// A checkpoint that is safe on disk.
@@ -100,11 +100,16 @@ impl Checkpoints {
         mark: Mark,
     ) -> Result<Saved, CheckpointError> {
         let dir = &self.dir;
+        if self.role == Role::Reader {
+            return Err(CheckpointError::ReadOnly { dir: dir.clone() });
+        }
         folder::create_folder(dir).map_err(CheckpointError::write(dir))?;
-        rotate::sweep(dir);
+        rotate::sweep(dir, |text| self.warn(text));
+        // What was found damaged while this was read-only.
+        self.mark_damaged();
         let name = self.free_name(state.step)?;
         let beside = dir.join(format!("{UNFINISHED}{name}"));
-        let placed = write_files(&beside, state, generators).and_then(|()| self.place(&beside, name));
+        let placed = write_files(&beside, state, generators, mark).and_then(|()| self.place(&beside, name));
         if let Err(error) = placed {
             // On a full disk the room is needed; what cannot be removed now is swept by the next save.
             let _ = std::fs::remove_dir_all(&beside);
@@ -137,11 +142,7 @@ impl Checkpoints {
             }
             return Err(CheckpointError::write(&dir.join(LATEST))(error));
         }
-        match mark {
-            Mark::Latest => Ok(()),
-            Mark::Best => self.announce_best(name, NonZeroUsize::MIN),
-            Mark::Place(place) => self.announce_best(name, place),
-        }
+        mark.place().map_or(Ok(()), |place| self.announce_best(name, place))
     }
 
     /// Puts a checkpoint at its place among the best. Those behind it move first, so that wherever this ends none but the last is lost.
@@ -176,7 +177,12 @@ fn settled(state: &TrainState) -> TrainState {
 }
 
 /// All files of a checkpoint in a new folder, safe on disk when this returns.
-fn write_files(folder: &Path, state: &TrainState, generators: &[RngState]) -> Result<(), CheckpointError> {
+fn write_files(
+    folder: &Path,
+    state: &TrainState,
+    generators: &[RngState],
+    mark: Mark,
+) -> Result<(), CheckpointError> {
     std::fs::create_dir(folder).map_err(CheckpointError::write(folder))?;
     let tensors =
         [(MODEL, &state.model), (OPTIMIZER, &state.optimizer.tensors), (RNG, &rng::to_tensors(generators)?)];
@@ -185,6 +191,6 @@ fn write_files(folder: &Path, state: &TrainState, generators: &[RngState]) -> Re
     for (name, tensors) in tensors.into_iter().chain(trained) {
         files.insert(name.to_owned(), tensor_file::write(&folder.join(name), tensors)?);
     }
-    Manifest::new(state, generators.len(), files).write(folder)?;
+    Manifest::new(state, mark, generators.len(), files).write(folder)?;
     folder::sync_folder(folder).map_err(CheckpointError::write(folder))
 }

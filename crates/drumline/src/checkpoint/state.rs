@@ -26,6 +26,10 @@ pub struct TrainState {
     pub scaler: Value,
     /// The best metric so far.
     pub best: Option<f64>,
+    /// What an evaluation of this very state has found, if there was one.
+    pub score: Option<Score>,
+    /// The loss of the last step, if there was one. A checkpoint whose loss is not finite never replaces the last one whose loss was.
+    pub loss: Option<f64>,
     /// The run's configuration.
     pub config: Value,
     /// This rank's random number generators.
@@ -45,9 +49,40 @@ impl TrainState {
             schedule: Value::Null,
             scaler: Value::Null,
             best: None,
+            score: None,
+            loss: None,
             config: Value::Null,
             rng: RngState::capture()?,
         })
+    }
+}
+
+/// Whether a checkpoint, of which the score and the best metric of its run are known, is the best of the run whose last checkpoint
+/// knows this best metric: one that a run before has left in the folder is not.
+pub(super) fn is_best_of((score, best): (Option<f64>, Option<f64>), last: Option<f64>) -> bool {
+    last.is_some() && (score == last || best == last)
+}
+
+impl TrainState {
+    /// Whether this, of the checkpoint that is called the best, is of the run that `last` is the last checkpoint of.
+    pub fn is_best_of(&self, last: &Self) -> bool {
+        is_best_of((self.score.map(|score| score.value), self.best), last.best)
+    }
+}
+
+/// A metric of one state, by which states are compared.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Score {
+    /// The metric.
+    pub value: f64,
+    /// As with a loss; an accuracy is better when it is larger.
+    pub smaller_is_better: bool,
+}
+
+impl Score {
+    /// Where it comes among others: the largest is the best.
+    pub(super) fn height(self) -> f64 {
+        if self.smaller_is_better { -self.value } else { self.value }
     }
 }
 
@@ -60,4 +95,15 @@ pub enum Mark {
     Best,
     /// The latest, and at this place among the best so far; those from there on move back by one.
     Place(NonZeroUsize),
+}
+
+impl Mark {
+    /// The place among the best, if it has one.
+    pub(super) fn place(self) -> Option<NonZeroUsize> {
+        match self {
+            Self::Latest => None,
+            Self::Best => Some(NonZeroUsize::MIN),
+            Self::Place(place) => Some(place),
+        }
+    }
 }

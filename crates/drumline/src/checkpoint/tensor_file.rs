@@ -83,25 +83,27 @@ fn plain(named: &Named) -> Result<Tensor, CheckpointError> {
 
 /// Reads the tensors of a file, which must be as `entry` says.
 pub(super) fn read(folder: &Path, name: &str, entry: &FileEntry) -> Result<Vec<Named>, Refusal> {
+    let mut file = open(folder, name, entry)?;
+    let tensors = read_metadata(&mut file, name, entry.bytes).and_then(|metadata| {
+        metadata.offset_keys().into_iter().map(|key| read_tensor(&mut file, name, (&metadata, key))).collect()
+    });
+    // A wrong header may have stopped the reading early; the checksum is the better reason then, and takes the whole file.
+    file.finish(name, entry)?;
+    tensors
+}
+
+/// Reads a file, which must be as `entry` says, and keeps nothing of it.
+pub(super) fn check(folder: &Path, name: &str, entry: &FileEntry) -> Result<(), Refusal> {
+    open(folder, name, entry)?.finish(name, entry)
+}
+
+fn open(folder: &Path, name: &str, entry: &FileEntry) -> Result<Hashed<File>, Refusal> {
     let file = File::open(folder.join(name)).map_err(Refusal::unreadable(name))?;
     let len = file.metadata().map_err(Refusal::unreadable(name))?.len();
     if len != entry.bytes {
         return Err(Refusal::damaged(name, format!("it has {len} bytes, {} were written", entry.bytes)));
     }
-    let mut file = Hashed { inner: file, hasher: crc32fast::Hasher::new(), bytes: 0 };
-    let tensors = read_metadata(&mut file, name, len).and_then(|metadata| {
-        metadata.offset_keys().into_iter().map(|key| read_tensor(&mut file, name, (&metadata, key))).collect()
-    });
-    // A wrong header may have stopped the reading early; the checksum is the better reason then, and takes the whole file.
-    io::copy(&mut file, &mut io::sink()).map_err(Refusal::unreadable(name))?;
-    let found = file.entry().crc32;
-    if found != entry.crc32 {
-        return Err(Refusal::damaged(
-            name,
-            format!("its checksum is {found}, that written is {}", entry.crc32),
-        ));
-    }
-    tensors
+    Ok(Hashed { inner: file, hasher: crc32fast::Hasher::new(), bytes: 0 })
 }
 
 fn read_metadata(file: &mut Hashed<File>, name: &str, len: u64) -> Result<Metadata, Refusal> {
@@ -111,7 +113,9 @@ fn read_metadata(file: &mut Hashed<File>, name: &str, len: u64) -> Result<Metada
     if header_len > LONGEST_HEADER.min(len.saturating_sub(8)) {
         return Err(Refusal::damaged(name, format!("its header claims {header_len} bytes")));
     }
-    let mut header = vec![0; header_len as usize];
+    let mut header = Vec::new();
+    header.try_reserve_exact(header_len as usize).map_err(|cause| Refusal::tensors(name, cause))?;
+    header.resize(header_len as usize, 0);
     file.read_exact(&mut header).map_err(Refusal::unreadable(name))?;
     let metadata: Metadata = serde_json::from_slice(&header)
         .map_err(|error| Refusal::damaged(name, format!("its header: {error}")))?;
@@ -130,8 +134,9 @@ fn read_tensor(
 ) -> Result<Named, Refusal> {
     let info = metadata.info(&key).expect("the key is the metadata's own");
     let spec = Spec { name: key, dtype: info.dtype, shape: info.shape.clone() };
-    let mut named = spec.empty().map_err(|error| Refusal::damaged(name, error))?;
-    let bytes = bytes_mut(&mut named.tensor).map_err(|error| Refusal::damaged(name, error))?;
+    // The header's sizes are those of the file: what does not fit into memory is whole.
+    let mut named = spec.empty().map_err(|error| Refusal::tensors(name, error))?;
+    let bytes = bytes_mut(&mut named.tensor).map_err(|error| Refusal::tensors(name, error))?;
     bytes
         .chunks_mut(PIECE)
         .try_for_each(|piece| file.read_exact(piece))
@@ -216,6 +221,19 @@ impl<F> Hashed<F> {
 
     fn entry(self) -> FileEntry {
         FileEntry { bytes: self.bytes, crc32: hex(self.hasher.finalize()) }
+    }
+}
+
+impl Hashed<File> {
+    /// Reads what is left, and compares the checksum.
+    fn finish(mut self, name: &str, entry: &FileEntry) -> Result<(), Refusal> {
+        io::copy(&mut self, &mut io::sink()).map_err(Refusal::unreadable(name))?;
+        let found = self.entry().crc32;
+        if found == entry.crc32 {
+            return Ok(());
+        }
+        let what = format!("its checksum is {found}, that written is {}", entry.crc32);
+        Err(Refusal::damaged(name, what))
     }
 }
 

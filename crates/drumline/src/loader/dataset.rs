@@ -37,6 +37,12 @@ pub trait Dataset: Send + Sync {
         format!("#{index}")
     }
 
+    /// Tells this data set from others of the same length: the same for the same samples in the same order, on every host. A run that is
+    /// resumed on other data is refused. Without one only the length is compared. Asked for once; it should take seconds at most.
+    fn fingerprint(&self) -> Option<u32> {
+        None
+    }
+
     /// Copies a batch to pinned memory, as [`ImageBatch::pin_memory`](super::ImageBatch::pin_memory) does. Only asked with
     /// [`pin_memory`](super::LoaderOptions::pin_memory) and a GPU; without an implementation batches stay as they are.
     fn pin_memory(&self, batch: Self::Batch) -> Result<Self::Batch, TorchError> {

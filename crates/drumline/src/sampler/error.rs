@@ -1,5 +1,7 @@
 //! What is wrong with a sampler's arguments.
 
+use super::DataId;
+
 /// A sampler cannot be made, or cannot go on from a position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -37,6 +39,18 @@ pub enum SamplerError {
         index: usize,
         /// The length of the data set.
         num_samples: usize,
+    },
+    /// The position belongs to another data set.
+    #[error(
+        "the position is of a data set of {saved}, but this one has {now}: samples would be seen twice or never; try the data \
+         that the run was saved with, a new folder for a new run, or accept the new data (accept_new_data(true), in a \
+         configuration TRAIN.ACCEPT_NEW_DATA True)"
+    )]
+    OtherData {
+        /// What was saved with the position.
+        saved: DataId,
+        /// The data set that is there.
+        now: DataId,
     },
     /// The position belongs to another order of samples.
     #[error(

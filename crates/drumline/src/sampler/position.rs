@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::SamplerError;
+use super::{DataId, SamplerError};
 
 /// How far all ranks together have come in an epoch. It holds no rank and no world size: what is left of the epoch can be
 /// shared among any number of ranks.
@@ -14,7 +14,7 @@ use super::SamplerError;
 ///     DistributedSampler::new(SamplerOptions { num_samples: 10, num_replicas, rank, ..Default::default() })
 /// };
 /// // Two ranks have taken two samples each; one goes on alone.
-/// let position = SamplerPosition { epoch: 3, samples_seen: 4, seed: 0 };
+/// let position = SamplerPosition { epoch: 3, samples_seen: 4, ..Default::default() };
 /// let mut all = [&sampler(2, 0)?.indices(3)[..2], &sampler(2, 1)?.indices(3)[..2]].concat();
 /// all.extend(sampler(1, 0)?.indices_from(&position)?);
 /// all.sort();
@@ -29,12 +29,23 @@ pub struct SamplerPosition {
     pub samples_seen: usize,
     /// The seed of the order.
     pub seed: u64,
+    /// The data set that the order is of, where that is known. A [`Loader`](crate::Loader) knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataId>,
 }
 
 impl SamplerPosition {
     /// The position after each of `num_replicas` ranks has taken `taken` more positions.
     pub fn after(self, taken: usize, num_replicas: usize) -> Self {
         Self { samples_seen: self.samples_seen + taken * num_replicas, ..self }
+    }
+
+    /// An error if the position is of another data set. One that does not say which is taken for the same.
+    pub fn check_data(&self, now: DataId) -> Result<(), SamplerError> {
+        match self.data {
+            Some(saved) if !saved.is_same(now) => Err(SamplerError::OtherData { saved, now }),
+            _ => Ok(()),
+        }
     }
 
     /// An error if the position is of another seed.

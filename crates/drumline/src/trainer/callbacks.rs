@@ -7,7 +7,6 @@
 //! | [`MovingAverage`] | averaged weights, to evaluate and to save |
 //! | [`GradientClip`] | gradients within bounds |
 //! | [`EarlyStop`], [`TimeLimit`] | an end before the last epoch |
-//! | [`StopOnNan`] | an error before a broken loss reaches the weights |
 //! | [`Checkpoint`], [`EvaluateEvery`] | when to save and to evaluate |
 //! | [`RankFiles`] | what each rank is doing, for `drumline watch` |
 //!
@@ -41,6 +40,6 @@ pub use plots::Plots;
 pub use rank_files::RankFiles;
 pub use reduce_on_plateau::ReduceOnPlateau;
 pub(super) use shown::Shown;
-pub use stopping::{EarlyStop, StopOnNan, TimeLimit};
+pub use stopping::{EarlyStop, TimeLimit};
 pub use tensorboard::TensorBoard;
 pub use warmup::Warmup;

@@ -35,6 +35,10 @@ impl<B: Send> Dataset for AnyDataset<B> {
         self.0.name(index)
     }
 
+    fn fingerprint(&self) -> Option<u32> {
+        self.0.fingerprint()
+    }
+
     fn is_on_device(&self) -> bool {
         self.0.is_on_device()
     }

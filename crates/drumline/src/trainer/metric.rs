@@ -149,6 +149,11 @@ impl MetricKey {
         &self.name
     }
 
+    /// As with a loss.
+    pub fn smaller_is_better(&self) -> bool {
+        self.smaller_is_better
+    }
+
     /// Puts a value among the `keep` best, of which the best comes first, and says at which place, from 1; `None` where it is not among them. What is no finite
     /// number never is.
     pub(super) fn rank(&self, value: f64, best: &mut Vec<f64>, keep: usize) -> Option<NonZeroUsize> {

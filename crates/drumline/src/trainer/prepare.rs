@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drumline_comm::{ProcessGroup, ReduceOp, call_site};
+use drumline_comm::{CommError, ProcessGroup, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
 use drumline_parallel::Ddp;
 use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
@@ -28,7 +28,7 @@ use super::waits::Waits;
 use crate::alike::{Given, check_alike};
 use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
-use crate::sampler::{EvalSampler, Sampler, SamplerOptions};
+use crate::sampler::{DataId, EvalSampler, Sampler, SamplerOptions, SamplerPosition};
 use crate::scaling::scaler_for;
 use crate::shared_failure::{SharedFailure, Trouble, agree};
 use crate::stop_request::StopRequest;
@@ -174,6 +174,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             config.remove("batch_size_per_gpu");
         }
         config.append(&mut asked.settings.config);
+        let data = data_of_all(&group, parts.train.data_id())?;
         let steps_per_epoch = steps_of_epoch(0, &group, &parts.train, &asked.settings)?;
         let waits = Arc::new(Waits::new(asked.tracer.observer().or(asked.ddp_options.observer.take())));
         asked.ddp_options.observer = Some(Arc::clone(&waits) as _);
@@ -182,6 +183,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         let scaler = agree::<_, TrainerError>(&group, scaler.map_err(Trouble::from))?;
         let norms = Norms::new(asked.ddp_options.sync_group.clone());
         let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
+        let checkpoints = asked.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
         if let Some(progress) = parts.progress.clone() {
             asked.hooks.master.insert(0, Box::new(Shown::new(progress)));
         }
@@ -215,11 +217,12 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             evaluated_at: None,
             resumed_from: None,
             key: parts.key,
-            place: Place { from: parts.train.sampler().start(0), turns: 0 },
+            place: Place { from: SamplerPosition { data, ..parts.train.sampler().start(0) }, turns: 0 },
+            data,
             train: parts.train,
             dev: parts.dev,
             stop: parts.stop,
-            checkpoints: asked.settings.save_path.as_ref().map(Checkpoints::new),
+            checkpoints,
             hooks: asked.hooks,
             settings: asked.settings,
             load_best_model,
@@ -234,6 +237,23 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             graphs,
             state,
         })
+    }
+}
+
+/// What all ranks train on; `None` where ranks have data of their own.
+fn data_of_all(group: &ProcessGroup, own: DataId) -> Result<Option<DataId>, CommError> {
+    let all = group.all_gather_object(&own)?;
+    Ok(all.iter().all(|other| *other == own).then_some(own))
+}
+
+/// Checkpoints whose warnings go into the run's log, unless the program has said where they go.
+fn logged(checkpoints: Checkpoints, progress: Option<&Progress>) -> Checkpoints {
+    match progress {
+        Some(progress) if !checkpoints.has_log() => {
+            let progress = progress.clone();
+            checkpoints.on_warning(move |line| progress.note(line))
+        }
+        _ => checkpoints,
     }
 }
 

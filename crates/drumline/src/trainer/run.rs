@@ -34,7 +34,7 @@ use super::tracer::Tracer;
 use super::waits::Waits;
 use crate::checkpoint::{Checkpoints, Loaded};
 use crate::loader::{Loader, Sample};
-use crate::sampler::SamplerPosition;
+use crate::sampler::{DataId, SamplerPosition};
 use crate::shared_failure::{Trouble, agree, in_words, panic_words};
 use crate::stop_request::StopRequest;
 
@@ -139,6 +139,8 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// The metrics of the best checkpoints, the best first.
     pub(super) kept_best: Vec<f64>,
     pub(super) place: Place,
+    /// What is trained on, where all ranks have the same.
+    pub(super) data: Option<DataId>,
     pub(super) norms: Norms,
     /// In fp16.
     pub(super) scaler: Option<LossScaler>,
@@ -310,7 +312,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         let before = (self.state.step_in_epoch, self.place);
         self.state.epoch += 1;
         self.state.step_in_epoch = 0;
-        self.place = Place { from: self.train.sampler().start(self.state.epoch), turns: 0 };
+        self.place = Place { from: self.start_of(self.state.epoch), turns: 0 };
         self.is_unsaved = true;
         let cut =
             self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut;
@@ -322,6 +324,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         self.hooks.call(Hook::EpochEnd, &mut self.state);
         self.count_epoch()
+    }
+
+    /// The beginning of an epoch.
+    fn start_of(&self, epoch: u64) -> SamplerPosition {
+        SamplerPosition { data: self.data, ..self.train.sampler().start(epoch) }
     }
 
     /// Finds out how many steps the epoch has that comes next, if one does: a sampler's epochs may differ.

@@ -1,7 +1,8 @@
-//! Checkpoints of a training: saved, gone on from, and the best one loaded at the end.
+//! Checkpoints of a training: saved, resumed from, and the best one loaded at the end.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use drumline_torch::{RngState, nccl};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use super::model::Model;
 use super::run::{Place, Run};
 use super::settings::Every;
 use super::state::Best;
-use crate::checkpoint::{Checkpoints, Loaded, Mark, Scalar, TrainState, named, restore};
+use crate::checkpoint::{BestSaved, Checkpoints, Loaded, Mark, Scalar, Score, TrainState, named, restore};
 use crate::loader::Cause;
 use crate::sampler::SamplerPosition;
 use crate::scaling::KeptScale;
@@ -127,12 +128,22 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             sampler: serde_json::to_value(self.position())?,
             schedule: serde_json::to_value(kept)?,
             best: self.state.best.map(|best| best.metric),
+            score: self.own_score(),
+            // Before the first step of this run there is none.
+            loss: (self.state.count > 0.0).then_some(self.state.loss),
             config: serde_json::to_value(&self.state.config)?,
             rng: RngState::capture()?,
             scaler: KeptScale::new(self.scaler.as_ref(), self.state.skipped)?.to_value()?,
             trained: self.trained_beside()?,
             ..TrainState::new(named(self.store))?
         })
+    }
+
+    /// What the evaluation of this step has found.
+    fn own_score(&self) -> Option<Score> {
+        let evaluation = self.state.evaluation.as_ref().filter(|done| done.step == self.state.step)?;
+        let value = evaluation.metric(self.key.name())?;
+        Some(Score { value, smaller_is_better: self.key.smaller_is_better() })
     }
 
     /// Where the epoch is, the same on all ranks: also where their shares differ.
@@ -152,28 +163,44 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     /// Goes on from the latest checkpoint, if that is wanted and there is one.
     pub(super) fn resume(&mut self) -> Result<(), TrainerError> {
-        let found = match (self.loaded.take(), &self.settings.resume_from) {
-            (None, Some(folder)) => Checkpoints::new(folder).load_latest(&self.state.group)?,
+        let found = match (self.loaded.take(), self.settings.resume_from.clone()) {
+            (None, Some(folder)) => self.checkpoints_in(&folder).load_latest(&self.state.group)?,
             (loaded, _) => loaded,
         };
         let Some(found) = found else { return Ok(()) };
-        found.warn_of_new_ranks(&self.state.group);
-        let gone_on = self.go_on(&found.state);
+        self.warn(found.of_new_ranks(&self.state.group));
+        let gone_on = self.go_on(&found);
         self.resumed_from = found.path.parent().map(Into::into);
         // Rank 0's folder counts, where the others know it by another name.
-        let mut is_saved = [u8::from(self.resumed_from == self.settings.save_path)];
+        let own = self.checkpoints.as_ref().zip(self.resumed_from.as_ref());
+        let mut is_saved = [u8::from(own.is_some_and(|(own, folder)| own.is_in(folder)))];
         self.state.group.broadcast(&mut is_saved, 0)?;
         let is_saved = is_saved[0] > 0;
         self.state.saved_at = is_saved.then_some(found.state.step);
         self.state.checkpoint = Some(found.path.clone());
         self.is_unsaved = !is_saved;
         let gone_on = gone_on.map_err(|cause| {
-            Trouble::from(cause).within(&format!("cannot go on from {}", found.path.display()))
+            Trouble::from(cause).within(&format!("cannot resume from {}", found.path.display()))
         });
         agree::<_, TrainerError>(&self.state.group, gone_on)?;
         self.count_epoch()?;
         self.ask_for_missing_evaluation();
         Ok(())
+    }
+
+    /// The run's own checkpoints, if they are in this folder; those of another run are only read.
+    fn checkpoints_in(&self, folder: &Path) -> Checkpoints {
+        let own = self.checkpoints.clone().filter(|own| own.is_in(folder));
+        own.unwrap_or_else(|| Checkpoints::new(folder).read_only())
+    }
+
+    /// Warns on rank 0, in the run's log, too.
+    fn warn(&self, text: Option<String>) {
+        let Some(text) = text.filter(|_| self.state.rank() == 0) else { return };
+        match &self.checkpoints {
+            Some(checkpoints) => checkpoints.warn(&text),
+            None => tracing::warn!("{text}"),
+        }
     }
 
     /// One that was due after the checkpoint's last step. That of an epoch's end is made when the epoch is ended again.
@@ -184,9 +211,24 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         state.requests.validation = is_due && self.evaluated_at != Some(state.step);
     }
 
-    fn go_on(&mut self, saved: &TrainState) -> Result<(), Cause> {
+    /// The position of a checkpoint, on this run's data.
+    fn position_of(&self, saved: &TrainState) -> Result<SamplerPosition, Cause> {
         let from: SamplerPosition = serde_json::from_value(saved.sampler.clone())?;
         from.check_seed(self.train.sampler().seed())?;
+        let checked = self.data.map_or(Ok(()), |now| from.check_data(now));
+        match checked {
+            Err(error) if self.settings.accept_new_data => {
+                self.warn(Some(format!("{error}; it was accepted, and the epoch continues at its position")))
+            }
+            checked => checked?,
+        }
+        let all = self.train.sampler().num_positions(from.epoch);
+        Ok(SamplerPosition { samples_seen: from.samples_seen.min(all), data: self.data, ..from })
+    }
+
+    fn go_on(&mut self, found: &Loaded) -> Result<(), Cause> {
+        let saved = &found.state;
+        let from = self.position_of(saved)?;
         let (kept, scale) = (Kept::of(saved)?, KeptScale::of(&saved.scaler)?);
         self.load_weights(saved)?;
         self.state.optimizer.load_state(&saved.optimizer)?;
@@ -204,9 +246,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if self.kept_best.is_empty() {
             self.kept_best.extend(self.state.best.map(|best| best.metric));
         }
+        if let Some(left) = &found.best_left {
+            self.take_best(left);
+        }
         self.state.resumed_at = Some(saved.step);
         self.evaluated_at = kept.evaluated_at;
         Ok(())
+    }
+
+    /// Where best checkpoints were lost, those that are left are the best: what was lost must not keep worse ones from being kept.
+    fn take_best(&mut self, left: &[BestSaved]) {
+        let metric = |best: &BestSaved| best.score.map(|score| score.value);
+        self.state.best = left
+            .first()
+            .and_then(|best| Some(Best { metric: metric(best)?, step: best.step, epoch: best.epoch }));
+        self.kept_best = left.iter().map_while(metric).collect();
     }
 
     /// The best model's weights become the model's.
@@ -216,8 +270,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         }
         let Some(best) = self.state.best else { return Ok(()) };
         // It may be one of before, and then be where that was saved.
-        for folder in [self.settings.save_path.clone(), self.resumed_from.clone()].into_iter().flatten() {
-            let found = Checkpoints::new(folder).load_best(&self.state.group)?;
+        let others = self.resumed_from.as_ref().map(|folder| self.checkpoints_in(folder));
+        for checkpoints in self.checkpoints.clone().into_iter().chain(others) {
+            let found = checkpoints.load_best(&self.state.group)?;
             if let Some(found) = found.filter(|found| found.state.step == best.step) {
                 let restored = restore(&named(self.store), &found.state.model);
                 return agree(&self.state.group, restored.map_err(Trouble::from));

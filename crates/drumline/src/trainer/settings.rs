@@ -109,6 +109,8 @@ pub(super) struct Settings {
     pub(super) loss_scale: ScalePolicy,
     pub(super) cuda_graphs: bool,
     pub(super) use_tqdm: bool,
+    pub(super) stop_on_nan: bool,
+    pub(super) accept_new_data: bool,
     /// What the program has to say of itself.
     pub(super) config: BTreeMap<String, Value>,
 }
@@ -136,6 +138,8 @@ impl Default for Settings {
             loss_scale: ScalePolicy::default(),
             cuda_graphs: true,
             use_tqdm: true,
+            stop_on_nan: true,
+            accept_new_data: false,
             config: BTreeMap::new(),
         }
     }
@@ -157,7 +161,7 @@ impl Settings {
     /// By name, for logs and checkpoints.
     pub(super) fn to_config(&self) -> BTreeMap<String, Value> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let entries: [(&str, Value); 19] = [
+        let entries: [(&str, Value); 21] = [
             ("batch_size_per_gpu", self.batch_size_per_gpu.into()),
             ("dev_batch_size", self.dev_batch_size.into()),
             ("update_every", self.update_every.into()),
@@ -177,6 +181,8 @@ impl Settings {
             ("precision", format!("{:?}", self.precision).to_lowercase().into()),
             ("loss_scale", format!("{:?}", self.loss_scale).into()),
             ("use_tqdm", self.use_tqdm.into()),
+            ("stop_on_nan", self.stop_on_nan.into()),
+            ("accept_new_data", self.accept_new_data.into()),
         ];
         entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }

@@ -81,6 +81,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         if self.has_callbacks {
             waits.over(|| self.add_up(Vec::new()))?;
         }
+        // Behind the callbacks, which may have better words for it.
+        if self.settings.stop_on_nan && !self.state.loss.is_finite() {
+            return Err(self.no_number().into());
+        }
         let optimizer = Instant::now();
         self.optimize(unscaled, &computed)?;
         self.tracer.span("optimizer", Track::Compute, optimizer);
@@ -257,6 +261,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         self.state.step_in_epoch += 1;
         self.state.samples_per_s = self.state.samples as f64 / self.clock.lap().as_secs_f64().max(1e-9);
         self.state.requests.validation |= self.settings.validate_every.is_at_step(self.state.step);
+    }
+
+    /// The loss is the same on all ranks, so that each finds this by itself.
+    fn no_number(&self) -> SharedFailure {
+        let (loss, step, epoch, lr) =
+            (self.state.loss, self.state.step + 1, self.state.epoch + 1, self.state.lr());
+        SharedFailure::alike(format!(
+            "the loss is {loss} at step {step} (epoch {epoch}, lr {lr}); the weights are those of the step before; \
+             try a smaller learning rate, or a warm-up; stop_on_nan(false) trains on"
+        ))
     }
 
     /// Found by every rank in the same numbers.

@@ -1,11 +1,15 @@
 //! Checkpoints: exact, whole whatever happens, on any number of ranks.
 
+mod best;
 mod damage;
 mod exact;
 mod full_disk;
 mod killed;
+mod killed_through;
+mod not_finite;
 mod python;
 mod ranks;
+mod unreadable;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -2,6 +2,7 @@
 
 mod averaging;
 mod bad_input;
+mod changed_data;
 mod ending;
 mod fastnlp_bugs;
 mod keeping;

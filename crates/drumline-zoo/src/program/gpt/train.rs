@@ -30,9 +30,6 @@ use crate::program::shown::TOKENS;
 
 type GptTrainer<'a> = DistTrainer<'a, Gpt, (Tensor, Tensor)>;
 
-/// In a checkpoint's configuration: of the file that is trained on.
-const FINGERPRINT: &str = "the tokens of GPT.TRAIN";
-
 const BLOCK: &str = "MODEL.BLOCK";
 
 /// What a model is best by: less is better.
@@ -55,8 +52,7 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     if let Some(found) = &begin.found {
         // The folder of rank 0 counts.
         job.agree(if job.is_first() { checked.same_model() } else { Ok(()) })?;
-        let note = job.agree(same_windows(found, config, &sets))?;
-        note.iter().for_each(|note| begin.progress.say(&format!("note: {note}")));
+        job.agree(same_windows(found, config))?;
     }
     run(&job, &checked, &course, (begin, sets))
 }
@@ -98,30 +94,20 @@ impl Sets {
     }
 }
 
-/// A checkpoint within an epoch, which says how many windows were seen, must go on with the same ones. A note if the next epoch is of other tokens.
-fn same_windows(found: &Loaded, config: &GptConfig, sets: &Sets) -> anyhow::Result<Option<String>> {
-    // The fingerprint is one of windows: the size of them comes first.
-    let now: [(&str, Json); 3] = [
-        (BLOCK, config.model.block.into()),
-        ("TRAIN.SHUFFLE", config.train.shuffle.into()),
-        (FINGERPRINT, sets.fingerprints[0].as_str().into()),
-    ];
+/// An error if what is left of an epoch would be of other windows. Other tokens are refused by the trainer.
+fn same_windows(found: &Loaded, config: &GptConfig) -> anyhow::Result<()> {
+    let now: [(&str, Json); 2] =
+        [(BLOCK, config.model.block.into()), ("TRAIN.SHUFFLE", config.train.shuffle.into())];
+    let is_within_epoch = is_within_epoch(found)?;
     let path = found.path.display();
-    let changes: Vec<_> = changes(found, now.map(|(key, now)| (key.to_owned(), now))).collect();
-    match (&changes[..], is_within_epoch(found)?) {
-        ([Change { key, saved, now }, ..], true) => bail!(
-            "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
+    let mut changes = changes(found, now.map(|(key, now)| (key.to_owned(), now)));
+    if let Some(Change { key, saved, now }) = changes.next().filter(|_| is_within_epoch) {
+        bail!(
+            "{path} is in the middle of an epoch: {key} was {saved}, and is {now} now; try what it was, or another OUT_DIR with \
              MODEL.WEIGHTS of this one"
-        ),
-        ([first, ..], false)
-            if first.key != BLOCK && changes.iter().any(|change| change.key == FINGERPRINT) =>
-        {
-            Ok(Some(format!(
-                "GPT.TRAIN has other tokens than {path} was trained on; try another OUT_DIR to begin anew"
-            )))
-        }
-        _ => Ok(None),
+        );
     }
+    Ok(())
 }
 
 fn run(
@@ -138,11 +124,8 @@ fn run(
     let trainer = job.agree(trainer(job, config, (&net, &store), (sets, seed)))?;
     let trainer = job.agree(with_optimizer(trainer, config, &store))?;
     let keep = SaveTokenizer { tokenizer: checked.tokenizer.clone(), out_dir: config.run.out_dir.clone() };
-    let trainer = match begin.found {
-        Some(found) => trainer.resume_with(found),
-        None => trainer.master_callback(keep),
-    };
-    course.train(job, trainer, (begin.progress, seed))
+    let trainer = if begin.found.is_some() { trainer } else { trainer.master_callback(keep) };
+    course.train(job, trainer, begin)
 }
 
 /// Leaves the tokenizer beside the checkpoints of a new run: `drumline generate` needs no other file. Bytes have none.
@@ -171,7 +154,6 @@ fn trainer<'a>(
     let ((rank, num_replicas), train) = (job.place(), &config.train);
     let (num_samples, shuffle) = (sets.train.len(), train.shuffle);
     let options = SamplerOptions { num_samples, num_replicas, rank, shuffle, seed, drop_last: true };
-    let [fingerprint, _] = sets.fingerprints;
     let windows = sets.train.beginning(if shuffle { Begin::Moved } else { Begin::Fixed });
     let mut trainer = DistTrainer::new(&job.group, net, store, windows)
         .loss(PerToken)
@@ -184,8 +166,7 @@ fn trainer<'a>(
         .update_every(train.accumulate)
         .num_workers(train.workers)
         .pin_memory(train.pin_memory)
-        .validate_every(train.eval_freq.map_or(Every::Epochs(1), Every::Steps))
-        .config([(FINGERPRINT.to_owned(), fingerprint.into())]);
+        .validate_every(train.eval_freq.map_or(Every::Epochs(1), Every::Steps));
     if let Some(dev) = sets.dev {
         trainer = trainer.dev_data(dev).metric("ppl", Perplexity::default()).metric_key(BEST_BY);
     }
@@ -235,6 +216,7 @@ impl From<&GptConfig> for Course {
             entries: config.entries(),
             yaml: config.to_yaml(),
             auto_resume: train.auto_resume,
+            accept_new_data: train.accept_new_data,
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
             evaluates: config.tokens.dev.is_some(),

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use drumline::trainer::{
     CallbackResult, Checkpoint, DistTrainer, EarlyStop, EventFile, Every, GradientClip, MasterCallback,
-    MovingAverage, RankFiles, StopOnNan, TensorBoard, TrainState,
+    MovingAverage, RankFiles, TensorBoard, TrainState,
 };
 use drumline::{Exchange, Perplexity};
 use tch::nn::VarStore;
@@ -36,16 +36,15 @@ pub(super) fn trainer<'a>(
         .sampler(sampler)
         .train_metric("words", Words::default())
         .stop_request(job.stop.clone())
-        .callback(StopOnNan)
         .update_every(training.update_cycle)
         .n_epochs(training.max_epochs)
         .validate_every(Every::Never)
         .num_workers(run.workers)
         .seed(training.seed)
         .print_every(training.disp_freq)
-        .save_path(&run.saveto)
+        .accept_new_data(run.accept_new_data)
         .log_path(&run.log_path)
-        .config(table::to_json(config).chain(checked.prints()?));
+        .config(table::to_json(config).chain([checked.print()?]));
     let trainer = with_optimizer(trainer, optimizer_keys(config), store)?;
     // Callbacks come in this order: gradients are clipped, then the rate of the step is set.
     let trainer = match config.optimizer.grad_clip {

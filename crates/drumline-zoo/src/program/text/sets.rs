@@ -1,6 +1,6 @@
 //! The data of a training: read by the run's words, the same on all ranks, and the same as before where a run goes on.
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{anyhow, ensure};
 use drumline::checkpoint::Loaded;
 use drumline::ensure_alike;
 use drumline_text::TextError;
@@ -9,9 +9,6 @@ use crate::config::table;
 use crate::program::job::Job;
 use crate::program::resumed::{Change, changes, is_within_epoch};
 use crate::text::{Lexicon, Task, TextConfig, TextData, Texts};
-
-/// In a checkpoint's configuration: of the texts that are trained on.
-pub(super) const FINGERPRINT: &str = "the text of TEXT.TRAIN";
 
 /// Keys that say which texts make a batch.
 const PLAN: [&str; 4] = ["TRAIN.BATCH_SIZE", "TRAIN.BUCKET", "TRAIN.SHUFFLE", "TEXT.MAX_LEN"];
@@ -48,49 +45,31 @@ impl Sets {
         // Each word of an evaluation counts.
         let max_len = keys.max_len.filter(|_| keys.task == Task::Classify);
         let dev = keys.dev.as_ref().map(|dev| read(dev, max_len)).transpose()?;
-        let mut sets = Self { train, dev, notes };
-        sets.notes.extend(found.map(|found| sets.compare(config, found)).transpose()?.flatten());
+        let sets = Self { train, dev, notes };
+        found.map_or(Ok(()), |found| same_plan(config, found))?;
         Ok(sets)
     }
 
     /// Hosts with other files would make other plans, and train past each other.
     pub(super) fn ensure_alike(&self, job: &Job) -> anyhow::Result<()> {
         let dev = self.dev.as_ref().map_or("none".to_owned(), print);
-        let given = [(FINGERPRINT, print(&self.train)), ("the text of TEXT.DEV", dev)];
+        let given = [("the text of TEXT.TRAIN", print(&self.train)), ("the text of TEXT.DEV", dev)];
         let given = given.map(|(name, print)| (name.to_owned(), print)).to_vec();
         Ok(ensure_alike(&job.group, "data set", given)?)
     }
+}
 
-    /// An error if what is left of an epoch would be of other batches; a note if the next one is of other texts.
-    fn compare(&self, config: &TextConfig, found: &Loaded) -> anyhow::Result<Option<String>> {
-        let (path, is_within_epoch) = (found.path.display(), is_within_epoch(found)?);
-        let mut note = None;
-        for Change { key, saved, now } in changes(found, table::to_json(config).chain([self.print()])) {
-            match key.as_str() {
-                FINGERPRINT if is_within_epoch => bail!(
-                    "{path} stands in the midst of an epoch, and TEXT.TRAIN has other text since; try the file of then, or \
-                     another OUT_DIR to begin anew"
-                ),
-                FINGERPRINT => {
-                    note = Some(format!(
-                        "TEXT.TRAIN has other text than {path} was trained on, whose words and labels stay; try another \
-                         OUT_DIR to begin anew"
-                    ));
-                }
-                key if is_within_epoch && PLAN.contains(&key) => bail!(
-                    "{path} stands in the midst of an epoch: {key} was {saved}, and is {now} now, so that other texts would \
-                     make a batch; try {saved} up to the end of the epoch, or another OUT_DIR to begin anew"
-                ),
-                _ => {}
-            }
-        }
-        Ok(note)
+/// An error if what is left of an epoch would be of other batches. Other texts are refused by the trainer.
+fn same_plan(config: &TextConfig, found: &Loaded) -> anyhow::Result<()> {
+    let (path, is_within_epoch) = (found.path.display(), is_within_epoch(found)?);
+    for Change { key, saved, now } in changes(found, table::to_json(config)) {
+        ensure!(
+            !is_within_epoch || !PLAN.contains(&key.as_str()),
+            "{path} is in the middle of an epoch: {key} was {saved}, and is {now} now, so that other texts would \
+             make a batch; try {saved} up to the end of the epoch, or another OUT_DIR for a new run"
+        );
     }
-
-    /// What a checkpoint keeps of the texts, beside the keys.
-    pub(super) fn print(&self) -> (String, serde_json::Value) {
-        (FINGERPRINT.to_owned(), print(&self.train).into())
-    }
+    Ok(())
 }
 
 fn print(data: &TextData) -> String {

@@ -99,10 +99,10 @@ fn run(
     let trainer = job.agree(trainer(job, (config, &lexicon), (&*net, &store), (sets, seed)))?;
     let trainer = job.agree(with_optimizer(trainer, optimizer_keys(config), &store))?;
     let trainer = match begin.found {
-        Some(found) => trainer.resume_with(found),
+        Some(_) => trainer,
         None => trainer.master_callback(SaveLexicon { lexicon, out_dir: config.run.out_dir.clone() }),
     };
-    course.train(job, trainer, (begin.progress, seed))
+    course.train(job, trainer, begin)
 }
 
 /// Writes the words and labels, once nothing stands against the run: one that was refused leaves those of the run before alone.
@@ -126,11 +126,10 @@ fn trainer<'a>(
 ) -> anyhow::Result<TextTrainer<'a>> {
     let (train, task, labels) = (&config.train, config.text.task, &lexicon.labels);
     let sampler = sets.train.sampler(plan(train, seed), job.place())?;
-    let ((name, figure), print) = (figure_of_step(task, labels), sets.print());
+    let (name, figure) = figure_of_step(task, labels);
     let mut trainer = DistTrainer::new(&job.group, net, store, sets.train)
         .loss(loss(task))
         .sampler(sampler)
-        .config([print])
         .train_metric(name, Percent(figure))
         .callback(warmup(&config.optim))
         .dev_batch_size(config.test.batch_size)
@@ -195,6 +194,7 @@ impl From<&TextConfig> for Course {
             entries: config.entries(),
             yaml: config.to_yaml(),
             auto_resume: train.auto_resume,
+            accept_new_data: train.accept_new_data,
             max_epoch: optim.max_epoch,
             max_steps: train.max_steps,
             evaluates: config.text.dev.is_some(),

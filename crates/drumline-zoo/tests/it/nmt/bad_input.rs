@@ -77,7 +77,7 @@ fn a_checkpoint_of_other_sizes_is_refused_and_stays() {
     let wider = "model_configs.d_model 32 model_configs.d_word_vec 32";
     let told = refused(&task, &format!("nmt --config_path DIR/nmt.yaml --reload {wider}"));
     assert!(
-        told.contains("cannot go on from") && told.contains("has shape [32, 16] in the checkpoint"),
+        told.contains("cannot resume from") && told.contains("has shape [32, 16] in the checkpoint"),
         "{told}"
     );
     assert_eq!(read(), before);

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::shared_failure::PlainWords;
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::state::{Evaluation, TrainState};
 
@@ -80,23 +79,5 @@ impl Callback for TimeLimit {
             state.request_stop(format!("time limit: {:?}", self.longest));
         }
         Ok(())
-    }
-}
-
-/// Ends the training with an error when the loss is no number, before the weights are touched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StopOnNan;
-
-impl Callback for StopOnNan {
-    fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        if state.loss().is_finite() {
-            return Ok(());
-        }
-        let (loss, step, epoch, lr) = (state.loss(), state.step() + 1, state.epoch() + 1, state.lr());
-        Err(PlainWords(format!(
-            "the loss is {loss} at step {step} (epoch {epoch}, lr {lr}); the weights are those of the step before; \
-             try a smaller learning rate, or a warm-up"
-        ))
-        .into())
     }
 }

@@ -142,7 +142,7 @@ ranks_test!(
         save(&group)?;
         let other = |store: &VarStore| tch::nn::linear(store.root() / "other", 6, 2, Default::default());
         let told = refusal(&group, other, sgd)?;
-        assert!(told.starts_with("cannot go on from") && told.contains("is of another model"), "{told}");
+        assert!(told.starts_with("cannot resume from") && told.contains("is of another model"), "{told}");
         let adam = |store: &VarStore| Ok(Adam::new(drumline::parameters(store), AdamOptions::default())?);
         let told = refusal(&group, Net::new, adam)?;
         assert!(told.contains("it is of `sgd`, and this optimizer is `adam`"), "{told}");

@@ -182,3 +182,27 @@ ranks_test!(first_batches_are_skipped_and_not_loaded, 2, {
     assert_eq!(accelerator.skip_first_batches(&loader, 2, 9).count(), 0);
     assert_eq!(accelerator.skip_first_batches(&loader, 2, usize::MAX).count(), 0);
 });
+
+ranks_test!(
+    a_state_of_other_data_is_refused_unless_it_is_accepted,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        train_and_save(&group)?;
+        let load = |accept| {
+            let builder = Accelerator::builder().group(&group).gradient_accumulation_steps(2);
+            let builder = builder.seed(1).accept_new_data(accept);
+            let training = training(builder, data(SAMPLES - 4), 4 / group.size())?;
+            Ok::<_, anyhow::Error>(training.accelerator.load_state(folder()?).map(Option::unwrap))
+        };
+        let told = load(false)?.unwrap_err().to_string();
+        let both = format!("a data set of {SAMPLES} samples, but this one has {} samples", SAMPLES - 4);
+        assert!(told.starts_with("cannot resume from") && told.contains(&both), "{told}");
+        assert_eq!(load(true)?.unwrap().step, 6);
+        assert_eq!(new_training(&group)?.accelerator.load_state(folder()?)?.unwrap().step, 6, "control");
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path())]).pass()?;
+    }
+);

@@ -1,7 +1,10 @@
-//! A damaged checkpoint is refused with the reason, and the one before is used.
+//! A damaged checkpoint is refused with the reason, renamed by its owner, and the one before is used.
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use drumline::checkpoint::{CheckpointError, Checkpoints, Mark};
 
@@ -21,6 +24,11 @@ fn falls_back(file: &str, reason: &str, damage: impl FnOnce(&Path)) {
     let [refused] = &loaded.refused[..] else { panic!("{:?}", loaded.refused) };
     assert!(refused.path.ends_with("step-00000002"), "{refused}");
     assert!(refused.reason.contains(reason), "expected `{reason}`: {refused}");
+    // A second restart knows.
+    let again = load(dir.path()).unwrap().unwrap();
+    assert_eq!((whole_step(&again), again.refused.len()), (1, 0));
+    assert_eq!(fs::read_link(dir.path().join("latest")).unwrap(), Path::new("step-00000001"));
+    assert!(!dir.path().join("step-00000002").exists());
 }
 
 fn edit(edit: impl FnOnce(&mut Vec<u8>)) -> impl FnOnce(&Path) {
@@ -60,7 +68,7 @@ fn a_file_that_is_short_long_or_gone() {
 }
 
 #[test]
-fn a_manifest_of_another_version_or_with_other_contents() {
+fn a_manifest_with_other_contents() {
     let replace = |from: &'static str, to: &'static str| {
         edit(move |bytes| {
             let text = String::from_utf8(bytes.clone()).unwrap();
@@ -68,8 +76,7 @@ fn a_manifest_of_another_version_or_with_other_contents() {
             *bytes = text.replacen(from, to, 1).into_bytes();
         })
     };
-    let version = "it has format version 2, this program reads version 1";
-    falls_back(FILES[0], version, replace("\"format_version\": 1", "\"format_version\": 2"));
+    falls_back(FILES[0], "its checksum is", replace("\"format_version\": 1", "\"format_version\": 2"));
     falls_back(FILES[0], "its checksum is", replace("\"step\": 2", "\"step\": 3"));
     falls_back(FILES[0], "its checksum is", replace("{\n  \"checksum\"", "{\"checksum\""));
 }
@@ -81,13 +88,109 @@ fn if_none_is_whole_all_reasons_are_told_and_nothing_starts_anew() {
         save(dir.path(), step).unwrap();
         fs::remove_file(dir.path().join(format!("step-{step:08}/model.safetensors"))).unwrap();
     }
+    let before = listing(dir.path());
+    load(dir.path()).unwrap_err();
+    assert_eq!(listing(dir.path()), before, "nothing is renamed, or the next start would be a new run");
     let error = load(dir.path()).unwrap_err();
     let CheckpointError::NoneUsable { refused, .. } = &error else { panic!("{error}") };
     assert!(
         refused[0].path.ends_with("step-00000002") && refused[1].path.ends_with("step-00000001"),
         "{error}"
     );
-    assert!(error.to_string().ends_with("; try another folder, or an empty one to start anew"), "{error}");
+    let told = error.to_string();
+    assert!(
+        told.ends_with("nothing was changed; try another folder, or an empty one for a new run"),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_was_found_damaged_before_is_no_new_run() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    save(dir.path(), 2).unwrap();
+    fs::write(dir.path().join("step-00000002/model.safetensors"), "").unwrap();
+    load(dir.path()).unwrap();
+    assert_eq!(listing(dir.path()), ["bad-step-00000002", "latest", "step-00000001"]);
+    fs::remove_dir_all(dir.path().join("step-00000001")).unwrap();
+    fs::remove_file(dir.path().join("latest")).unwrap();
+    let error = load(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("bad-step-00000002 cannot be used: it was found damaged before"), "{error}");
+    // The control: an empty folder is a new run.
+    fs::remove_dir_all(dir.path().join("bad-step-00000002")).unwrap();
+    assert!(load(dir.path()).unwrap().is_none());
+}
+
+#[test]
+fn who_only_reads_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    save(dir.path(), 2).unwrap();
+    fs::write(dir.path().join("step-00000002/model.safetensors"), "").unwrap();
+    let before = listing(dir.path());
+    alone(|group| {
+        let owner = Checkpoints::new(dir.path());
+        let reader = owner.clone().read_only();
+        let loaded = reader.load_latest(group).unwrap().unwrap();
+        assert_eq!((whole_step(&loaded), loaded.refused.len()), (1, 1));
+        let told = reader.save(&state_of(3, 10), Mark::Latest, group).unwrap_err().to_string();
+        assert!(
+            told.ends_with("are only read here, not saved; try Checkpoints::new without read_only()"),
+            "{told}"
+        );
+        assert_eq!(listing(dir.path()), before);
+        // Its owner knows what it has found, and the whole one is not pushed out.
+        owner.save(&state_of(3, 10), Mark::Latest, group).unwrap();
+        assert_eq!(listing(dir.path()), ["bad-step-00000002", "latest", "step-00000001", "step-00000003"]);
+    });
+}
+
+#[test]
+fn a_reader_beside_a_run_that_saves_and_deletes() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let owner = Checkpoints::new(dir.path()).keep_last(NonZeroUsize::MIN);
+            let steps = (2..).take_while(|_| !is_over.load(Ordering::SeqCst));
+            steps
+                .map(|step| alone(|group| owner.save(&state_of(step, 10), Mark::Latest, group).unwrap()))
+                .count()
+        });
+        let mut last = 0;
+        for _ in 0..200 {
+            let reader = Checkpoints::new(dir.path()).read_only();
+            let loaded = alone(|group| reader.load_latest(group)).unwrap().unwrap();
+            assert!(loaded.refused.is_empty(), "{:?}", loaded.refused);
+            let step = whole_step(&loaded);
+            assert!(step >= last, "{step} after {last}");
+            last = step;
+        }
+        is_over.store(true, Ordering::SeqCst);
+        assert!(run.join().unwrap() > 1, "control: nothing was saved meanwhile");
+    });
+    assert!(listing(dir.path()).iter().all(|name| !name.starts_with("bad-")));
+}
+
+#[test]
+fn warnings_go_to_the_log_too() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1).unwrap();
+    save(dir.path(), 2).unwrap();
+    fs::write(dir.path().join("step-00000002/model.safetensors"), "").unwrap();
+    let log = Arc::new(Mutex::new(Vec::new()));
+    alone(|group| {
+        let log = Arc::clone(&log);
+        let logged = move |line: &str| log.lock().unwrap().push(line.to_owned());
+        Checkpoints::new(dir.path()).on_warning(logged).load_latest(group).unwrap();
+    });
+    let log = log.lock().unwrap();
+    let [refused, renamed] = &log[..] else { panic!("{log:?}") };
+    assert!(
+        refused.starts_with("warning: ") && refused.contains("model.safetensors is damaged: it has 0 bytes")
+    );
+    assert!(renamed.contains("is now called") && renamed.ends_with("bad-step-00000002"), "{renamed}");
 }
 
 #[test]
@@ -125,8 +228,15 @@ fn the_one_that_was_used_instead_is_kept() {
         let checkpoints = Checkpoints::new(dir.path());
         assert_eq!(whole_step(&checkpoints.load_latest(group).unwrap().unwrap()), 1);
         checkpoints.save(&state_of(2, 10), Mark::Latest, group).unwrap();
-        assert_eq!(listing(dir.path()), ["latest", "step-00000001", "step-00000002", "step-00000002-2"]);
+        let bad = "bad-step-00000002";
+        assert_eq!(listing(dir.path()), [bad, "latest", "step-00000001", "step-00000002"]);
         checkpoints.save(&state_of(3, 10), Mark::Latest, group).unwrap();
-        assert_eq!(listing(dir.path()), ["latest", "step-00000002-2", "step-00000003"]);
+        assert_eq!(listing(dir.path()), [bad, "latest", "step-00000002", "step-00000003"]);
+        // The second to be damaged at a step has a name of its own.
+        fs::write(dir.path().join("step-00000002/model.safetensors"), "").unwrap();
+        fs::remove_file(dir.path().join("latest")).unwrap();
+        std::os::unix::fs::symlink("step-00000002", dir.path().join("latest")).unwrap();
+        assert_eq!(whole_step(&checkpoints.load_latest(group).unwrap().unwrap()), 3);
+        assert_eq!(listing(dir.path()), [bad, "bad-step-00000002.2", "latest", "step-00000003"]);
     });
 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumline::trainer::{
-    Callback, CallbackResult, EarlyStop, End, EvaluateEvery, Evaluation, Every, GradientClip, LearningRate,
-    LoadBestModel, Precision, StopOnNan, TimeLimit, TrainState, Warmup,
+    Callback, CallbackResult, Checkpoint, EarlyStop, End, EvaluateEvery, Evaluation, Every, GradientClip,
+    LearningRate, LoadBestModel, Precision, TimeLimit, TrainState, Warmup,
 };
 use drumline::{At, ProcessGroup};
 use rank_test::ranks_test;
@@ -133,7 +133,7 @@ ranks_test!(a_loss_that_is_no_number_ends_the_training, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
-    let trainer = trainer(&group, &net, &store, 64)?.callback(Break).callback(StopOnNan);
+    let trainer = trainer(&group, &net, &store, 64)?.callback(Break);
     let told = trainer.batch_size_per_gpu(4).train(LoadBestModel::No).unwrap_err().to_string();
     assert!(told.starts_with("the loss is NaN at step 3 (epoch 1, lr 0.1)"), "{told}");
 });
@@ -173,4 +173,22 @@ ranks_test!(bfloat16_trains_nearly_as_well, 2, {
     assert!((full - short).abs() < 0.02 && full < 1.1, "{full} {short}");
     let difference = difference(&ours, &theirs);
     assert!(difference > 0.0 && difference < 0.1, "{difference}");
+});
+
+ranks_test!(without_the_stop_the_last_finite_checkpoint_stays, 2, {
+    let group = ProcessGroup::from_env()?;
+    let (_temp, path) = super::shared_folder(&group)?;
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer = trainer(&group, &net, &store, 64)?.callback(Break).stop_on_nan(false);
+    let trainer = trainer.callback(Checkpoint::every(Every::Steps(1))).save_path(&path);
+    let outcome = trainer.batch_size_per_gpu(4).train(LoadBestModel::No)?;
+    assert_eq!(outcome.steps, 8, "it trains on");
+    if group.rank() == 0 {
+        let mut kept: Vec<_> = std::fs::read_dir(&path)?.map(|entry| entry.unwrap().file_name()).collect();
+        kept.sort();
+        // The weights were broken in step 2. After step 8 a checkpoint was asked for, and another was saved at the end of the epoch.
+        assert_eq!(kept, ["latest", "step-00000001", "step-00000008", "step-00000008-2"]);
+    }
+    group.barrier()?;
 });

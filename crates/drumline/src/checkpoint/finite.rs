@@ -1,0 +1,59 @@
+//! Whether weights are still numbers: a training that has gone to NaN goes on saving, and what it saves must not replace what was good.
+
+use drumline_torch::Named;
+use tch::Kind;
+
+use super::state::TrainState;
+
+impl TrainState {
+    /// Whether the loss, where it is known, and all weights are finite. A buffer may hold infinities, as masks do, but no NaN.
+    pub(super) fn is_finite(&self) -> bool {
+        let has_loss = self.loss.is_none_or(f64::is_finite);
+        has_loss && self.model.iter().chain(&self.trained).all(is_finite)
+    }
+}
+
+/// By its sum in double precision, which a NaN or an infinity among the values reaches without a copy of them.
+fn is_finite(named: &Named) -> bool {
+    let tensor = &named.tensor;
+    if !tensor.defined() || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double)
+    {
+        return true;
+    }
+    let sum = tch::no_grad(|| tensor.f_sum(Kind::Double).and_then(|sum| sum.f_double_value(&[])));
+    // What cannot be added up cannot be judged.
+    let Ok(sum) = sum else { return true };
+    if tensor.requires_grad() { sum.is_finite() } else { !sum.is_nan() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Tensor;
+
+    fn state(values: &[f32], is_trained: bool) -> TrainState {
+        let tensor = Tensor::from_slice(values).set_requires_grad(is_trained);
+        TrainState::new(vec![Named { name: "w".into(), tensor }]).unwrap()
+    }
+
+    #[test]
+    fn weights_are_finite_and_buffers_have_no_nan() {
+        for (values, weight, buffer) in [
+            (&[1.0, -2.0, f32::MAX, f32::MAX][..], true, true),
+            (&[], true, true),
+            (&[1.0, f32::NAN], false, false),
+            (&[1.0, f32::INFINITY], false, true),
+            (&[f32::NEG_INFINITY, f32::NEG_INFINITY], false, true),
+        ] {
+            let found = [true, false].map(|is_trained| state(values, is_trained).is_finite());
+            assert_eq!(found, [weight, buffer], "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_known_counts() {
+        let with = |loss| TrainState { loss, ..state(&[1.0], true) }.is_finite();
+        assert!(with(None) && with(Some(0.5)));
+        assert!(!with(Some(f64::NAN)) && !with(Some(f64::INFINITY)));
+    }
+}
