@@ -177,7 +177,7 @@ fn a_worker_that_cannot_be_killed_is_named_with_pid_and_state() {
 #[test]
 fn a_kill_for_lack_of_memory_is_in_the_headline() {
     let mut evidence = on_a(1);
-    evidence[0].oom = Some(OomKill { limit: Some(8 << 30), usage: None });
+    evidence[0].oom = Some(OomKill { limit: Some(8 << 30), held: None, together: None });
     let job = failed(0, vec![rank(0, Exit::Signal(9), 12_345, "")]);
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
     let headline = "rank 0 on host a failed first: killed by SIGKILL after 12.3 s (out of memory: the limit is 8.0 GiB)\n";
