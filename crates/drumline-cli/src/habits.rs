@@ -45,12 +45,15 @@ pub(crate) fn advised(mut error: clap::Error, command: &str) -> clap::Error {
             let typed = text(&error, ContextKind::InvalidArg).filter(|_| STARTING.contains(&command));
             if let Some(meant) = typed.and_then(|typed| of_others(&typed)) {
                 error.remove(ContextKind::SuggestedArg);
+                // It would be that of the flag which only looks like it.
+                error.remove(ContextKind::Usage);
                 let tip = vec![StyledStr::from(format!("try {meant}"))];
                 error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tip));
             }
         }
         ErrorKind::InvalidSubcommand => {
-            if let Some(near) = text(&error, ContextKind::InvalidSubcommand).and_then(|typed| nearest(&typed)) {
+            if let Some(near) = text(&error, ContextKind::InvalidSubcommand).and_then(|typed| nearest(&typed))
+            {
                 error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![near]));
             } else {
                 error.remove(ContextKind::SuggestedSubcommand);
@@ -71,7 +74,8 @@ fn nearest(typed: &str) -> Option<String> {
     use clap::CommandFactory;
     let command = crate::Cli::command();
     let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
-    let scored = visible.map(|command| (strsim::damerau_levenshtein(typed, command.get_name()), command.get_name()));
+    let scored =
+        visible.map(|command| (strsim::damerau_levenshtein(typed, command.get_name()), command.get_name()));
     let best = scored.min_by_key(|(slips, name)| (*slips, name.len()));
     best.filter(|(slips, _)| *slips <= MOST_SLIPS && *slips < typed.len()).map(|(_, name)| name.to_owned())
 }
@@ -82,9 +86,14 @@ mod tests {
 
     #[test]
     fn a_slip_of_the_keyboard_is_understood() {
-        for (typed, meant) in
-            [("rn", Some("run")), ("rum", Some("run")), ("trian", Some("train")), ("bnech", Some("bench")), ("xyzzy", None), ("q", None)]
-        {
+        for (typed, meant) in [
+            ("rn", Some("run")),
+            ("rum", Some("run")),
+            ("trian", Some("train")),
+            ("bnech", Some("bench")),
+            ("xyzzy", None),
+            ("q", None),
+        ] {
             assert_eq!(nearest(typed).as_deref(), meant, "{typed}");
         }
     }

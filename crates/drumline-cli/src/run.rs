@@ -121,7 +121,9 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
 fn needs_key(plan: &LaunchPlan) -> bool {
     let host = match &plan.rendezvous {
         Rendezvous::Static { addr, .. } => addr.clone(),
-        Rendezvous::Dynamic { endpoint, .. } => split_endpoint(endpoint, Some(0)).map_or_else(|_| String::new(), |(host, _)| host),
+        Rendezvous::Dynamic { endpoint, .. } => {
+            split_endpoint(endpoint, Some(0)).map_or_else(|_| String::new(), |(host, _)| host)
+        }
         Rendezvous::Standalone => return false,
     };
     let is_loopback = || {
@@ -205,7 +207,8 @@ mod tests {
             ..LaunchPlan::new(drumline_launch::Program::Executable("a".into()))
         };
         let at = |addr: &str| Rendezvous::Static { addr: addr.to_string(), port: 1 };
-        let dynamic = |endpoint: &str| Rendezvous::Dynamic { endpoint: endpoint.to_string(), conf: Default::default() };
+        let dynamic =
+            |endpoint: &str| Rendezvous::Dynamic { endpoint: endpoint.to_string(), conf: Default::default() };
         for (asked, nodes, rendezvous) in [
             (true, 2, at("192.0.2.2")),
             (true, 2, at("no-such-host.invalid")),

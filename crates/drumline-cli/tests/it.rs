@@ -8,6 +8,7 @@ mod it {
     mod failing;
     mod fleet;
     mod fleet_job;
+    mod habits;
     mod job;
     mod joining;
     mod keeping;

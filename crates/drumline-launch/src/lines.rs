@@ -253,8 +253,11 @@ impl Lines {
 /// A bar's state without the blanks and the sequences that only clear or leave its row.
 fn bare(state: &[u8]) -> &[u8] {
     let mut state = state.trim_ascii_end();
-    let clear_at_end = |state: &'_ [u8]| CLEARS.iter().find(|clear| state.ends_with(clear)).map(|clear| clear.len());
-    while let Some(len) = clear_at_end(state).map(|len| state.len() - len).or(moves_up(state).map(|(len, _)| len)) {
+    let clear_at_end =
+        |state: &'_ [u8]| CLEARS.iter().find(|clear| state.ends_with(clear)).map(|clear| clear.len());
+    while let Some(len) =
+        clear_at_end(state).map(|len| state.len() - len).or(moves_up(state).map(|(len, _)| len))
+    {
         state = state[..len].trim_ascii_end();
     }
     while let Some(rest) = CLEARS.iter().find_map(|clear| state.strip_prefix(*clear)) {

@@ -225,7 +225,8 @@ mod tests {
         rustix::io::write(&writers[1], b"last words").unwrap();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let (consoles, buffer, theirs) = (Consoles::default(), vec![0; READ], Arc::clone(&streams));
-        let mut reading = Reading { epoll, sources, num_open: 2, streams: theirs, consoles, buffer, due: None };
+        let mut reading =
+            Reading { epoll, sources, num_open: 2, streams: theirs, consoles, buffer, due: None };
         reading.sweep();
         assert_eq!([0, 1].map(|rank| streams.of_rank(rank).0), [&b""[..], b"last words"]);
         assert_eq!(reading.num_open, 2, "an empty pipe was not waited for");

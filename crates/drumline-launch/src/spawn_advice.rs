@@ -80,7 +80,8 @@ fn absent(path: &Path) -> String {
 fn is_module_name(name: &str) -> bool {
     let is_word = |word: &str| {
         let mut letters = word.chars();
-        letters.next().is_some_and(|c| c.is_alphabetic() || c == '_') && letters.all(|c| c.is_alphanumeric() || c == '_')
+        letters.next().is_some_and(|c| c.is_alphabetic() || c == '_')
+            && letters.all(|c| c.is_alphanumeric() || c == '_')
     };
     name.contains('.') && name.split('.').all(is_word)
 }
@@ -155,7 +156,10 @@ mod tests {
         assert_eq!(real(&dir.join("nope")), "there is no such file; try its full path");
         assert_eq!(real(Path::new("no-such-program")), "it is not in PATH; try its full path");
         let module = real(Path::new("no.such.module"));
-        assert!(module.ends_with("try its full path, or -m before no.such.module if it is a Python module"), "{module}");
+        assert!(
+            module.ends_with("try its full path, or -m before no.such.module if it is a Python module"),
+            "{module}"
+        );
         let here = real(Path::new("src.spawn_advice"));
         assert!(!here.contains("it is the Python module"), "control: {here}");
         assert!(!is_module_name("7z.exe") && !is_module_name("train") && !is_module_name("a..b"));

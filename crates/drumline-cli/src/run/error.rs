@@ -32,7 +32,9 @@ pub(crate) enum PlanError {
     MasterAddr(String),
     #[error("--nproc-per-node gpu: no GPU ({0}); try --nproc-per-node cpu, or a number")]
     NoGpu(String),
-    #[error("{flag} chooses among this node's GPUs: no GPU ({why}); try --nproc-per-node N for ranks without GPUs{more}")]
+    #[error(
+        "{flag} chooses among this node's GPUs: no GPU ({why}); try --nproc-per-node N for ranks without GPUs{more}"
+    )]
     NoGpuToChoose { flag: &'static str, why: String, more: &'static str },
     #[error("--nproc-per-node xpu: XPUs cannot be counted; try a number")]
     NoXpu,

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    Bars, Fleet, HeldRank, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, Rendezvous,
-    Std, parse_seconds, parse_signals, split_endpoint,
+    Bars, Fleet, HeldRank, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
+    Rendezvous, Std, parse_seconds, parse_signals, split_endpoint,
 };
 use drumline_rendezvous::worker_env;
 

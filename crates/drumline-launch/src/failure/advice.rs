@@ -16,7 +16,7 @@ pub(crate) fn on(report: &FailureReport) -> Vec<String> {
         format!("look at rank {}: it had told of an error of its own when it was stopped", suspect.rank)
     });
     let root = &report.root;
-    let words = suspect.or_else(|| by_words(root)).or_else(|| about_local_rank(&root.last_lines));
+    let words = suspect.or_else(|| by_words(report)).or_else(|| about_local_rank(&root.last_lines));
     [by_exit(root), words].into_iter().flatten().collect()
 }
 
@@ -26,7 +26,9 @@ fn about_local_rank(lines: &[String]) -> Option<String> {
     let knows = |flag: &str| says(&format!("[{flag} ")) || says(&format!(" {flag} "));
     let refused = |flag: &str| says(&format!("unrecognized arguments: {flag}="));
     let required = |flag: &str| {
-        let names = |line: &String| line.split_once("arguments are required: ").is_some_and(|(_, names)| names.contains(flag));
+        let names = |line: &String| {
+            line.split_once("arguments are required: ").is_some_and(|(_, names)| names.contains(flag))
+        };
         lines.iter().any(names)
     };
     let (dash, underscore) = ("--local-rank", "--local_rank");
@@ -88,15 +90,23 @@ fn missing_library(line: &str) -> Option<&str> {
 fn without_library(library: &str) -> String {
     let libtorch = ["libtorch", "libc10"].iter().any(|name| library.starts_with(name));
     let whose = if libtorch { "libtorch's folder lib" } else { "the folder that has it" };
-    format!("the program needs {library}, which is not where it was built with; try LD_LIBRARY_PATH with {whose}, or build it again here")
+    format!(
+        "the program needs {library}, which is not where it was built with; try LD_LIBRARY_PATH with {whose}, or build it again here"
+    )
 }
 
-fn by_words(root: &Failure) -> Option<String> {
+fn by_words(report: &FailureReport) -> Option<String> {
+    let root = &report.root;
     let is_bare_panic = |lines: &[String]| {
         lines.first().is_some_and(|line| line.starts_with("thread '"))
             && !lines.iter().any(|l| l == "stack backtrace:")
     };
     match (root.blame, &root.trace) {
+        (Some(Blame::Rank(rank)), _) if report.succeeded.contains(&rank) => Some(format!(
+            "rank {rank} ended well before the others did; try as many steps on all ranks, or Ddp's uneven inputs"
+        )),
+        // It is in this report.
+        (Some(Blame::Rank(rank)), _) if report.tells_of(rank) => None,
         (Some(Blame::Rank(rank)), _) => {
             Some(format!("look for the cause in the report of rank {rank}'s host"))
         }
@@ -137,7 +147,8 @@ mod tests {
         assert!(said("usage: train.py [-h] [--lr LR]\n", "--local-rank").contains("drumline run"));
         let required = "train.py: error: the following arguments are required: --lr, --local_rank\n";
         assert!(advice(required).contains("drumline launch"));
-        for other in ["", "unrecognized arguments: --lr=0\n", "the following arguments are required: --lr\n"] {
+        for other in ["", "unrecognized arguments: --lr=0\n", "the following arguments are required: --lr\n"]
+        {
             assert_eq!(advice(other), "", "{other}");
         }
     }

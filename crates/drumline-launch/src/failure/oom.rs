@@ -32,7 +32,12 @@ impl fmt::Display for OomKill {
             (None, _) => f.write_str("the machine had none left")?,
             (Some(limit), None) => write!(f, "the limit is {}", Bytes(limit))?,
             (Some(limit), Some(together)) => {
-                write!(f, "the limit is {}, all processes together held up to {}", Bytes(limit), Bytes(together))?;
+                write!(
+                    f,
+                    "the limit is {}, all processes together held up to {}",
+                    Bytes(limit),
+                    Bytes(together)
+                )?;
             }
         }
         self.held.map_or(Ok(()), |held| write!(f, ", this one {}", Bytes(held)))
@@ -116,7 +121,11 @@ impl OomWatch {
             return None;
         }
         let held = victim.and_then(|victim| victim.held);
-        Some(OomKill { limit: account.and_then(Account::limit), held, together: account.and_then(Account::usage) })
+        Some(OomKill {
+            limit: account.and_then(Account::limit),
+            held,
+            together: account.and_then(Account::usage),
+        })
     }
 }
 
@@ -249,7 +258,10 @@ mod tests {
         let mut watch = machine.watch(LogPids::Foreign);
         assert_eq!(watch.killed(77), None);
         machine.write("cg/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
-        assert_eq!(watch.killed(77), Some(OomKill { limit: Some(1 << 20), held: None, together: Some(1_048_000) }));
+        assert_eq!(
+            watch.killed(77),
+            Some(OomKill { limit: Some(1 << 20), held: None, together: Some(1_048_000) })
+        );
     }
 
     #[test]

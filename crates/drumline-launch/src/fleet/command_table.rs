@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Bars, Fleet, HeldRank, HostSlots, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, RdzvConf,
-    Rendezvous, Signal, Starter,
+    Bars, Fleet, HeldRank, HostSlots, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
+    RdzvConf, Rendezvous, Signal, Starter,
 };
 
 fn plan() -> LaunchPlan {

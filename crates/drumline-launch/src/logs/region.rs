@@ -129,7 +129,11 @@ mod tests {
         (0..9).for_each(|rank| region.set((rank, 0), vec!["\x1b[36m█████x".into()], now));
         let text = drawn(&mut region, size(5, 4), now);
         assert_eq!(text, "\x1b[36m████\n".repeat(3));
-        assert_eq!(drawn(&mut region, size(0, 0), now).lines().count(), 9, "control: a size that is not known");
+        assert_eq!(
+            drawn(&mut region, size(0, 0), now).lines().count(),
+            9,
+            "control: a size that is not known"
+        );
     }
 
     #[test]

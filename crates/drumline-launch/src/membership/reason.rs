@@ -224,7 +224,11 @@ impl fmt::Display for Reason {
                 write!(f, "{failure}; all {max_restarts} restarts are used; {}", after_restarts(failure))
             }
             Reason::CrashLoop { failure, times } => {
-                write!(f, "{failure}; the rank failed at once {times} times in a row; {}", after_restarts(failure))
+                write!(
+                    f,
+                    "{failure}; the rank failed at once {times} times in a row; {}",
+                    after_restarts(failure)
+                )
             }
             Reason::WouldNotStop { host, span } => {
                 write!(f, "the agent on {host} did not stop its workers within {span:.1?}")
@@ -247,7 +251,7 @@ impl fmt::Display for Reason {
 /// A rank that failed at once will do so again: then restarts are not what the job lacks.
 fn after_restarts(failure: &WorkerFailure) -> &'static str {
     match failure.ran_for < AT_ONCE {
-        true => "more of them will hardly help; try what its error says",
+        true => "more restarts will hardly help; try what its error says",
         false => "try a larger --max-restarts",
     }
 }

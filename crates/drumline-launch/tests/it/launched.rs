@@ -49,6 +49,7 @@ impl Launch<'_> {
             .env(name("PREFIX"), self.prefix)
             .env(name("DUPLICATES"), self.duplicates)
             .env_remove("NO_COLOR")
+            .env("TERM", "xterm")
             .stdin(Stdio::null());
         command
     }
