@@ -198,7 +198,7 @@ mod tests {
     fn a_full_disk_ends_the_file_and_not_the_reading() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut sink = Sink { file: Some(full), ..Sink::nowhere(Channel::Out) };
-        let mut take = |sink: &mut Sink, text| sink.take(text, Instant::now(), &mut Consoles::default());
+        let take = |sink: &mut Sink, text: &[u8]| sink.take(text, Instant::now(), &mut Consoles::default());
         take(&mut sink, b"lost");
         assert!(sink.file.is_none());
         take(&mut sink, b"no matter");

@@ -30,8 +30,9 @@ fn screen(text: &str) -> Vec<String> {
                 }
             }
             c => {
-                rows[row].resize(rows[row].len().max(column + 1), ' ');
-                rows[row][column] = c;
+                let cells = &mut rows[row];
+                cells.resize(cells.len().max(column + 1), ' ');
+                cells[column] = c;
                 column += 1;
             }
         }
