@@ -10,7 +10,7 @@ const EXAMPLES: &str = "\
 Examples:
   drumline launch --nproc-per-node 4 train.py --lr 0.1       train.py --local-rank=N --lr 0.1
   drumline launch --nproc-per-node 4 --use-env train.py      train.py, with LOCAL_RANK only
-  drumline launch --rank-spelling underscore train.py        train.py --local_rank=N
+  drumline launch --rank-spelling underscore train.py        train.py --local_rank=N, whatever its text has
 
 All other flags are those of drumline run.";
 
@@ -21,9 +21,9 @@ pub(crate) struct LaunchArgs {
     /// Pass no --local-rank: the program reads LOCAL_RANK
     #[arg(long)]
     use_env: bool,
-    /// How the argument is spelled: --local-rank as since PyTorch 2, or --local_rank as before
-    #[arg(long, value_enum, default_value = "dash", value_name = "HOW")]
-    rank_spelling: Spelling,
+    /// How the argument is spelled: --local-rank as since PyTorch 2, or --local_rank as before [default: as the script has it, else dash]
+    #[arg(long, value_enum, value_name = "HOW")]
+    rank_spelling: Option<Spelling>,
     #[command(flatten)]
     run: RunArgs,
 }
@@ -45,5 +45,9 @@ impl From<Spelling> for LocalRankArg {
 
 /// Carries out the command line; an error if a rank failed.
 pub(crate) fn launch(args: &LaunchArgs) -> anyhow::Result<()> {
-    run(&args.run, (!args.use_env).then(|| args.rank_spelling.into()))
+    let spelling = || match args.rank_spelling {
+        Some(given) => given.into(),
+        None => args.run.declared_local_rank().unwrap_or(LocalRankArg::Dash),
+    };
+    run(&args.run, (!args.use_env).then(spelling))
 }

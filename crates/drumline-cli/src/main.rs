@@ -4,6 +4,7 @@
 mod bench;
 mod doctor;
 mod generate;
+mod habits;
 mod hold;
 mod job;
 mod key;
@@ -68,7 +69,9 @@ impl Cli {
         let command = command.mut_subcommand("translate", translate::without_program);
         let mut command =
             command.mut_subcommand("train", train::with_pairs).mut_subcommand("test", train::with_pairs);
-        let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+        let typed = std::env::args_os().nth(1).unwrap_or_default();
+        let advised = |error| habits::advised(error, &typed.to_string_lossy());
+        let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(advised)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }
 }
@@ -91,7 +94,7 @@ fn main() -> ExitCode {
         }
     };
     let outcome = match command {
-        Command::Run(args) => run::run(&args, None),
+        Command::Run(args) => run::run_program(&args),
         Command::Launch(args) => launch::launch(&args),
         Command::Sbatch(args) => sbatch::sbatch(&args),
         Command::Train(args) => train::train(*args),

@@ -13,6 +13,7 @@ mod flags;
 mod host;
 mod hosts;
 mod leading;
+mod local_rank;
 mod nproc;
 mod on_host;
 mod plan;
@@ -22,11 +23,13 @@ mod site;
 mod slurm;
 
 use std::io::Write;
+use std::net::ToSocketAddrs;
 
 use anyhow::anyhow;
 use drumline_launch::membership::Reason;
 use drumline_launch::{
-    AgentOptions, FailureReport, LaunchPlan, LedBy, LocalRankArg, Outcome, led, run_agent,
+    AgentOptions, FailureReport, LaunchPlan, LedBy, LocalRankArg, Outcome, Rendezvous, led, run_agent,
+    split_endpoint,
 };
 use drumline_rendezvous::worker_env;
 
@@ -53,6 +56,14 @@ pub(crate) fn extent(args: &RunArgs) -> Result<Extent, PlanError> {
     let plan = args.plan(&host)?;
     let hosts = plan.fleet.as_ref().map_or(1, |fleet| fleet.hosts.len());
     Ok(Extent { nodes: plan.nodes.max.max(hosts), nproc: plan.nproc })
+}
+
+/// Carries out `drumline run`; an error if a rank failed.
+pub(crate) fn run_program(args: &RunArgs) -> anyhow::Result<()> {
+    if let Some(remark) = args.local_rank_remark().filter(|_| !args.dry_run) {
+        tell_line(&format!("note: {remark}"));
+    }
+    run(args, None)
 }
 
 /// Carries out the command line; an error if a rank failed.
@@ -82,6 +93,9 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
     if let Some(script) = plan.program.missing_script() {
         return Err(PlanError::NoScript(script.to_string_lossy().into()).into());
     }
+    if plan.led == LedBy::Nobody && needs_key(plan) && !has_key(|name| std::env::var_os(name).is_some()) {
+        return Err(PlanError::NoKey.into());
+    }
     let say = |text: &str| tell_line(&format!("note: {text}"));
     if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
         say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));
@@ -101,6 +115,26 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
         Outcome::Failure { report, why } => Err(failed(report.as_deref(), &why)),
         Outcome::Stopped(signal) => Err(Stopped(signal).into()),
     }
+}
+
+/// Whether nodes meet on another machine's address. A name that nobody knows is none of this machine's.
+fn needs_key(plan: &LaunchPlan) -> bool {
+    let host = match &plan.rendezvous {
+        Rendezvous::Static { addr, .. } => addr.clone(),
+        Rendezvous::Dynamic { endpoint, .. } => {
+            split_endpoint(endpoint, Some(0)).map_or_else(|_| String::new(), |(host, _)| host)
+        }
+        Rendezvous::Standalone => return false,
+    };
+    let is_loopback = || {
+        let found = (host.as_str(), 0).to_socket_addrs();
+        found.is_ok_and(|mut found| found.all(|address| address.ip().is_loopback()))
+    };
+    plan.nodes.max > 1 && !is_loopback()
+}
+
+fn has_key(is_set: impl Fn(&str) -> bool) -> bool {
+    [worker_env::DRUMLINE_JOB_KEY_FD, worker_env::DRUMLINE_JOB_KEY_FILE].into_iter().any(is_set)
 }
 
 /// Whether the agents speak to one person, who has heard it from another: from the node where a rank failed, or else from
@@ -163,6 +197,32 @@ mod tests {
         let (host, what) = ("node0".to_string(), "exit code 1".to_string());
         let failure = WorkerFailure { round: 1, rank, host, ran_for: Duration::from_secs(1), what };
         failed(Some(&report), &Reason::OutOfRestarts { failure, max_restarts: 0 }).to_string()
+    }
+
+    #[test]
+    fn a_key_is_asked_for_where_nodes_meet_on_an_address_of_others_to_reach() {
+        let plan = |nodes, rendezvous| LaunchPlan {
+            nodes: drumline_launch::NodeRange::exactly(nodes),
+            rendezvous,
+            ..LaunchPlan::new(drumline_launch::Program::Executable("a".into()))
+        };
+        let at = |addr: &str| Rendezvous::Static { addr: addr.to_string(), port: 1 };
+        let dynamic =
+            |endpoint: &str| Rendezvous::Dynamic { endpoint: endpoint.to_string(), conf: Default::default() };
+        for (asked, nodes, rendezvous) in [
+            (true, 2, at("192.0.2.2")),
+            (true, 2, at("no-such-host.invalid")),
+            (true, 2, dynamic("192.0.2.2:29400")),
+            (false, 2, at("127.0.0.1")),
+            (false, 2, at("localhost")),
+            (false, 2, at("::1")),
+            (false, 2, dynamic("localhost:29400")),
+            (false, 1, at("192.0.2.2")),
+            (false, 1, Rendezvous::Standalone),
+        ] {
+            assert_eq!(needs_key(&plan(nodes, rendezvous.clone())), asked, "{nodes} {rendezvous:?}");
+        }
+        assert!(!has_key(|_| false) && has_key(|name| name == "DRUMLINE_JOB_KEY_FILE"));
     }
 
     #[test]

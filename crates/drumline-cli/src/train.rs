@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   launcher flags, --cfg, KEY VALUE ─┬─ a rank of a job already, or one rank ─▶ this process becomes drumline-train
-//!                                     └─ else ─▶ drumline run FLAGS drumline-train train --cfg FILE KEY VALUE …
+//!                                     └─ else ─▶ drumline-train --check …, which says what is wrong, once
+//!                                                 ─▶ drumline run FLAGS drumline-train train --cfg FILE KEY VALUE …
 //! ```
 //!
 //! What the keys mean is drumline-train's to say; here only the launcher's part is read.
@@ -13,7 +14,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, anyhow};
 use drumline_launch::{shell, short_spins};
@@ -22,7 +23,7 @@ use drumline_rendezvous::worker_env;
 use crate::job::rank_variable;
 use crate::run::{RunArgs, run};
 use crate::sbatch::RunLine;
-use crate::telling::Mistake;
+use crate::telling::{ExitCodeOnly, Mistake};
 
 pub(crate) use program::trainer;
 
@@ -62,6 +63,9 @@ const ALONE: [(&str, &str); 5] = [
     (worker_env::LOCAL_RANK, "0"),
     (worker_env::LOCAL_WORLD_SIZE, "1"),
 ];
+/// The exit code of a program whose libraries were not found.
+const NOT_LOADED: i32 = 127;
+
 /// Flags that change nothing where there is one rank only.
 const OF_ONE_RANK: [&str; 4] = ["--nproc-per-node=", "--nnodes=", "--standalone", "--dry-run"];
 
@@ -177,7 +181,32 @@ pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<
             let line = shell::line(words.iter().map(OsString::as_os_str));
             Ok(writeln!(std::io::stdout(), "plan (one rank); this process becomes\n  $ {}", line.display())?)
         }
+        (Where::OneNode, false) => {
+            check(&words)?;
+            run(&args.of_program(&words), None)
+        }
         _ => run(&args.of_program(&words), None),
+    }
+}
+
+/// Lets the program say what is wrong with its configuration, once, before its ranks would all say so. On other nodes
+/// there may be other files: those look for themselves.
+fn check(words: &[OsString]) -> anyhow::Result<()> {
+    let (program, args) = words.split_first().context("no program")?;
+    let mut command = Command::new(program);
+    command.arg0("drumline").arg("--check").args(args).stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
+    match status.code() {
+        Some(0) => Ok(()),
+        // The loader has said which library.
+        Some(NOT_LOADED) => Err(Mistake::new(format!(
+            "{} needs libtorch, which is not where it was built with; try LD_LIBRARY_PATH with libtorch's folder lib, or build it \
+             again here",
+            program.display()
+        ))
+        .into()),
+        Some(code) => Err(ExitCodeOnly(u8::try_from(code).unwrap_or(1)).into()),
+        None => Err(anyhow!("{} was ended by a signal before its ranks were started: {status}", program.display())),
     }
 }
 

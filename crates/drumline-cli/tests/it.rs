@@ -9,6 +9,7 @@ mod it {
     mod failing;
     mod fleet;
     mod fleet_job;
+    mod habits;
     mod job;
     mod joining;
     mod keeping;

@@ -63,8 +63,8 @@ pub enum CommError {
     },
     /// A rank has left in good order while others still wanted something of it.
     #[error(
-        "rank {rank} has left group `{group}` (it ended, or let go of the group) and takes no part in {call}; try making \
-         the same calls on all ranks"
+        "rank {rank} has left group `{group}` (it ended, or let go of the group) and takes no part in {call}; try as many \
+         steps on all ranks (a rank with less data ends earlier), or Ddp's uneven inputs"
     )]
     PeerLeft {
         /// The group.

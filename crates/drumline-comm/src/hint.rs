@@ -8,7 +8,10 @@ use crate::call::Trace;
 pub(crate) fn hint(calls: &[(usize, Trace)]) -> &'static str {
     let parts: Vec<Parts<'_>> = calls.iter().map(|(_, trace)| Parts::of(trace)).collect();
     let differ = |part: fn(&Parts<'_>) -> String| parts.iter().map(part).collect::<BTreeSet<_>>().len() > 1;
-    if differ(|parts| parts.op.into()) || differ(|parts| parts.sequence.to_string()) {
+    if differ(|parts| parts.op.into())
+        || differ(|parts| parts.sequence.to_string())
+        || differ(|parts| parts.site.into())
+    {
         "looking for a branch that not all ranks take"
     } else if differ(|parts| parts.dtype.into()) {
         "giving elements of the same type on all ranks"
@@ -27,6 +30,7 @@ pub(crate) fn hint(calls: &[(usize, Trace)]) -> &'static str {
 #[derive(Debug, Default)]
 struct Parts<'a> {
     sequence: u64,
+    site: &'a str,
     op: &'a str,
     count: &'a str,
     dtype: &'a str,
@@ -37,7 +41,7 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn of(trace: &'a Trace) -> Self {
         let (op, arguments) = trace.what.split_once('(').unwrap_or((&trace.what, ""));
-        let mut parts = Self { sequence: trace.sequence, op, ..Self::default() };
+        let mut parts = Self { sequence: trace.sequence, site: &trace.site, op, ..Self::default() };
         for argument in arguments.trim_end_matches(')').split(", ") {
             match argument.split_once(' ') {
                 Some(("root", rank)) => parts.root = rank,
@@ -70,6 +74,20 @@ mod tests {
         check("all_reduce(8 f32, sum)", "all_reduce(8 f32, max)", "same options");
         check("broadcast(8 f32, root 0)", "broadcast(8 f32, root 1)", "same root");
         check("new_group(lists 01ab)", "new_group(lists 02ab)", "same list");
+    }
+
+    #[test]
+    fn calls_from_different_lines_have_gone_different_ways() {
+        let trace = |count, site: &str| Trace {
+            sequence: 4,
+            what: format!("all_reduce({count} f32, sum)"),
+            site: site.into(),
+        };
+        assert!(hint(&[(0, trace(1, "a.rs:17")), (1, trace(1000, "a.rs:14"))]).contains("branch"));
+        assert!(
+            hint(&[(0, trace(1, "a.rs:17")), (1, trace(1000, "a.rs:17"))]).contains("same length"),
+            "control"
+        );
     }
 
     #[test]

@@ -99,6 +99,8 @@ pub struct FailureReport {
     pub others: Vec<Failure>,
     /// Number of workers of this launcher, those that succeeded among them.
     pub num_ranks: usize,
+    /// Ranks of this launcher that ended well.
+    pub succeeded: Vec<usize>,
 }
 
 impl FailureReport {
@@ -110,7 +112,9 @@ impl FailureReport {
         root.standing = Standing::Root;
         let stop_began = stop_began(report);
         others.iter_mut().for_each(|other| other.standing = standing(other, stop_began));
-        Some(Self { root, others, num_ranks: report.ranks.len() })
+        let succeeded =
+            report.ranks.iter().filter(|rank| rank.exit.is_success()).map(|rank| rank.rank).collect();
+        Some(Self { root, others, num_ranks: report.ranks.len(), succeeded })
     }
 
     /// Where the root itself says that another rank was gone before: one that had told of an error of its own when it
@@ -132,7 +136,7 @@ impl FailureReport {
 
     /// How many ranks ended well.
     pub fn num_succeeded(&self) -> usize {
-        self.num_ranks - self.others.len() - 1
+        self.succeeded.len()
     }
 }
 

@@ -57,7 +57,7 @@ pub use fleet::{
 pub use keeper::keep;
 pub use key_memory::KeyMemory;
 pub use local_job::LocalJob;
-pub use logs::{AttemptLogs, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
+pub use logs::{AttemptLogs, Bars, LineFilters, LogError, LogFolder, LogPlan, Std, StdOf, StdOfError};
 pub use plan::{
     Contact, EndpointError, Fleet, HeldRank, HostSlots, HostTimeout, HostTimeoutError, HostfileError,
     LaunchPlan, LedBy, LocalRankArg, NodeRange, NodeRangeError, NumaBinding, PASSED_ON, Program, RdzvConf,

@@ -1,9 +1,12 @@
 //! Cuts a stream into whole lines, each behind a prefix, so that ranks never mix inside a line.
 //!
-//! In: bytes as they come. Out: `[rank 3]: …\n` pieces that are written in one go. A carriage return ends a line as a
-//! newline does (both together are one end), so that nothing can be written over a prefix and each state of a progress
-//! bar is seen; a carriage return with nothing before it shows nothing. An unfinished line is held until its end. One
-//! longer than [`LONGEST_LINE`] is cut there, so that a rank without newlines costs no more memory than that.
+//! In: bytes as they come. Out: `[rank 3]: …\n` pieces that are written in one go. An unfinished line is held until its
+//! end. One longer than [`LONGEST_LINE`] is cut there, so that a rank without newlines costs no more memory than that.
+//!
+//! A row that is written again after a carriage return is a *bar* (tqdm, wandb): each text is a *state*, which replaces the one before, as
+//! on a terminal. Only the state that a newline ends becomes a line; [`Lines::states`] and [`Lines::tell_states`] show
+//! the others meanwhile. Bars below each other, which move the cursor up again (`ESC [ A`), are rows of their own.
+//! Nothing that a rank writes changes a line that has come out, nor a prefix.
 
 use memchr::{memchr2, memmem};
 
@@ -15,6 +18,12 @@ pub(crate) const LONGEST_LINE: usize = 64 << 10;
 /// What an unfinished line may keep allocated between lines.
 const SMALL: usize = 4 << 10;
 
+/// How many bars below each other are told apart.
+const MOST_ROWS: usize = 16;
+
+/// Sequences that clear a row, or the rest of it.
+const CLEARS: [&[u8]; 3] = [b"\x1b[K", b"\x1b[0K", b"\x1b[2K"];
+
 /// How the bytes of a line are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
@@ -24,21 +33,75 @@ pub(crate) enum Look {
     Visible,
 }
 
-/// One stream's unfinished line.
+/// One row that is not finished.
+#[derive(Debug, Default)]
+struct Row {
+    text: Vec<u8>,
+    /// The cursor is at its start: the next text replaces this one.
+    returned: bool,
+    /// It was written again, or will be.
+    is_bar: bool,
+    /// Its text has come out as a line.
+    is_told: bool,
+    /// The state before, unless that was told.
+    before: Vec<u8>,
+}
+
+impl Row {
+    fn is_fresh(&self) -> bool {
+        self.text.is_empty() && !self.returned
+    }
+
+    fn is_blank(&self) -> bool {
+        bare(&self.text).is_empty()
+    }
+
+    fn has_state(&self) -> bool {
+        self.is_bar && !self.is_blank()
+    }
+
+    /// The next state begins.
+    fn redraw(&mut self) {
+        self.before.clear();
+        if !self.is_told {
+            std::mem::swap(&mut self.before, &mut self.text);
+        }
+        self.text.clear();
+        (self.returned, self.is_bar) = (false, true);
+    }
+
+    /// As it is to be shown.
+    fn shown(&self) -> &[u8] {
+        if self.is_bar { bare(&self.text) } else { &self.text }
+    }
+
+    fn clear(&mut self) {
+        if self.text.capacity() > SMALL {
+            self.text = Vec::new();
+        }
+        self.text.clear();
+        self.before.clear();
+        (self.returned, self.is_bar, self.is_told) = (false, false, false);
+    }
+}
+
+/// One stream's unfinished rows: mostly one.
 #[derive(Debug)]
 pub(crate) struct Lines {
     prefix: String,
     look: Look,
     /// If there is any, only lines with one of these in them come out.
     only: Vec<String>,
-    partial: Vec<u8>,
-    /// The last line was ended by a carriage return, and a newline that follows belongs to it.
-    returned: bool,
+    rows: Vec<Row>,
+    /// The row with the cursor.
+    at: usize,
+    /// The last state of a bar that has erased itself and was not told.
+    erased: Vec<u8>,
 }
 
 impl Lines {
     pub(crate) fn new(prefix: String, look: Look) -> Self {
-        Self { prefix, look, only: Vec::new(), partial: Vec::new(), returned: false }
+        Self { prefix, look, only: Vec::new(), rows: vec![Row::default()], at: 0, erased: Vec::new() }
     }
 
     /// Only lines with one of `texts` in them, as they are.
@@ -49,50 +112,124 @@ impl Lines {
     /// Takes what was read, appends each line it completes to `out`.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         while let Some(at) = memchr2(b'\n', b'\r', bytes) {
-            let (piece, is_return) = (&bytes[..at], bytes[at] == b'\r');
-            let empty = piece.is_empty() && self.partial.is_empty();
-            let second_half = empty && self.returned && !is_return;
-            self.returned = is_return && !empty;
-            if !(second_half || (empty && is_return)) {
-                self.end_line(piece, out);
+            match bytes[at] {
+                b'\n' => self.line_feed(&bytes[..at], out),
+                _ => self.carriage_return(&bytes[..at], out),
             }
             bytes = &bytes[at + 1..];
         }
-        if !bytes.is_empty() {
-            self.returned = false;
-            self.hold(bytes, out);
+        self.write(bytes, out);
+    }
+
+    /// Ends what is unfinished.
+    pub(crate) fn finish(&mut self, out: &mut Vec<u8>) {
+        if self.rows.len() > 1 || !self.rows[0].text.is_empty() {
+            self.commit(out);
         }
     }
 
-    /// Adds to the unfinished line.
-    fn hold(&mut self, mut piece: &[u8], out: &mut Vec<u8>) {
-        while self.partial.len() + piece.len() > LONGEST_LINE {
-            let (head, rest) = piece.split_at(LONGEST_LINE - self.partial.len());
-            self.partial.extend_from_slice(head);
-            self.finish(out);
-            piece = rest;
-        }
-        self.partial.extend_from_slice(piece);
+    /// The bars as they stand, each behind the prefix and without an end of line.
+    pub(crate) fn states(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.rows.iter().filter(|row| row.has_state()).map(|row| {
+            let mut state = self.prefix.as_bytes().to_vec();
+            self.show(row.shown(), &mut state);
+            state
+        })
     }
 
-    fn end_line(&mut self, piece: &[u8], out: &mut Vec<u8>) {
-        if self.partial.is_empty() && piece.len() <= LONGEST_LINE {
+    /// Whether a bar has a state that has not come out as a line.
+    pub(crate) fn has_untold_state(&self) -> bool {
+        let untold = self.rows.iter().any(|row| row.has_state() && !row.is_told);
+        untold || (!self.erased.is_empty() && !self.rows.iter().any(Row::has_state))
+    }
+
+    /// Appends those states as lines: the last one of a bar that is gone only where no other bar is drawn.
+    pub(crate) fn tell_states(&mut self, out: &mut Vec<u8>) {
+        let erased = std::mem::take(&mut self.erased);
+        if !erased.is_empty() && !self.rows.iter().any(Row::has_state) {
+            self.emit(&erased, out);
+        }
+        let mut rows = std::mem::take(&mut self.rows);
+        for row in rows.iter_mut().filter(|row| row.has_state() && !row.is_told) {
+            self.emit(row.shown(), out);
+            row.is_told = true;
+        }
+        self.rows = rows;
+    }
+
+    fn line_feed(&mut self, piece: &[u8], out: &mut Vec<u8>) {
+        if self.rows.len() == 1 && self.rows[0].is_fresh() && piece.len() <= LONGEST_LINE {
             return self.emit(piece, out);
         }
-        self.hold(piece, out);
-        self.finish(out);
+        self.write(piece, out);
+        self.climb();
+        if self.at + 1 == self.rows.len() {
+            return self.commit(out);
+        }
+        self.at += 1;
+        self.rows[self.at].returned = true;
     }
 
-    /// Ends the unfinished line, if there is one.
-    pub(crate) fn finish(&mut self, out: &mut Vec<u8>) {
-        let mut partial = std::mem::take(&mut self.partial);
-        if !partial.is_empty() {
-            self.emit(&partial, out);
+    fn carriage_return(&mut self, piece: &[u8], out: &mut Vec<u8>) {
+        self.write(piece, out);
+        self.climb();
+        let row = &mut self.rows[self.at];
+        row.returned = true;
+        row.is_bar |= !row.text.is_empty();
+        if !row.is_blank() {
+            self.erased.clear();
+        } else if !bare(&row.before).is_empty() {
+            self.erased = bare(&row.before).to_vec();
+            row.before.clear();
         }
-        if partial.capacity() <= SMALL {
-            partial.clear();
-            self.partial = partial;
+    }
+
+    /// Adds to the row with the cursor.
+    fn write(&mut self, mut piece: &[u8], out: &mut Vec<u8>) {
+        if piece.is_empty() {
+            return;
         }
+        if self.rows[self.at].returned {
+            self.rows[self.at].redraw();
+        }
+        self.rows[self.at].is_told = false;
+        while self.rows[self.at].text.len() + piece.len() > LONGEST_LINE {
+            let mut text = std::mem::take(&mut self.rows[self.at].text);
+            let (head, rest) = piece.split_at(LONGEST_LINE - text.len());
+            text.extend_from_slice(head);
+            self.emit(&text, out);
+            piece = rest;
+        }
+        self.rows[self.at].text.extend_from_slice(piece);
+    }
+
+    /// Follows a bar that ends by moving the cursor up. What lies above its rows has come out and stays as it is.
+    fn climb(&mut self) {
+        let row = &mut self.rows[self.at];
+        let mut up = 0;
+        while let Some((len, rows)) = moves_up(&row.text).filter(|_| row.is_bar) {
+            row.text.truncate(len);
+            up += rows;
+        }
+        for _ in 0..up.min(MOST_ROWS) {
+            match self.at {
+                0 if self.rows.len() < MOST_ROWS => self.rows.insert(0, Row::default()),
+                at => self.at = at.saturating_sub(1),
+            }
+        }
+    }
+
+    /// All rows become lines; of bars, and of several rows, those with something in them.
+    fn commit(&mut self, out: &mut Vec<u8>) {
+        let mut rows = std::mem::take(&mut self.rows);
+        let is_alone = rows.len() == 1;
+        let is_line = |row: &&Row| !row.is_told && (!row.is_blank() || (is_alone && !row.is_bar));
+        for row in rows.iter().filter(is_line) {
+            self.emit(row.shown(), out);
+        }
+        rows.truncate(1);
+        rows[0].clear();
+        (self.rows, self.at) = (rows, 0);
     }
 
     fn emit(&self, line: &[u8], out: &mut Vec<u8>) {
@@ -101,74 +238,44 @@ impl Lines {
             return;
         }
         out.extend_from_slice(self.prefix.as_bytes());
+        self.show(line, out);
+        out.push(b'\n');
+    }
+
+    fn show(&self, line: &[u8], out: &mut Vec<u8>) {
         match self.look {
             Look::Raw => out.extend_from_slice(line),
             Look::Visible => visible(line, out),
         }
-        out.push(b'\n');
     }
+}
+
+/// A bar's state without the blanks and the sequences that only clear or leave its row.
+fn bare(state: &[u8]) -> &[u8] {
+    let mut state = state.trim_ascii_end();
+    let clear_at_end =
+        |state: &'_ [u8]| CLEARS.iter().find(|clear| state.ends_with(clear)).map(|clear| clear.len());
+    while let Some(len) =
+        clear_at_end(state).map(|len| state.len() - len).or(moves_up(state).map(|(len, _)| len))
+    {
+        state = state[..len].trim_ascii_end();
+    }
+    while let Some(rest) = CLEARS.iter().find_map(|clear| state.strip_prefix(*clear)) {
+        state = rest;
+    }
+    state
+}
+
+/// Where the text ends in `ESC [ n A`: the length before it, and n.
+fn moves_up(text: &[u8]) -> Option<(usize, usize)> {
+    let parameter = text.strip_suffix(b"A")?;
+    let digits = parameter.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let (rest, number) = parameter.split_at(parameter.len() - digits);
+    let before = rest.strip_suffix(b"\x1b[")?;
+    let number = std::str::from_utf8(number).ok()?;
+    let rows = if number.is_empty() { 1 } else { number.parse().ok()? };
+    Some((before.len(), rows))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn all(parts: &[&[u8]]) -> Vec<u8> {
-        let (mut lines, mut out) = (Lines::new("[rank 3]: ".to_string(), Look::Raw), Vec::new());
-        parts.iter().for_each(|part| lines.feed(part, &mut out));
-        lines.finish(&mut out);
-        out
-    }
-
-    #[test]
-    fn pieces_come_out_as_whole_lines() {
-        assert_eq!(
-            all(&[b"one\ntw", b"o\n\n", b"end"]),
-            b"[rank 3]: one\n[rank 3]: two\n[rank 3]: \n[rank 3]: end\n"
-        );
-        assert_eq!(all(&[]), b"");
-        assert_eq!(all(&[b"\xff\xfe\n"]), b"[rank 3]: \xff\xfe\n");
-    }
-
-    #[test]
-    fn nothing_is_written_over_a_prefix() {
-        let shown = |text: &str| {
-            let once = String::from_utf8(all(&[text.as_bytes()])).unwrap();
-            let bytewise: Vec<_> = text.as_bytes().chunks(1).collect();
-            assert_eq!(all(&bytewise), once.as_bytes(), "{text:?}: the pieces it came in do not matter");
-            once.replace("[rank 3]: ", ">")
-        };
-        assert_eq!(shown("\r[rank 0]: forged\n"), ">[rank 0]: forged\n");
-        assert_eq!(shown("honest\r[rank 0]: forged"), ">honest\n>[rank 0]: forged\n");
-        assert_eq!(shown("\r10%\r20%\r\r30%\n"), ">10%\n>20%\n>30%\n");
-        assert_eq!(shown("dos\r\nlines\r\n\r\n"), ">dos\n>lines\n>\n");
-        assert_eq!(shown("a\r\n\nb"), ">a\n>\n>b\n");
-        assert_eq!(shown("\n\r\n\r\r"), ">\n>\n");
-    }
-
-    #[test]
-    fn a_line_without_end_is_cut() {
-        let out = all(&[&vec![b'x'; LONGEST_LINE * 2 + 1], b"\n"]);
-        let lengths: Vec<_> = out.split(|byte| *byte == b'\n').map(<[u8]>::len).collect();
-        assert_eq!(lengths, [LONGEST_LINE + 10, LONGEST_LINE + 10, 11, 0]);
-        assert_eq!(all(&[&[vec![b'x'; LONGEST_LINE], vec![b'\n']].concat()]).len(), LONGEST_LINE + 11);
-    }
-
-    #[test]
-    fn only_lines_with_a_text_pass_a_filter() {
-        let texts = ["loss".to_string(), "a,b".to_string()];
-        let (mut lines, mut out) = (Lines::filtered("> ".to_string(), &texts), Vec::new());
-        for part in [&b"lo"[..], b"ss 1\nnothing\rLOSS\n\xffloss", b"es\n\na b\na,b"] {
-            lines.feed(part, &mut out);
-        }
-        lines.finish(&mut out);
-        assert_eq!(out, b"> loss 1\n> \xfflosses\n> a,b\n");
-    }
-
-    #[test]
-    fn a_terminal_sees_no_escape_codes() {
-        let (mut lines, mut out) = (Lines::new("> ".to_string(), Look::Visible), Vec::new());
-        lines.feed(b"\x1b[1A\x1b[2Kgone?\n", &mut out);
-        assert_eq!(out, b"> ^[[1A^[[2Kgone?\n");
-    }
-}
+mod tests;

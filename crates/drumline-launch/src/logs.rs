@@ -4,24 +4,26 @@
 //!   LogPlan: what was asked ─▶ LogFolder: one per run ─▶ AttemptLogs: one per start of the workers ─▶ Sink: one per stream
 //!
 //!   pump ─bytes─▶ Sink ─┬▶ stdout.log, as they are
-//!                       ├▶ Lines ─▶ Console
+//!                       ├▶ Lines ─▶ Console; bars ─▶ its Region on a terminal, Paced elsewhere
 //!                       └▶ Lines with one of the texts asked for ─▶ filtered_stdout.log, shared by all workers
 //! ```
 //!
 //! A file gets the very bytes that the worker wrote. The console gets whole lines behind a prefix, and where it is a
 //! terminal nothing in them can move the cursor or speak to it.
 
+mod bars;
 mod console;
 mod consoles;
 mod folder;
 mod plan;
 mod prefix;
+mod region;
 mod sink;
 mod visible;
 
 pub(crate) use consoles::Consoles;
 pub use folder::{AttemptLogs, LogError, LogFolder};
 pub(crate) use plan::Channel;
-pub use plan::{LineFilters, LogPlan, Std, StdOf, StdOfError};
+pub use plan::{Bars, LineFilters, LogPlan, Std, StdOf, StdOfError};
 pub(crate) use sink::Sink;
 pub(crate) use visible::visible;

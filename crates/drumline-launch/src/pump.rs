@@ -95,7 +95,7 @@ impl Pump {
         let num_open = sources.len();
         let sources = sources.into_iter().map(Some).collect();
         let (consoles, buffer) = (Consoles::default(), vec![0; READ]);
-        let reading = Reading { epoll, sources, num_open, streams, consoles, buffer };
+        let reading = Reading { epoll, sources, num_open, streams, consoles, buffer, due: None };
         let theirs = Arc::clone(&signals);
         let thread = std::thread::Builder::new()
             .name("drumline-output".to_string())
@@ -124,6 +124,8 @@ struct Reading {
     streams: Arc<Streams>,
     consoles: Consoles,
     buffer: Vec<u8>,
+    /// When a progress bar is to be shown again.
+    due: Option<Instant>,
 }
 
 impl Reading {
@@ -134,11 +136,13 @@ impl Reading {
             if signals.ending.load(Ordering::Acquire) && last.is_none() {
                 last = Some(Instant::now() + DRAIN);
             }
-            let left = last.map(|last: Instant| last.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+            let now = Instant::now();
+            if last.is_some_and(|last| last <= now) {
                 self.sweep();
                 break;
             }
+            let next = last.into_iter().chain(self.due).min();
+            let left = next.map(|next: Instant| next.saturating_duration_since(now));
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
             events.clear();
             // An error (interrupted) means that nothing is ready; the loop comes back here.
@@ -150,11 +154,23 @@ impl Reading {
                     index => self.read(index as usize),
                 }
             }
+            self.tick(Instant::now());
             self.consoles.watch(&self.epoll, CONSOLE);
         }
         // What has no end yet is given one, so that a last partial line is printed.
         (0..self.sources.len()).for_each(|index| self.end(index));
         self.consoles.finish();
+    }
+
+    /// Shows progress bars whose time has come.
+    fn tick(&mut self, now: Instant) {
+        if self.due.is_some_and(|due| due <= now) {
+            let sinks = self.sources.iter_mut().flatten().map(|(_, sink)| sink);
+            sinks.for_each(|sink| sink.tick(now, &mut self.consoles));
+            self.consoles.tick(now);
+            let sinks = self.sources.iter().flatten().map(|(_, sink)| sink);
+            self.due = sinks.filter_map(Sink::due).chain(self.consoles.due()).min();
+        }
     }
 
     /// Takes what lies in the pipes at the end of the time: none holds more than one read takes.
@@ -177,7 +193,8 @@ impl Reading {
             Ok(0) | Err(_) => self.end(index),
             Ok(len) => {
                 self.streams.take(index, &self.buffer[..len]);
-                sink.take(&self.buffer[..len], &mut self.consoles);
+                sink.take(&self.buffer[..len], Instant::now(), &mut self.consoles);
+                self.due = self.due.into_iter().chain(sink.due()).chain(self.consoles.due()).min();
             }
         }
     }
@@ -208,7 +225,8 @@ mod tests {
         rustix::io::write(&writers[1], b"last words").unwrap();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let (consoles, buffer, theirs) = (Consoles::default(), vec![0; READ], Arc::clone(&streams));
-        let mut reading = Reading { epoll, sources, num_open: 2, streams: theirs, consoles, buffer };
+        let mut reading =
+            Reading { epoll, sources, num_open: 2, streams: theirs, consoles, buffer, due: None };
         reading.sweep();
         assert_eq!([0, 1].map(|rank| streams.of_rank(rank).0), [&b""[..], b"last words"]);
         assert_eq!(reading.num_open, 2, "an empty pipe was not waited for");

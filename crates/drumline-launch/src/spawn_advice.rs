@@ -62,10 +62,28 @@ fn absent(path: &Path) -> String {
             (false, _) => "there is no such file; try its full path".to_string(),
         };
     }
+    let name = path.to_string_lossy();
+    let module = format!("{}.py", name.replace('.', "/"));
     match path.is_file() {
-        true => format!("it is not in PATH but here; try ./{}", path.display()),
+        true => format!("it is not in PATH but here; try ./{name}"),
+        false if is_module_name(&name) && Path::new(&module).is_file() => {
+            format!("it is the Python module of {module}; try -m before {name}")
+        }
+        false if is_module_name(&name) => {
+            format!("it is not in PATH; try its full path, or -m before {name} if it is a Python module")
+        }
         false => "it is not in PATH; try its full path".to_string(),
     }
+}
+
+/// Whether it is written as Python writes a module in a package.
+fn is_module_name(name: &str) -> bool {
+    let is_word = |word: &str| {
+        let mut letters = word.chars();
+        letters.next().is_some_and(|c| c.is_alphabetic() || c == '_')
+            && letters.all(|c| c.is_alphanumeric() || c == '_')
+    };
+    name.contains('.') && name.split('.').all(is_word)
 }
 
 fn forbidden(path: &Path) -> String {
@@ -137,6 +155,14 @@ mod tests {
         let dir = dir.path();
         assert_eq!(real(&dir.join("nope")), "there is no such file; try its full path");
         assert_eq!(real(Path::new("no-such-program")), "it is not in PATH; try its full path");
+        let module = real(Path::new("no.such.module"));
+        assert!(
+            module.ends_with("try its full path, or -m before no.such.module if it is a Python module"),
+            "{module}"
+        );
+        let here = real(Path::new("src.spawn_advice"));
+        assert!(!here.contains("it is the Python module"), "control: {here}");
+        assert!(!is_module_name("7z.exe") && !is_module_name("train") && !is_module_name("a..b"));
         let lost = real(&file(dir, "lost", "#!/no/such/python -u\n", 0o755));
         assert!(lost.contains("not `/no/such/python`, which its first line names"), "{lost}");
         let plain = file(dir, "plain", "#!/bin/sh\n", 0o644);

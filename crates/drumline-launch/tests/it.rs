@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod bars;
     mod console;
     mod failure_report;
     mod launched;

@@ -175,6 +175,14 @@ mod tests {
             let said = at(text);
             assert!(said.contains(&format!("{name}:{line}: ")) && said.contains(words), "{text}: {said}");
         }
+        let bomb: String = (1..12)
+            .map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(",")))
+            .collect();
+        let said = at(&format!("a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n{bomb}"));
+        assert!(
+            said.contains("try to write values out instead of aliases") && !said.contains("budget"),
+            "{said}"
+        );
         assert!(at("TRAIN: [\n").contains(&format!("{name}:")), "{}", at("TRAIN: [\n"));
         assert!(at("- 1\n").contains("try `TRAIN:`"), "{}", at("- 1\n"));
         assert!(at("RNG_SEED: 1\nRNG_SEED: 2\n").contains("RNG_SEED"));

@@ -1,7 +1,8 @@
 //! The ready programs, as `drumline-train` offers them.
 //!
 //! ```text
-//!   main ─▶ args ─┬▶ train ─▶ kind: images, text, … ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
+//!   main ─▶ args ─┬▶ check ─▶ what is wrong before ranks are started
+//!                 ├▶ train ─▶ kind: images, text, … ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
 //!                 ├▶ test  ─▶ evaluate
 //!                 ├▶ generate ─▶ text, token after token
 //!                 ├▶ export ─▶ a folder as Hugging Face's
@@ -18,6 +19,7 @@ mod bench_observe;
 mod bench_step;
 mod bench_transformer;
 mod callbacks;
+mod check;
 mod checked;
 mod course;
 mod data_kind;
@@ -61,6 +63,9 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(answer) => return ending::answered(&answer),
     };
+    if cli.check {
+        return ending::end(check::check(cli.command));
+    }
     let outcome = full_gpus_told(|| {
         start_logging().and_then(|()| match cli.command {
             Command::Train(args) => train::run(&args),

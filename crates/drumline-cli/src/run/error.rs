@@ -35,6 +35,10 @@ pub(crate) enum PlanError {
     MasterAddr(String),
     #[error("--nproc-per-node gpu: no GPU ({0}); try --nproc-per-node cpu, or a number")]
     NoGpu(String),
+    #[error(
+        "{flag} chooses among this node's GPUs: no GPU ({why}); try --nproc-per-node N for ranks without GPUs{more}"
+    )]
+    NoGpuToChoose { flag: &'static str, why: String, more: &'static str },
     #[error("--nproc-per-node xpu: XPUs cannot be counted; try a number")]
     NoXpu,
     #[error("--num-gpus {asked}: this node has {found}; try --nproc-per-node {asked} for ranks without GPUs")]
@@ -94,6 +98,11 @@ pub(crate) enum PlanError {
     NoScript(String),
     #[error("{flag} is not supported; try {instead}")]
     Refused { flag: &'static str, instead: &'static str },
+    #[error(
+        "between machines a job needs a key that only its nodes know, and none was given; try `drumline key new job.key`, \
+         copy job.key to every node (scp -p), and set DRUMLINE_JOB_KEY_FILE=job.key there"
+    )]
+    NoKey,
     #[error("--no-ssh starts this host's ranks only, and must be told which host that is; try --node-rank N")]
     NoSshRank,
     #[error(

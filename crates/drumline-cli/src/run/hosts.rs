@@ -34,7 +34,7 @@ impl Hosts {
         if args.nnodes.is_some() {
             return Err(PlanError::NodesTwice);
         }
-        let hosts = first_hosts(filter(pool(host)?, args)?, count("--num-nodes", args.num_nodes)?)?;
+        let hosts = first_hosts(filter(pool(args, host)?, args)?, count("--num-nodes", args.num_nodes)?)?;
         let hosts = first_slots(hosts, count("--num-gpus", args.num_gpus)?)?;
         let by_hand = args.node_rank.filter(|_| args.deepspeed.no_ssh);
         if args.deepspeed.no_ssh && by_hand.is_none_or(|rank| rank >= hosts.len()) {
@@ -66,7 +66,7 @@ impl Hosts {
         let gpus = host.gpus();
         let asked = match (args.num_gpus, count("--num-gpus", args.num_gpus)?) {
             (None, _) => return Ok(Self { nodes, ..Self::default() }),
-            (_, None) if gpus.is_empty() => return Err(PlanError::NoGpu(host.why_no_gpu())),
+            (_, None) if gpus.is_empty() => return Err(no_gpu(host, "--num-gpus", "")),
             (_, all_or_some) => all_or_some.unwrap_or(gpus.len()),
         };
         let devices = gpus.get(..asked).ok_or(PlanError::FewGpus { asked, found: gpus.len() })?;
@@ -104,12 +104,17 @@ fn count(flag: &'static str, given: Option<i64>) -> Result<Option<usize>, PlanEr
     }
 }
 
-fn pool(host: &Host<'_>) -> Result<Vec<HostSlots>, PlanError> {
+fn no_gpu(host: &Host<'_>, flag: &'static str, more: &'static str) -> PlanError {
+    PlanError::NoGpuToChoose { flag, why: host.why_no_gpu(), more }
+}
+
+fn pool(args: &RunArgs, host: &Host<'_>) -> Result<Vec<HostSlots>, PlanError> {
     if let Some(text) = &host.hostfile {
         return parse_hostfile(text).map_err(PlanError::Hosts);
     }
+    let flag = if args.include.is_some() { "--include" } else { "--exclude" };
     match host.gpus().len() {
-        0 => Err(PlanError::NoGpu(host.why_no_gpu())),
+        0 => Err(no_gpu(host, flag, ", or --hostfile FILE for other hosts")),
         gpus => Ok(vec![HostSlots { name: "localhost".to_string(), slots: (0..gpus).collect() }]),
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    Fleet, HeldRank, HostTimeout, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
+    Bars, Fleet, HeldRank, HostTimeout, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
     Rendezvous, Std, parse_seconds, parse_signals, split_endpoint,
 };
 use drumline_rendezvous::worker_env;
@@ -64,7 +64,7 @@ impl RunArgs {
             program,
             args,
             local_rank_arg: None,
-            logs: self.logs(host)?,
+            logs: LogPlan { bars: bars(nodes), ..self.logs(host)? },
             signals: parse_signals(&self.signals_to_handle).map_err(PlanError::Signals)?,
             shutdown_timeout: self.shutdown_timeout(host)?,
             numa: self.numa_binding.map(Into::into),
@@ -200,6 +200,7 @@ impl RunArgs {
             filter: self.shown_ranks()?,
             quiet_ranks: self.quiet_ranks,
             prefix: host.text(worker_env::TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE),
+            bars: Bars::default(),
         })
     }
 
@@ -253,6 +254,11 @@ impl RunArgs {
             (held, _) => Ok(held.map(|rank| HeldRank { rank, holder: host.launcher.clone() })),
         }
     }
+}
+
+/// With several nodes the launcher itself speaks while ranks run, and its notes would be drawn over.
+fn bars(nodes: NodeRange) -> Bars {
+    if nodes.max == 1 { Bars::Redrawn } else { Bars::Paced }
 }
 
 /// How many ranks there are; `None` where the other nodes may have more or fewer than this one.

@@ -125,6 +125,33 @@ fn several_ranks_are_started_as_run_starts_them() {
 }
 
 #[test]
+fn what_is_wrong_is_said_once_before_ranks_are_started() {
+    let drumline = Installed::without_trainer();
+    let check = |outcome: &str| {
+        format!("#!/bin/sh\n[ \"$1\" = --check ] || {{ echo started; exit 0; }}\n{outcome}\n")
+    };
+    stub(drumline.folder.path(), &check("echo 'error: c.yaml:3: unknown key' >&2; exit 1"));
+    let translate = "translate --nproc-per-node 2 --model a --source s --out o";
+    for words in ["train --nproc-per-node 2 --cfg c.yaml", "test --nproc-per-node 2 --cfg c.yaml", translate]
+    {
+        let ended = drumline.ends(words, &[]);
+        let said = (ended.code, ended.stdout.as_str(), ended.stderr.as_str());
+        assert_eq!(said, (Some(1), "", "error: c.yaml:3: unknown key\n"), "{words}");
+    }
+    assert_eq!(drumline.said("train --cfg c.yaml", &[]), "started\n", "one rank says it by itself");
+    stub(drumline.folder.path(), &check("exit 127"));
+    let ended = drumline.ends("train --nproc-per-node 2 --cfg c.yaml", &[]);
+    assert!(
+        ended.code == Some(1) && ended.stderr.contains("needs libtorch, which is not"),
+        "{}",
+        ended.stderr
+    );
+    stub(drumline.folder.path(), &check("echo unseen; exit 0"));
+    let said = drumline.said("train --nproc-per-node 2 --cfg c.yaml", &[]);
+    assert_eq!((said.matches("started").count(), said.contains("unseen")), (2, false), "control: {said}");
+}
+
+#[test]
 fn one_rank_with_a_flag_that_needs_a_launcher_gets_one() {
     let said = Installed::new().said("train --max-restarts 1 --cfg c.yaml", &[]);
     assert!(said.contains("rank=0 world=1 args=train --cfg c.yaml"), "{said}");

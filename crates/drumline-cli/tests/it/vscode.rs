@@ -1,6 +1,6 @@
 //! `.vscode/` is what `docs/debugging.md` says: valid, and its command lines are accepted by this `drumline`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -64,4 +64,28 @@ fn the_tasks_commands_are_accepted() {
         assert!(output.status.success(), "{said}");
         assert!(said.contains("launch_try") && said.contains("rank 0") || said.contains("debugpy"), "{said}");
     }
+}
+
+#[test]
+fn the_file_that_stands_for_torchrun_starts_drumline() {
+    let launch = json("launch.json");
+    let configurations = launch["configurations"].as_array().unwrap();
+    let form =
+        configurations.iter().find(|form| form["program"].as_str().unwrap_or("").ends_with(".py")).unwrap();
+    let file = form["program"].as_str().unwrap().replace("${workspaceFolder}", root().to_str().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.py"), "import os\nprint('rank', os.environ['RANK'])\n").unwrap();
+    let args: Vec<_> = texts(&form["args"]).into_iter().map(filled_in).collect();
+    let path = std::env::join_paths([
+        Path::new(BINARY).parent().unwrap(),
+        Path::new("/usr/local/bin"),
+        Path::new("/usr/bin"),
+        Path::new("/bin"),
+    ]);
+    let mut command = Command::new("python3");
+    command.arg(file).args(args).current_dir(folder.path()).env("PATH", path.unwrap());
+    let output = command.env_remove("RANK").env_remove("PYTHON_EXEC").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("[rank 0]: rank 0\n") && said.contains("[rank 1]: rank 1\n"), "{said}");
 }

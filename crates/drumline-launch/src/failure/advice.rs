@@ -16,7 +16,34 @@ pub(crate) fn on(report: &FailureReport) -> Vec<String> {
         format!("look at rank {}: it had told of an error of its own when it was stopped", suspect.rank)
     });
     let root = &report.root;
-    [by_exit(root), suspect.or_else(|| by_words(root))].into_iter().flatten().collect()
+    let words = suspect.or_else(|| by_words(report)).or_else(|| about_local_rank(&root.last_lines));
+    [by_exit(root), words].into_iter().flatten().collect()
+}
+
+/// Where Python's parser and the launcher do not agree on how a rank learns its local rank.
+fn about_local_rank(lines: &[String]) -> Option<String> {
+    let says = |words: &str| lines.iter().any(|line| line.contains(words));
+    let knows = |flag: &str| says(&format!("[{flag} ")) || says(&format!(" {flag} "));
+    let refused = |flag: &str| says(&format!("unrecognized arguments: {flag}="));
+    let required = |flag: &str| {
+        let names = |line: &String| {
+            line.split_once("arguments are required: ").is_some_and(|(_, names)| names.contains(flag))
+        };
+        lines.iter().any(names)
+    };
+    let (dash, underscore) = ("--local-rank", "--local_rank");
+    let text = if refused(dash) && knows(underscore) {
+        "its parser has --local_rank; try drumline launch --rank-spelling underscore"
+    } else if refused(underscore) && knows(dash) {
+        "its parser has --local-rank; try drumline launch --rank-spelling dash"
+    } else if refused(dash) || refused(underscore) {
+        "its parser has no --local-rank; try drumline run, which passes none: LOCAL_RANK is in the environment"
+    } else if required(dash) || required(underscore) {
+        "its parser wants the local rank as an argument; try drumline launch, which passes it, in place of drumline run"
+    } else {
+        return None;
+    };
+    Some(text.to_owned())
 }
 
 fn by_exit(root: &Failure) -> Option<String> {
@@ -41,7 +68,10 @@ fn by_exit(root: &Failure) -> Option<String> {
         Exit::Code(126) => {
             "a program that its script calls may not be executed; look at its permissions".into()
         }
-        Exit::Code(127) => "a program that its script calls was not found; look at PATH".into(),
+        Exit::Code(127) => match root.last_lines.iter().rev().find_map(|line| missing_library(line)) {
+            Some(library) => without_library(library),
+            None => "a program that its script calls was not found; look at PATH".into(),
+        },
         Exit::Unkillable => format!(
             "pid {pid} is stuck in the kernel, mostly on a file system or a driver that does not answer; mend that or \
              restart the host"
@@ -51,12 +81,32 @@ fn by_exit(root: &Failure) -> Option<String> {
     Some(text)
 }
 
-fn by_words(root: &Failure) -> Option<String> {
+/// The library that the loader could not find for a program that was there.
+fn missing_library(line: &str) -> Option<&str> {
+    let (_, after) = line.split_once("error while loading shared libraries: ")?;
+    after.split_once(": cannot open shared object file").map(|(library, _)| library)
+}
+
+fn without_library(library: &str) -> String {
+    let libtorch = ["libtorch", "libc10"].iter().any(|name| library.starts_with(name));
+    let whose = if libtorch { "libtorch's folder lib" } else { "the folder that has it" };
+    format!(
+        "the program needs {library}, which is not where it was built with; try LD_LIBRARY_PATH with {whose}, or build it again here"
+    )
+}
+
+fn by_words(report: &FailureReport) -> Option<String> {
+    let root = &report.root;
     let is_bare_panic = |lines: &[String]| {
         lines.first().is_some_and(|line| line.starts_with("thread '"))
             && !lines.iter().any(|l| l == "stack backtrace:")
     };
     match (root.blame, &root.trace) {
+        (Some(Blame::Rank(rank)), _) if report.succeeded.contains(&rank) => Some(format!(
+            "rank {rank} ended well before the others did; try as many steps on all ranks, or Ddp's uneven inputs"
+        )),
+        // It is in this report.
+        (Some(Blame::Rank(rank)), _) if report.tells_of(rank) => None,
         (Some(Blame::Rank(rank)), _) => {
             Some(format!("look for the cause in the report of rank {rank}'s host"))
         }
@@ -65,5 +115,41 @@ fn by_words(root: &Failure) -> Option<String> {
             Some("set RUST_BACKTRACE=1 to see where the panic came from".into())
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{about_local_rank, missing_library, without_library};
+
+    #[test]
+    fn a_library_that_is_missing_is_named() {
+        let line = "./a: error while loading shared libraries: libtorch_cpu.so: cannot open shared object file: No such file or directory";
+        assert_eq!(missing_library(line), Some("libtorch_cpu.so"));
+        assert_eq!(missing_library("sh: 1: nope: not found"), None);
+        assert!(without_library("libtorch_cpu.so").contains("libtorch's folder lib"));
+        assert!(!without_library("libfoo.so.1").contains("libtorch"));
+    }
+
+    fn advice(stderr: &str) -> String {
+        let lines: Vec<_> = stderr.lines().map(str::to_owned).collect();
+        about_local_rank(&lines).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_parser_that_wants_another_local_rank_is_understood() {
+        let usage = "usage: train.py [-h] [--local_rank LOCAL_RANK]\n";
+        let refused = |flag: &str| format!("train.py: error: unrecognized arguments: {flag}=0\n");
+        let said = |usage: &str, flag: &str| advice(&format!("{usage}{}", refused(flag)));
+        assert!(said(usage, "--local-rank").contains("--rank-spelling underscore"));
+        let usage = "usage: train.py [-h] --local-rank LOCAL_RANK [--lr LR]\n";
+        assert!(said(usage, "--local_rank").contains("--rank-spelling dash"));
+        assert!(said("usage: train.py [-h] [--lr LR]\n", "--local-rank").contains("drumline run"));
+        let required = "train.py: error: the following arguments are required: --lr, --local_rank\n";
+        assert!(advice(required).contains("drumline launch"));
+        for other in ["", "unrecognized arguments: --lr=0\n", "the following arguments are required: --lr\n"]
+        {
+            assert_eq!(advice(other), "", "{other}");
+        }
     }
 }

@@ -61,7 +61,7 @@ impl KernelLog {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Victim {
     pub(crate) pid: u32,
-    /// Bytes of its own memory, where the line says so.
+    /// Bytes of memory that were its own or shared, where the line says so; files do not count.
     pub(crate) held: Option<u64>,
 }
 
@@ -69,7 +69,8 @@ pub(crate) struct Victim {
 fn victim(line: &str) -> Option<Victim> {
     let lower = line.to_ascii_lowercase();
     if let Some((_, after)) = lower.split_once("out of memory: killed process ") {
-        let held = after.rsplit_once("anon-rss:").and_then(|(_, rest)| number(rest));
+        let kib = |name: &str| after.rsplit_once(name).and_then(|(_, rest)| number(rest));
+        let held = kib("anon-rss:").map(|own| own.saturating_add(kib("shmem-rss:").unwrap_or(0)));
         let pid = u32::try_from(number(after)?).ok()?;
         return Some(Victim { pid, held: held.map(|kib| kib.saturating_mul(1024)) });
     }
@@ -88,8 +89,8 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    const GLOBAL: &str = "3,1,99,-;Out of memory: Killed process 4711 (python3) total-vm:9000kB, anon-rss:2048kB, \
-                          file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:40kB oom_score_adj:0";
+    const GLOBAL: &str = "3,1,99,-;Out of memory: Killed process 4711 (python3) total-vm:9000kB, anon-rss:1024kB, \
+                          file-rss:7kB, shmem-rss:1024kB, UID:0 pgtables:40kB oom_score_adj:0";
     const CGROUP: &str =
         "3,2,99,-;Memory cgroup out of memory: Killed process 4712 (a) b) total-vm:1kB, anon-rss:8kB";
     const CONSTRAINT: &str = "6,3,99,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/j,task_memcg=/j,\

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   start: count of kills in the workers' memory cgroup, end of the kernel's log ─▶ … a worker dies by SIGKILL …
-//!   ─▶ does the log name its pid? has the count grown? ─▶ OomKill { limit, usage }
+//!   ─▶ does the log name its pid? has the count grown? ─▶ OomKill { limit, held, together }
 //! ```
 //!
 //! Workers live in the launcher's own cgroup. The count is that of the whole cgroup: where the log cannot be read, a
@@ -19,18 +19,28 @@ use super::small_file::read_small;
 pub struct OomKill {
     /// The limit of the worker's cgroup, in bytes; `None`: no limit but the machine's.
     pub limit: Option<u64>,
-    /// What the worker held, or where that is not known what its cgroup held at most, in bytes.
-    pub usage: Option<u64>,
+    /// What the worker itself held, in bytes, where the kernel's log says so.
+    pub held: Option<u64>,
+    /// What all processes of its cgroup held together at most, in bytes.
+    pub together: Option<u64>,
 }
 
 impl fmt::Display for OomKill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("out of memory: ")?;
-        match self.limit {
-            Some(limit) => write!(f, "the limit is {}", Bytes(limit))?,
-            None => f.write_str("the machine had none left")?,
+        match (self.limit, self.together) {
+            (None, _) => f.write_str("the machine had none left")?,
+            (Some(limit), None) => write!(f, "the limit is {}", Bytes(limit))?,
+            (Some(limit), Some(together)) => {
+                write!(
+                    f,
+                    "the limit is {}, all processes together held up to {}",
+                    Bytes(limit),
+                    Bytes(together)
+                )?;
+            }
         }
-        self.usage.map_or(Ok(()), |usage| write!(f, ", {} were in use", Bytes(usage)))
+        self.held.map_or(Ok(()), |held| write!(f, ", this one {}", Bytes(held)))
     }
 }
 
@@ -116,8 +126,12 @@ impl OomWatch {
         if victim.is_none() && !grown {
             return None;
         }
-        let usage = victim.and_then(|victim| victim.held).or_else(|| account?.usage());
-        Some(OomKill { limit: account.and_then(Account::limit), usage })
+        let held = victim.and_then(|victim| victim.held);
+        Some(OomKill {
+            limit: account.and_then(Account::limit),
+            held,
+            together: account.and_then(Account::usage),
+        })
     }
 }
 
@@ -232,8 +246,11 @@ mod tests {
         assert_eq!(watch.killed(77), None, "control: old kills are not ours");
         machine.write("cg/jobs/j7/memory.events", &events(3));
         let kill = watch.killed(77).unwrap();
-        assert_eq!(kill, OomKill { limit: Some(8 << 30), usage: Some(8_589_930_496) });
-        assert_eq!(kill.to_string(), "out of memory: the limit is 8.0 GiB, 8.0 GiB were in use");
+        assert_eq!(kill, OomKill { limit: Some(8 << 30), held: None, together: Some(8_589_930_496) });
+        let said = "out of memory: the limit is 8.0 GiB, all processes together held up to 8.0 GiB";
+        assert_eq!(kill.to_string(), said);
+        let small = OomKill { held: Some(1 << 20), ..kill };
+        assert_eq!(small.to_string(), format!("{said}, this one 1.0 MiB"));
     }
 
     #[test]
@@ -247,7 +264,10 @@ mod tests {
         let mut watch = machine.watch(LogPids::Foreign);
         assert_eq!(watch.killed(77), None);
         machine.write("cg/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
-        assert_eq!(watch.killed(77), Some(OomKill { limit: Some(1 << 20), usage: Some(1_048_000) }));
+        assert_eq!(
+            watch.killed(77),
+            Some(OomKill { limit: Some(1 << 20), held: None, together: Some(1_048_000) })
+        );
     }
 
     #[test]
@@ -256,7 +276,7 @@ mod tests {
         machine.write("cg/memory.events", "oom_kill 0\n");
         let mut watch = machine.watch(LogPids::Foreign);
         machine.write("cg/memory.events", "oom_kill 1\n");
-        assert_eq!(watch.killed(77), Some(OomKill { limit: None, usage: None }));
+        assert_eq!(watch.killed(77), Some(OomKill { limit: None, held: None, together: None }));
     }
 
     #[test]
@@ -267,7 +287,7 @@ mod tests {
             let mut watch = machine.watch(log_pids);
             machine.write("kmsg", "3,1;Out of memory: Killed process 77 (p) total-vm:9kB, anon-rss:3072kB\n");
             assert_eq!(watch.killed(78), None);
-            assert_eq!(watch.killed(77).and_then(|kill| kill.usage), expected, "{log_pids:?}");
+            assert_eq!(watch.killed(77).and_then(|kill| kill.held), expected, "{log_pids:?}");
         }
     }
 

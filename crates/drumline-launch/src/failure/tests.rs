@@ -177,7 +177,7 @@ fn a_worker_that_cannot_be_killed_is_named_with_pid_and_state() {
 #[test]
 fn a_kill_for_lack_of_memory_is_in_the_headline() {
     let mut evidence = on_a(1);
-    evidence[0].oom = Some(OomKill { limit: Some(8 << 30), usage: None });
+    evidence[0].oom = Some(OomKill { limit: Some(8 << 30), held: None, together: None });
     let job = failed(0, vec![rank(0, Exit::Signal(9), 12_345, "")]);
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
     let headline = "rank 0 on host a failed first: killed by SIGKILL after 12.3 s (out of memory: the limit is 8.0 GiB)\n";
@@ -272,4 +272,21 @@ fn exit_codes_are_torchruns_or_the_childs() {
         assert_eq!(exit_code(&report, ExitCodes::Torchrun), 1, "{exit}");
         assert_eq!(exit_code(&report, ExitCodes::Child), child, "{exit}");
     }
+}
+
+#[test]
+fn a_rank_that_ended_well_too_early_is_looked_for_here_and_not_on_another_host() {
+    let left = "Error: rank 1 has left group `world` (it ended, or let go of the group) and takes no part in barrier() #7\n";
+    let advice = |other: Exit| {
+        told(&failed(0, vec![rank(0, Exit::Code(1), 20, left), rank(1, other, 10, "")])).to_string()
+    };
+    let well = advice(Exit::Code(0));
+    assert!(
+        well.contains("what to do: rank 1 ended well before the others did; try as many steps"),
+        "{well}"
+    );
+    assert!(!well.contains("'s host"), "{well}");
+    assert!(!advice(Exit::StoppedByUs).contains("'s host"), "it is in this very report");
+    let elsewhere = told(&failed(0, vec![rank(0, Exit::Code(1), 20, left)])).to_string();
+    assert!(elsewhere.contains("the report of rank 1's host"), "control: {elsewhere}");
 }

@@ -121,7 +121,7 @@ impl Words for Vec<OsString> {
 
     fn output(&mut self, logs: &LogPlan) {
         // The prefix's pattern travels in its variable.
-        let LogPlan { dir, redirects, tee, filter, quiet_ranks, prefix: _, duplicates } = logs;
+        let LogPlan { dir, redirects, tee, filter, quiet_ranks, prefix: _, duplicates, bars: _ } = logs;
         self.add_some("log-dir", dir.as_ref());
         self.add_some("redirects", Some(redirects.to_string()).filter(|_| !redirects.is_none()));
         self.add_some("tee", Some(tee.to_string()).filter(|_| !tee.is_none()));

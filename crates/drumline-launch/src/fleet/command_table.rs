@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Fleet, HeldRank, HostSlots, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program, RdzvConf,
-    Rendezvous, Signal, Starter,
+    Bars, Fleet, HeldRank, HostSlots, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
+    RdzvConf, Rendezvous, Signal, Starter,
 };
 
 fn plan() -> LaunchPlan {
@@ -89,6 +89,7 @@ fn an_agent_is_told_the_plan_again() {
         quiet_ranks: true,
         prefix: None,
         duplicates: LineFilters { stdout: vec!["a,b".into(), "c".into()], stderr: Vec::new() },
+        bars: Bars::Redrawn,
     };
     let conf = RdzvConf { join_timeout: Duration::from_secs(9), is_host: Some(true), ..RdzvConf::default() };
     let other = LaunchPlan {

@@ -6,6 +6,9 @@
 //!                                                until half of it is gone; then one line says how many there were
 //! ```
 //!
+//! On a terminal, bars are redrawn below the lines (`region`): what is drawn is left out, not the lines, while somebody
+//! reads slowly.
+//!
 //! So a reader that keeps up with a few hundred KB a second slows the workers down and misses nothing; one that
 //! sleeps, or a terminal that was stopped, costs the workers one short pause and [`LIMIT`] of memory. One that is
 //! gone costs nothing.
@@ -18,6 +21,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use rustix::termios::tcgetwinsize;
+
+use super::region::{Owner, Region};
 
 /// What may wait for a reader.
 const LIMIT: usize = 2 << 20;
@@ -52,6 +58,7 @@ pub(crate) struct Console {
     left_out: usize,
     /// On the pump's list, which tells it of room.
     is_watched: bool,
+    region: Region,
 }
 
 impl Console {
@@ -70,6 +77,7 @@ impl Console {
             done: 0,
             left_out: 0,
             is_watched: false,
+            region: Region::default(),
         }
     }
 
@@ -108,6 +116,35 @@ impl Console {
         self.fresh = lines;
     }
 
+    /// Shows bars from now on in the rows of `owner`; none takes them away.
+    pub(crate) fn set_rows(&mut self, owner: Owner, rows: Vec<Vec<u8>>, now: Instant) {
+        self.region.set(owner, rows, now);
+    }
+
+    /// When [`tick`](Self::tick) has something to do.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.region.due().filter(|_| !self.is_gone())
+    }
+
+    /// Draws the bars whose time has come.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if self.due().is_some_and(|due| due <= now) {
+            self.draw(now);
+        }
+    }
+
+    fn draw(&mut self, now: Instant) {
+        self.flush();
+        let Some(fd) = &self.fd else { return };
+        let mut drawing = Vec::new();
+        match self.num_waiting() {
+            0 => self.region.draw(tcgetwinsize(fd).ok(), now, &mut drawing),
+            _ => return self.region.put_off(now),
+        }
+        self.add(&drawing);
+    }
+
+    /// Lines go where the bars begin, and the bars below them again.
     fn print(&mut self, lines: &[u8]) {
         if lines.is_empty() || self.is_gone() {
             return;
@@ -116,13 +153,26 @@ impl Console {
             let notice =
                 format!("[drumline]: {} lines were not shown: nobody read them in time\n", self.left_out);
             self.left_out = 0;
-            self.add(notice.as_bytes());
+            self.add_lines(notice.as_bytes());
         }
         if self.left_out > 0 || !self.has_room(lines.len()) {
             self.left_out += lines.iter().filter(|byte| **byte == b'\n').count();
         } else {
-            self.add(lines);
+            self.add_lines(lines);
         }
+        if !self.region.is_empty() {
+            self.draw(Instant::now());
+        }
+    }
+
+    fn add_lines(&mut self, lines: &[u8]) {
+        let mut text = Vec::new();
+        self.region.erase(&mut text);
+        if text.is_empty() {
+            return self.add(lines);
+        }
+        text.extend_from_slice(lines);
+        self.add(&text);
     }
 
     /// Writes what it can and keeps the rest.
@@ -191,6 +241,9 @@ impl Console {
     /// The last lines have come: waits for their reader, for a bounded time.
     pub(super) fn finish(&mut self) {
         let deadline = Instant::now() + LAST_WAIT;
+        if !self.region.is_empty() {
+            self.draw(Instant::now());
+        }
         self.flush();
         while self.num_waiting() > 0 && Instant::now() < deadline && self.wait(LAST_PAUSE) {
             self.flush();

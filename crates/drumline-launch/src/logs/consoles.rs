@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::fs::fstat;
 
@@ -26,6 +27,15 @@ impl Consoles {
 
     pub(crate) fn flush(&mut self) {
         self.opened.iter_mut().for_each(Console::flush);
+    }
+
+    /// When [`tick`](Self::tick) has something to do.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.opened.iter().filter_map(Console::due).min()
+    }
+
+    pub(crate) fn tick(&mut self, now: Instant) {
+        self.opened.iter_mut().for_each(|console| console.tick(now));
     }
 
     pub(crate) fn watch(&mut self, epoll: &OwnedFd, data: u64) {

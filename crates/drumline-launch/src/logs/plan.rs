@@ -196,6 +196,18 @@ pub struct LogPlan {
     pub quiet_ranks: bool,
     /// What stands before a line (`TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`); `[rank 3]: ` by default.
     pub prefix: Option<String>,
+    /// How progress bars are shown where the console is a terminal.
+    pub bars: Bars,
+}
+
+/// How the console shows progress bars.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Bars {
+    /// As a line now and then, for a terminal that others write to as well.
+    #[default]
+    Paced,
+    /// Each in a row of its own, where it is redrawn.
+    Redrawn,
 }
 
 /// Where one stream goes.

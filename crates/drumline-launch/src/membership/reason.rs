@@ -8,6 +8,9 @@ use super::message::WorkerFailure;
 use crate::Signal;
 use crate::report::signal_name;
 
+/// A rank that ran for less has hardly begun: the same as a crash loop's by default.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
 /// Why a running round is closed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
@@ -285,10 +288,14 @@ impl fmt::Display for Reason {
             Reason::AllDone => write!(f, "all workers ended well"),
             Reason::OutOfRestarts { failure, max_restarts: 0 } => write!(f, "{failure}"),
             Reason::OutOfRestarts { failure, max_restarts } => {
-                write!(f, "{failure}; all {max_restarts} restarts are used; try a larger --max-restarts")
+                write!(f, "{failure}; all {max_restarts} restarts are used; {}", after_restarts(failure))
             }
             Reason::CrashLoop { failure, times } => {
-                write!(f, "{failure}; the rank failed at once {times} times in a row")
+                write!(
+                    f,
+                    "{failure}; the rank failed at once {times} times in a row; {}",
+                    after_restarts(failure)
+                )
             }
             Reason::WouldNotStop { host, span } => {
                 write!(f, "the agent on {host} did not stop its workers within {span:.1?}")
@@ -306,6 +313,14 @@ impl fmt::Display for Reason {
             Reason::EveryoneTold => write!(f, "all agents know that the job is over"),
             Reason::Quiet => write!(f, "nothing to do"),
         }
+    }
+}
+
+/// A rank that failed at once will do so again: then restarts are not what the job lacks.
+fn after_restarts(failure: &WorkerFailure) -> &'static str {
+    match failure.ran_for < AT_ONCE {
+        true => "more restarts will hardly help; try what its error says",
+        false => "try a larger --max-restarts",
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the workers run, and the command line that makes of it.
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What the workers run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +68,28 @@ pub enum LocalRankArg {
 }
 
 impl LocalRankArg {
+    /// The spelling that a Python program declares for its parser; `None` where it has neither, or knows both.
+    ///
+    /// ```
+    /// use drumline_launch::LocalRankArg;
+    ///
+    /// let script = "parser.add_argument('--local_rank', type=int)";
+    /// assert_eq!(LocalRankArg::declared_in(script), Some(LocalRankArg::Underscore));
+    /// assert_eq!(LocalRankArg::declared_in("rank = os.environ['LOCAL_RANK']"), None);
+    /// ```
+    pub fn declared_in(script: &str) -> Option<Self> {
+        let code = || script.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let declares = |flag: &str| {
+            let quoted = [format!("'{flag}'"), format!("\"{flag}\"")];
+            code().any(|line| quoted.iter().any(|quoted| line.contains(quoted)))
+        };
+        match (declares("--local-rank"), declares("--local_rank")) {
+            (true, false) => Some(Self::Dash),
+            (false, true) => Some(Self::Underscore),
+            _ => None,
+        }
+    }
+
     /// The argument for one worker.
     pub fn of(self, local_rank: usize) -> OsString {
         match self {
@@ -78,6 +100,18 @@ impl LocalRankArg {
 }
 
 impl Program {
+    /// Where the text of a Python program may lie, as seen from the folder in which it is started.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Python { script, .. } | Self::RunPath { script, .. } => vec![script.into()],
+            Self::PythonModule { module, .. } => {
+                let path = module.to_string_lossy().replace('.', "/");
+                [format!("{path}.py"), format!("{path}/__main__.py")].map(PathBuf::from).into()
+            }
+            Self::Executable(_) => Vec::new(),
+        }
+    }
+
     /// The Python script that is to be run and is no file. All ranks would say so.
     pub fn missing_script(&self) -> Option<&OsStr> {
         match self {
@@ -108,6 +142,33 @@ mod tests {
         assert_eq!(words(&Program::Executable("./a".into())), ["./a"]);
         let path = Program::RunPath { interpreter, script: "/a.py".into() };
         assert_eq!(words(&path), ["py", "-u", "-c", RUN_PATH, "/a.py"]);
+    }
+
+    #[test]
+    fn the_spelling_is_that_of_the_programs_own_parser() {
+        let (dash, underscore) = (Some(LocalRankArg::Dash), Some(LocalRankArg::Underscore));
+        for (script, spelling) in [
+            ("parser.add_argument('--local_rank', type=int)", underscore),
+            ("p.add_argument(\n    \"--local_rank\",\n    type=int)", underscore),
+            ("p.add_argument('--local-rank', type=int)", dash),
+            ("p.add_argument('--local-rank', '--local_rank', type=int)", None),
+            ("# p.add_argument('--local_rank')\np.add_argument('--local-rank')", dash),
+            ("'''usage: train.py --local_rank N'''", None),
+            ("args.local_rank = int(os.environ['LOCAL_RANK'])", None),
+            ("", None),
+        ] {
+            assert_eq!(LocalRankArg::declared_in(script), spelling, "{script}");
+        }
+    }
+
+    #[test]
+    fn sources_are_where_python_looks_for_them() {
+        let interpreter = OsString::from("py");
+        let script = Program::Python { interpreter: interpreter.clone(), script: "x/a.py".into() };
+        assert_eq!(script.sources(), [PathBuf::from("x/a.py")]);
+        let module = Program::PythonModule { interpreter, module: "src.bin.train".into() };
+        assert_eq!(module.sources(), ["src/bin/train.py", "src/bin/train/__main__.py"].map(PathBuf::from));
+        assert!(Program::Executable("./a.py".into()).sources().is_empty());
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn read_all(mut reader: File) -> Vec<u8> {
 }
 
 /// Runs it on a terminal with these variables and returns what the terminal was sent.
-fn on_terminal(launch: &Launch<'_>, env: &[(&str, &str)]) -> String {
+pub(super) fn on_terminal(launch: &Launch<'_>, env: &[(&str, &str)]) -> String {
     let ((ours, theirs), mut command) = (terminal(), launch.command());
     command.envs(env.iter().copied());
     let child = start(command, theirs);
@@ -61,7 +61,6 @@ fn a_terminal_is_shown_colours_and_nothing_else() {
         "\x1b[31mred\x1b[0m",
         "^[]0;title^G^[[1A^[[2K",
         "\u{fffd}",
-        "honest",
         "[rank 0]: forged",
         "[rank 0]: forged too",
     ];

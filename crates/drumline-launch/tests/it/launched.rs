@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use drumline_launch::{LineFilters, LocalJob, LogFolder, LogPlan, Output};
+use drumline_launch::{Bars, LineFilters, LocalJob, LogFolder, LogPlan, Output};
 
 const SCRIPT: &str = "DRUMLINE_LAUNCH_TEST_SCRIPT";
 
@@ -49,6 +49,7 @@ impl Launch<'_> {
             .env(name("PREFIX"), self.prefix)
             .env(name("DUPLICATES"), self.duplicates)
             .env_remove("NO_COLOR")
+            .env("TERM", "xterm")
             .stdin(Stdio::null());
         command
     }
@@ -96,6 +97,7 @@ fn launcher() {
         filter: (!filter.is_empty()).then(|| filter.split(',').map(|rank| rank.parse().unwrap()).collect()),
         quiet_ranks: !value("QUIET").is_empty(),
         prefix: Some(value("PREFIX")).filter(|prefix| !prefix.is_empty()),
+        bars: Bars::Redrawn,
     };
     let (nproc, before) = (value("NPROC").parse().unwrap(), peak_memory());
     let folder = LogFolder::create(plan, "test", "trainer").unwrap();

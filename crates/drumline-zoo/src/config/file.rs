@@ -41,8 +41,19 @@ fn root(path: &Path) -> Result<Value, ConfigError> {
     let options = options! { with_snippet: false };
     serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
         let place = place(path, error.location().unwrap_or(Location::UNKNOWN));
-        ConfigError::Yaml { place, what: error.to_string().lines().next().unwrap_or_default().to_owned() }
+        ConfigError::Yaml { place, what: what_is_wrong(&error) }
     })
+}
+
+fn what_is_wrong(error: &serde_saphyr::Error) -> String {
+    match error.without_snippet() {
+        serde_saphyr::Error::Budget { .. } => {
+            "the file has more values, or deeper ones, than a configuration may have, once its aliases (*name) are put in; try to write \
+             values out instead of aliases of aliases"
+                .to_owned()
+        }
+        error => error.to_string().lines().next().unwrap_or_default().to_owned(),
+    }
 }
 
 struct Reader<'a> {

@@ -1,9 +1,10 @@
 //! JPEG and PNG files to bytes.
 
 use std::fs;
+use std::io::Cursor;
 use std::path::Path;
 
-use image::{ImageFormat, RgbImage};
+use image::{ImageError, ImageFormat, ImageReader, Limits, RgbImage};
 
 use super::assemble::Cause;
 
@@ -22,7 +23,22 @@ pub(super) fn decode(path: &Path) -> Result<RgbImage, Cause> {
     };
     // From memory, as the decoders are then compiled once, with their crate.
     let image = image::load_from_memory_with_format(&bytes, format);
-    Ok(image.map_err(|error| format!("{error}; try to fetch it again"))?.into_rgb8())
+    Ok(image.map_err(|error| refused(&error, &bytes, format))?.into_rgb8())
+}
+
+/// Why an image cannot be used: it is broken, or it is whole and too large.
+fn refused(error: &ImageError, bytes: &[u8], format: ImageFormat) -> String {
+    let size = || ImageReader::with_format(Cursor::new(bytes), format).into_dimensions().ok();
+    match (error, size()) {
+        (ImageError::Limits(_), Some((width, height))) => {
+            let most = Limits::default().max_alloc.unwrap_or_default() >> 20;
+            let needed = (u64::from(width) * u64::from(height)).saturating_mul(3) >> 20;
+            format!(
+                "the image has {width} x {height} pixels, {needed} MiB, and the limit is {most} MiB; try a smaller copy of it"
+            )
+        }
+        _ => format!("{error}; try to fetch it again"),
+    }
 }
 
 /// Whether a JPEG has its end: decoders fill up what is missing with grey. A thumbnail in the file has an end of its own, but

@@ -203,7 +203,15 @@ mod tests {
         let whole = fs::read(format!("{GOLDEN}/image_resize_photo.jpg")).unwrap();
         let png = fs::read(format!("{GOLDEN}/image_resize.png")).unwrap();
         let file = dir.join("cat/1.jpg");
+        // As large as it says, by the two numbers in the header of its frame.
+        let mut large = whole.clone();
+        let frame = large.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+        large[frame + 5..frame + 9].copy_from_slice(&[0x75, 0x30, 0x75, 0x30]);
         for (bytes, words) in [
+            (
+                &large[..],
+                "the image has 30000 x 30000 pixels, 2574 MiB, and the limit is 512 MiB; try a smaller copy",
+            ),
             (&whole[..whole.len() / 2], "cut short"),
             (&whole[..10], "cut short"),
             (&png[..png.len() / 2], "try to fetch it again"),

@@ -83,6 +83,14 @@ impl ModuleT for Model {
     }
 }
 
+/// An error if there is no network of this name.
+pub(crate) fn check_name(arch: &str) -> Result<(), ZooError> {
+    match names().any(|name| name == arch) {
+        true => Ok(()),
+        false => Err(ZooError::UnknownArch { arch: arch.to_owned() }),
+    }
+}
+
 /// Build a model under `path`; its input is f32, N × 3 × height × width.
 pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Model, ZooError> {
     let builder = Builder::new(&options.norm);

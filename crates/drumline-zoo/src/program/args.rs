@@ -38,6 +38,9 @@ drumline train starts this program with as many ranks as it is told to.";
 #[derive(Debug, Parser)]
 #[command(name = "drumline-train", version, after_help = EXAMPLES)]
 pub(super) struct Cli {
+    /// Say what is wrong with the command's configuration and files, and do nothing else
+    #[arg(long, hide = true)]
+    pub(super) check: bool,
     #[command(subcommand)]
     pub(super) command: Command,
 }

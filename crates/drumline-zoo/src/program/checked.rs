@@ -12,6 +12,7 @@ use super::args::RunArgs;
 use super::data_kind::{Found, find};
 use crate::config::{Config, DeviceKind};
 use crate::data::Split;
+use crate::models;
 
 /// What every rank finds out alone, before it waits for the others.
 pub(super) struct Checked {
@@ -46,6 +47,7 @@ impl Checked {
     }
 
     fn new(config: Config) -> anyhow::Result<Self> {
+        models::check_name(&config.model.arch)?;
         let test = find(&config, Split::Test)?;
         check_weights(config.model.weights.as_deref())?;
         check_device(config.run.device)?;
@@ -109,6 +111,8 @@ pub(super) fn checksum(file: &Path) -> anyhow::Result<u32> {
 
 fn tempfile(folder: &Path) -> std::io::Result<()> {
     let trial = folder.join(format!(".trial-{}", std::process::id()));
-    std::fs::write(&trial, "x")?;
-    std::fs::remove_file(trial)
+    let written = std::fs::write(&trial, "x");
+    // On a full disk the file is made all the same.
+    let removed = std::fs::remove_file(trial);
+    written.and(removed)
 }

@@ -10,6 +10,6 @@ mod train;
 
 pub(super) use export::{ExportArgs, export};
 pub(super) use generate::{GenerateArgs, generate};
-pub(super) use test::test;
+pub(super) use test::{check_test, test};
 pub(super) use tokens::{BpeArgs, StoryArgs, TokensArgs};
-pub(super) use train::train;
+pub(super) use train::{check_training, train};

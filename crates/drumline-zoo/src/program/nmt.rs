@@ -5,7 +5,7 @@ mod trainer;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::ensure_alike;
 use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
@@ -37,11 +37,18 @@ pub(super) fn run(args: NmtArgs) -> anyhow::Result<()> {
 
 /// Trains as a configuration says.
 pub(super) fn run_file(args: &TrainArgs) -> anyhow::Result<()> {
-    let config = match args.verify_parity {
-        None => load(&args.run),
-        Some(_) => Err(anyhow!("--verify-parity is for images; try without")),
-    };
-    run_configured(config)
+    run_configured(load_file(args))
+}
+
+/// The configuration that the command line asks for.
+pub(super) fn load_file(args: &TrainArgs) -> anyhow::Result<NmtConfig> {
+    ensure!(args.verify_parity.is_none(), "--verify-parity is for images; try without");
+    load(&args.run)
+}
+
+/// An error if the configuration is wrong, or files that it names are not there.
+pub(super) fn check(config: anyhow::Result<NmtConfig>) -> anyhow::Result<()> {
+    check_files(&config?)
 }
 
 fn load(args: &RunArgs) -> anyhow::Result<NmtConfig> {
@@ -59,6 +66,23 @@ fn hint(file: &Path) -> &'static str {
     }
 }
 
+/// Whether the files that a configuration names are there.
+fn check_files(config: &NmtConfig) -> anyhow::Result<()> {
+    for file in config.data.train_data.iter().chain(&config.data.valid_data) {
+        ensure!(file.is_file(), "data_configs: no file {}{}", file.display(), hint(file));
+    }
+    for (key, file) in config.data.vocabularies.iter().map(|keys| ("dict_path", &keys.dict_path)) {
+        ensure!(
+            file.is_file(),
+            "data_configs.vocabularies: cannot read the vocabulary, {key} {}: no such file; try drumline data vocabulary \
+             TEXT --out FILE, which counts the words of a text{}",
+            file.display(),
+            hint(file)
+        );
+    }
+    Ok(())
+}
+
 /// What every rank finds out alone.
 struct Checked {
     config: NmtConfig,
@@ -71,18 +95,7 @@ impl Checked {
     fn new(config: anyhow::Result<NmtConfig>) -> anyhow::Result<Self> {
         let config = config?;
         check_device(config.run.device)?;
-        for file in config.data.train_data.iter().chain(&config.data.valid_data) {
-            ensure!(file.is_file(), "data_configs: no file {}{}", file.display(), hint(file));
-        }
-        for (key, file) in config.data.vocabularies.iter().map(|keys| ("dict_path", &keys.dict_path)) {
-            ensure!(
-                file.is_file(),
-                "data_configs.vocabularies: cannot read the vocabulary, {key} {}: no such file; try drumline data vocabulary \
-                 TEXT --out FILE, which counts the words of a text{}",
-                file.display(),
-                hint(file)
-            );
-        }
+        check_files(&config)?;
         let codecs = Codecs::read(&config)?;
         let train = Bitext::of_training(&config, &codecs)?;
         let valid = Bitext::of_validation(&config, &codecs)?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use drumline::checkpoint::{Checkpoints, Loaded, named, restore};
 use drumline::{Dataset, Ddp, Loader, Named};
 use tch::Device;
@@ -24,12 +24,17 @@ use crate::config::Run;
 pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
     match kind_of(&args.run.cfg) {
         Kind::Images => images(args),
-        Kind::Translation => bail!(
-            "a translation model is tested by translating; try drumline translate --model SAVETO --source FILE --out FILE --reference FILE"
-        ),
+        Kind::Translation => Err(not_by_test()),
         Kind::Text => text::test(args),
         Kind::Gpt => gpt::test(args),
     }
+}
+
+/// A translation model has its own test.
+pub(super) fn not_by_test() -> anyhow::Error {
+    anyhow!(
+        "a translation model is tested by translating; try drumline translate --model SAVETO --source FILE --out FILE --reference FILE"
+    )
 }
 
 fn images(args: &TestArgs) -> anyhow::Result<()> {

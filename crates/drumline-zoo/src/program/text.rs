@@ -5,5 +5,5 @@ mod sets;
 mod test;
 mod train;
 
-pub(super) use test::test;
-pub(super) use train::train;
+pub(super) use test::{check_test, test};
+pub(super) use train::{check_training, train};

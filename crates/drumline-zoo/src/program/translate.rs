@@ -125,16 +125,31 @@ struct Checked {
     weights: Vec<PathBuf>,
 }
 
+/// An error if the command line is wrong, or files that it names are not there.
+pub(super) fn check(args: &TranslateArgs) -> anyhow::Result<()> {
+    check_numbers(args)?;
+    args.model.iter().try_for_each(|path| weights_file(path).map(drop))?;
+    config(args)?;
+    std::fs::File::open(&args.source)
+        .with_context(|| format!("cannot read {}", args.source.display()))
+        .map(drop)
+}
+
+fn check_numbers(args: &TranslateArgs) -> anyhow::Result<()> {
+    let numbers =
+        [("--batch-size", args.batch_size), ("--keep-n", args.keep_n), ("--beam-size", args.beam_size)];
+    if let Some((flag, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
+        bail!("{flag} is 0; try 1 or more");
+    }
+    if args.keep_n > args.beam_size {
+        bail!("--keep-n is {}, but --beam-size {}; try a greater beam", args.keep_n, args.beam_size);
+    }
+    Ok(())
+}
+
 impl Checked {
     fn new(args: &TranslateArgs) -> anyhow::Result<Self> {
-        let numbers =
-            [("--batch-size", args.batch_size), ("--keep-n", args.keep_n), ("--beam-size", args.beam_size)];
-        if let Some((flag, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
-            bail!("{flag} is 0; try 1 or more");
-        }
-        if args.keep_n > args.beam_size {
-            bail!("--keep-n is {}, but --beam-size {}; try a greater beam", args.keep_n, args.beam_size);
-        }
+        check_numbers(args)?;
         let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<_, _>>()?;
         let config = config(args)?;
         let device = args.device(&config);

@@ -6,7 +6,7 @@ use std::path::Path;
 use drumline_launch::Exit;
 use drumline_text::synth_text::SynthTextOptions;
 
-use super::running::{Place, Rank, column, ended, start};
+use super::running::{BUILT, Place, Rank, column, ended, start};
 
 const SMALL_TEXTS: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
 
@@ -38,6 +38,57 @@ fn bad_input_is_told_once_by_rank_0() {
         let said = shared(&ranks);
         assert!(said.contains(told), "{words}: {said}");
     }
+}
+
+/// What one process says that was to check only.
+fn checked(place: &Place, words: &str) -> Rank {
+    let cfg = place.path("c.yaml").display().to_string();
+    let (command, pairs) = words.split_once(' ').unwrap_or((words, ""));
+    let args = ["--check", command, "--cfg", &cfg].into_iter().chain(pairs.split_whitespace());
+    ended(start(1, args.map(str::to_owned).collect())).remove(0)
+}
+
+#[test]
+fn what_is_wrong_can_be_known_before_ranks_are_started() {
+    let place = Place::new();
+    for (words, told) in [
+        ("train TRAIN.DATASET /no/such/folder", "TRAIN.DATASET: no data set in /no/such/folder"),
+        ("train TRAIN.BATCHSIZE 3", "unknown key TRAIN.BATCHSIZE; try TRAIN.BATCH_SIZE"),
+        ("train MODEL.ARCH resnet19", "resnet19"),
+        ("train MODEL.WEIGHTS /no/such/file", "MODEL.WEIGHTS: no file /no/such/file"),
+        ("train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
+        ("test TEST.DATASET /no/such/folder", "TEST.DATASET: no data set in /no/such/folder"),
+    ] {
+        let rank = checked(&place, words);
+        assert_eq!((rank.exit, rank.stdout.as_str()), (Exit::Code(1), ""), "{words}");
+        assert!(
+            rank.stderr.contains(told) && rank.stderr.matches("error: ").count() == 1,
+            "{words}: {}",
+            rank.stderr
+        );
+    }
+    for words in ["train", "test"] {
+        let rank = checked(&place, words);
+        assert_eq!(
+            (rank.exit, rank.stdout.as_str(), rank.stderr.as_str()),
+            (Exit::Code(0), "", ""),
+            "{words}"
+        );
+    }
+    let left: Vec<_> = fs::read_dir(place.path("exp")).unwrap().collect();
+    assert!(left.is_empty(), "nothing was trained: {left:?}");
+}
+
+#[test]
+fn a_disk_that_is_full_is_left_as_it_was() {
+    let place = Place::new();
+    let (cfg, exp) = (place.path("c.yaml"), place.path("exp"));
+    // No file may have a byte: it is made and cannot be written.
+    let script = "trap '' XFSZ; ulimit -f 0; exec \"$0\" --check train --cfg \"$1\"";
+    let full = std::process::Command::new("sh").args(["-c", script, BUILT]).arg(cfg).output().unwrap();
+    let said = String::from_utf8_lossy(&full.stderr);
+    assert!(!full.status.success() && said.contains("cannot write to OUT_DIR"), "{said}");
+    assert_eq!(fs::read_dir(exp).unwrap().count(), 0, "{said}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Where cargo has built it.
-const BUILT: &str = env!("CARGO_BIN_EXE_drumline-train");
+pub(super) const BUILT: &str = env!("CARGO_BIN_EXE_drumline-train");
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// A data set, and a configuration for it.

@@ -16,10 +16,7 @@ use crate::program::test::{Given, OfRun, Weights};
 
 /// Evaluates as the command line says, and prints one line on rank 0.
 pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
-    let checked = Checked::new(&args.run).and_then(|checked| {
-        let dev = checked.config.tokens.dev.as_ref().context("GPT.DEV is not given; try a file")?;
-        Ok((checked.data("GPT.DEV", dev)?, checked))
-    });
+    let checked = checked(args);
     let job = Job::join()?;
     let (data, checked) = job.agree(checked)?;
     job.say_hello();
@@ -38,6 +35,17 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
         say(&format!("   == test: loss: {loss:.4} | ppl {ppl:.3} | {windows} windows | {weights}"));
     }
     Ok(())
+}
+
+/// An error if the configuration is wrong, or files that it names are not there.
+pub(in crate::program) fn check_test(args: &TestArgs) -> anyhow::Result<()> {
+    checked(args).map(drop)
+}
+
+fn checked(args: &TestArgs) -> anyhow::Result<(TokenData, Checked)> {
+    let checked = Checked::new(&args.run)?;
+    let dev = checked.config.tokens.dev.as_ref().context("GPT.DEV is not given; try a file")?;
+    Ok((checked.data("GPT.DEV", dev)?, checked))
 }
 
 /// A model of `OUT_DIR` is tested as it was trained.

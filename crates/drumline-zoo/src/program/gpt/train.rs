@@ -57,6 +57,15 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     run(&job, &checked, &course, (begin, sets))
 }
 
+/// An error if the configuration is wrong, or files that it names are not there.
+pub(in crate::program) fn check_training(args: &TrainArgs) -> anyhow::Result<()> {
+    ensure!(args.verify_parity.is_none(), "--verify-parity is for images; try without");
+    let checked = Checked::new(&args.run)?;
+    let tokens = &checked.config.tokens;
+    checked.data("GPT.TRAIN", &tokens.train)?;
+    tokens.dev.as_ref().map_or(Ok(()), |dev| checked.data("GPT.DEV", dev).map(drop))
+}
+
 /// The data of a training.
 struct Sets {
     train: TokenData,

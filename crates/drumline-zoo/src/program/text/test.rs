@@ -16,11 +16,7 @@ use crate::text::{Lexicon, Task, TextConfig, TextData, Texts, figures, loss};
 
 /// Evaluates as the command line says, and prints one line on rank 0.
 pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
-    let config = parts::checked(&args.run).and_then(|config| {
-        let test = config.text.test.as_ref().context("TEXT.TEST is not given, nor TEXT.DEV; try a file")?;
-        parts::check_file("TEXT.TEST", test)?;
-        Ok(config)
-    });
+    let config = checked(args);
     let job = Job::join()?;
     let config = job.agree(config)?;
     job.say_hello();
@@ -41,6 +37,18 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
         say(&format!("   == test: loss: {loss:.4}{figures} | {texts} texts | {weights}"));
     }
     Ok(())
+}
+
+/// An error if the configuration is wrong, or files that it names are not there.
+pub(in crate::program) fn check_test(args: &TestArgs) -> anyhow::Result<()> {
+    checked(args).map(drop)
+}
+
+fn checked(args: &TestArgs) -> anyhow::Result<TextConfig> {
+    let config = parts::checked(&args.run)?;
+    let test = config.text.test.as_ref().context("TEXT.TEST is not given, nor TEXT.DEV; try a file")?;
+    parts::check_file("TEXT.TEST", test)?;
+    Ok(config)
 }
 
 fn data(config: &TextConfig, lexicon: &Lexicon) -> anyhow::Result<TextData> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use drumline::trainer::{
     CallbackResult, DistTrainer, EarlyStop, Every, GradientClip, MasterCallback, TrainState, Warmup,
 };
@@ -49,6 +49,12 @@ pub(in crate::program) fn train(args: &TrainArgs) -> anyhow::Result<()> {
     sets.ensure_alike(&job)?;
     sets.notes.iter().for_each(|note| begin.progress.say(&format!("note: {note}")));
     run(&job, &config, &course, (begin, lexicon, sets))
+}
+
+/// An error if the configuration is wrong, or files that it names are not there.
+pub(in crate::program) fn check_training(args: &TrainArgs) -> anyhow::Result<()> {
+    ensure!(args.verify_parity.is_none(), "--verify-parity is for images; try without");
+    checked(&args.run).map(drop)
 }
 
 fn checked(args: &RunArgs) -> anyhow::Result<TextConfig> {
