@@ -10,6 +10,7 @@
 //!              └▶ trace: OUT_DIR/trace/rank-00000.json, for Perfetto
 //!   runs: which jobs of this user are running, and in which folders
 //!   tail: lines of a file that grows, for all who read one
+//!   recent: a figure of the last steps, each weighted by its samples
 //!   fake: a run that is none, for tests and trials
 //! ```
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ pub mod events;
 pub mod fake;
 pub mod page;
 pub mod plot;
+mod recent;
 pub mod runs;
 pub mod status;
 mod tail;
