@@ -5,7 +5,7 @@ mod trainer;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::ensure_alike;
 use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
@@ -270,20 +270,37 @@ fn first_model(checked: &Checked, store: &VarStore) -> anyhow::Result<Transforme
     Ok(net)
 }
 
-/// The weights that a path names: a file, a checkpoint, or a folder of checkpoints, of which the best is meant, or the last where the run has evaluated
-/// none.
+/// The weights that a path names: a file, a checkpoint, a folder of checkpoints, of which the best is meant (or the last where the run
+/// has evaluated none), or the run's folder, which is one above.
 pub(super) fn weights_file(path: &Path) -> anyhow::Result<PathBuf> {
+    if let Some(file) = weights_in(path) {
+        return Ok(file);
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut below: Vec<_> = entries.filter_map(|entry| weights_in(&entry.path())).collect();
+    below.sort();
+    match below.as_slice() {
+        [file] => Ok(file.clone()),
+        [] => bail!(
+            "no weights in {} or one level down; try a .safetensors file, a checkpoint, or the folder of a training's checkpoints",
+            path.display()
+        ),
+        [first, second, ..] => bail!(
+            "several weights below {}, such as {} and {}; try the path of one",
+            path.display(),
+            first.display(),
+            second.display()
+        ),
+    }
+}
+
+fn weights_in(path: &Path) -> Option<PathBuf> {
     const MODEL: &str = "model.safetensors";
     let [best, last] = ["best", "latest"].map(|link| path.join(link));
     let best = Some(best).filter(|best| !last.is_dir() || is_of_run(best_figure(best), best_figure(&last)));
     let of_run = best.iter().chain([&last]).map(|checkpoint| checkpoint.join(MODEL));
     let mut places = [path.to_owned(), path.join(MODEL)].into_iter().chain(of_run);
-    places.find(|place| place.is_file()).with_context(|| {
-        format!(
-            "no weights in {}; try a .safetensors file, a checkpoint, or the folder of a training's checkpoints",
-            path.display()
-        )
-    })
+    places.find(|place| place.is_file())
 }
 
 /// The best figure of the run that a checkpoint is of, so far, as it is written there.
@@ -313,6 +330,27 @@ fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_are_found_one_level_down_if_there_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("nmt");
+        let model = |path: &str| run.join(path).join("model.safetensors");
+        let make = |path: &str| {
+            std::fs::create_dir_all(run.join(path)).unwrap();
+            std::fs::write(model(path), "").unwrap();
+        };
+        std::fs::create_dir_all(run.join("log")).unwrap();
+        let said = weights_file(&run).unwrap_err().to_string();
+        assert!(said.contains("or one level down; try"), "{said}");
+        make("save/best");
+        assert_eq!(weights_file(&run).unwrap(), model("save/best"));
+        assert_eq!(weights_file(&run.join("save")).unwrap(), model("save/best"), "control: named itself");
+        assert!(weights_file(folder.path()).is_err(), "not two levels down");
+        make("other/latest");
+        let said = weights_file(&run).unwrap_err().to_string();
+        assert!(said.contains("several weights") && said.contains("try the path of one"), "{said}");
+    }
 
     #[test]
     fn the_best_model_of_a_run_before_is_not_taken() {
