@@ -13,6 +13,7 @@ mod it {
     mod keeping;
     mod kill_matrix;
     mod kubernetes;
+    mod listing;
     mod master_port;
     mod nodes;
     mod plot;
