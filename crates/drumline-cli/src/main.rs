@@ -2,17 +2,21 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod completions;
 mod doctor;
 mod generate;
 mod habits;
 mod hold;
 mod job;
 mod key;
+mod keys;
 mod launch;
 mod plot;
 mod run;
+mod runs;
 mod sbatch;
 mod telling;
+mod trace;
 mod train;
 mod translate;
 mod watch;
@@ -41,11 +45,15 @@ enum Command {
     Generate(generate::GenerateArgs),
     Export(generate::ExportArgs),
     Data(train::DataArgs),
-    Plot(plot::PlotArgs),
-    Bench(bench::BenchArgs),
+    Keys(keys::KeysArgs),
+    Runs(runs::RunsArgs),
     Watch(watch::WatchArgs),
+    Plot(plot::PlotArgs),
+    Trace(trace::TraceArgs),
+    Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Key(key::KeyArgs),
+    Completions(completions::CompletionsArgs),
     /// Become the agent that a leading launcher orders on stdin
     #[command(hide = true)]
     OnHost,
@@ -60,15 +68,18 @@ enum Command {
 const KEEPER: &str = "keeper";
 
 impl Cli {
-    /// The command line as torchrun would read it too.
-    fn read() -> Result<Self, clap::Error> {
+    /// All commands with all their flags, which torchrun would take too.
+    fn whole_command() -> clap::Command {
         let command = Self::command();
         let command =
             command.mut_subcommand("run", run::as_torchrun).mut_subcommand("launch", run::as_torchrun);
         let command = command.mut_subcommand("sbatch", run::as_torchrun);
         let command = command.mut_subcommand("translate", translate::without_program);
-        let mut command =
-            command.mut_subcommand("train", train::with_pairs).mut_subcommand("test", train::with_pairs);
+        command.mut_subcommand("train", train::with_pairs).mut_subcommand("test", train::with_pairs)
+    }
+
+    fn read() -> Result<Self, clap::Error> {
+        let mut command = Self::whole_command();
         let typed = std::env::args_os().nth(1).unwrap_or_default();
         let advised = |error| habits::advised(error, &typed.to_string_lossy());
         let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(advised)?;
@@ -103,7 +114,11 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::generate(args),
         Command::Export(args) => generate::export(args),
         Command::Data(args) => train::data(args),
+        Command::Keys(args) => keys::keys(args),
+        Command::Runs(args) => runs::runs(&args),
         Command::Plot(args) => plot::plot(&args),
+        Command::Trace(args) => trace::trace(args),
+        Command::Completions(args) => completions::completions(&args, Cli::whole_command()),
         Command::Bench(args) => bench::run(&args),
         Command::Watch(args) => watch::watch(args),
         Command::Doctor(args) => doctor::doctor(&args),

@@ -10,9 +10,9 @@ const EXAMPLES: &str = "\
 Examples:
   drumline plot exp/a                                        plot.svg: loss and evaluations
   drumline plot exp/a exp/b --metric loss,acc1 --out ab.png  two runs in the same panels
-  drumline plot exp/* --metric loss --smooth 0.9 --log       smooth, logarithmic axis
+  drumline plot exp --metric loss --smooth 0.9 --log         all runs in exp; smooth, logarithmic axis
 
-A run is its OUT_DIR, or a file of events such as exp/a/metrics.1.jsonl; it may still be running. A metric is any figure of \
+A run is its OUT_DIR, the folder above (all runs in it), or a file of events such as exp/a/metrics.1.jsonl; it may still be running. A metric is any figure of \
 metrics.jsonl: loss, lr, samples_per_s, acc1, …; a name that is not there is answered with those that are.";
 
 /// Draw curves of one or several runs: loss, accuracy, learning rate, …

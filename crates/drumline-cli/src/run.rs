@@ -38,7 +38,7 @@ use crate::telling::{ExitCodeOnly, Stopped, say as tell_line};
 
 pub(crate) use args::RunArgs;
 pub(crate) use error::PlanError;
-pub(crate) use flags::{as_torchrun, variable_at_fault};
+pub(crate) use flags::{as_torchrun, hidden_if_without_effect, variable_at_fault};
 use host::Host;
 pub(crate) use on_host::on_host;
 

@@ -44,7 +44,7 @@ Examples:
   drumline train --nproc-per-node 2 --cfg config/gpt-tiny.yaml          a small GPT, after drumline data synth-story and tokens: see the file
 
 Flags come first, then KEY VALUE pairs, which win over the file: types follow the key's, None where a key may be without a \
-value, lists as [0,30,60]. drumline-train keys lists all keys. The launcher's flags are those of drumline run.
+value, lists as [0,30,60]. drumline keys lists all keys. The launcher's flags are those of drumline run.
 
 A run goes on from its last checkpoint in OUT_DIR when it is started again; SIGTERM or Ctrl-C writes one and stops.";
 
@@ -53,7 +53,7 @@ Examples:
   drumline test --cfg config/resnet18.yaml MODEL.WEIGHTS best.safetensors
   drumline test --nproc-per-node 2 --cfg exp/resnet18/config.yaml       the last checkpoint of that run
 
-Flags come first, then KEY VALUE pairs; drumline-train keys lists all keys. The launcher's flags are those of drumline run.";
+Flags come first, then KEY VALUE pairs; drumline keys lists all keys. The launcher's flags are those of drumline run.";
 
 /// The only rank. Said, as an allocation of Slurm speaks of tasks that nobody has started.
 const ALONE: [(&str, &str); 5] = [
@@ -118,7 +118,7 @@ pub(crate) fn with_pairs(command: clap::Command) -> clap::Command {
             arg.required(false).value_names(["KEY", "VALUE"]).help(help)
         }
         "module" | "no_python" | "run_path" => arg.hide(true),
-        _ => arg,
+        _ => crate::run::hidden_if_without_effect(arg),
     });
     crate::run::as_torchrun(command)
 }

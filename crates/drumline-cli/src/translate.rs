@@ -12,7 +12,7 @@ use crate::train::{DEVICES, ReadyProgram, start};
 
 const EXAMPLES: &str = "\
 Examples:
-  drumline translate --model exp/nmt/save --source test.src --out test.txt              one rank, the best checkpoint
+  drumline translate --model exp/nmt --source test.src --out test.txt                   one rank, the best checkpoint
   drumline translate --nproc-per-node 4 --model exp/nmt/save --source test.src --out test.txt --reference test.tgt
   drumline translate --nproc-per-node 2 --model save/best save/best-2 --source test.src --out test.txt   an ensemble
   drumline translate --model best.safetensors --config config/nmt.yaml --source test.src --out test.txt --beam-size 8 --alpha 0.6
@@ -36,7 +36,7 @@ pub(crate) struct TranslateArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = TRANSLATING)]
 struct Flags {
-    /// Weights: a folder of checkpoints (its best is taken), a checkpoint, or a .safetensors file; several are an ensemble
+    /// Weights: a folder of checkpoints (its best is taken) or the run's folder above it, a checkpoint, or a .safetensors file; several are an ensemble
     #[arg(long, aliases = ["model_path", "model-path"], value_name = "PATH", required = true, num_args = 1..)]
     model: Vec<OsString>,
     /// Text to translate, a sentence a line
@@ -119,7 +119,7 @@ pub(crate) fn without_program(command: Command) -> Command {
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
         "command" => arg.required(false).hide(true),
         "module" | "no_python" | "run_path" => arg.hide(true),
-        _ => arg,
+        _ => crate::run::hidden_if_without_effect(arg),
     });
     crate::run::as_torchrun(command)
 }

@@ -15,28 +15,29 @@ use crate::telling::say;
 const EXAMPLES: &str = "\
 Examples:
   drumline watch                        all jobs of yours that run on this machine
-  drumline watch exp/resnet18           one run, while it goes on or after its end
-  drumline watch exp/*                  several, in the same charts
+  drumline watch exp/resnet18           one run: while it works, after its end, or before it has begun
+  drumline watch exp                    all runs one level down, in the same charts
   drumline watch --port 0 exp/resnet18  on any free port
 
 Open the printed address in a browser on this machine. From another one, forward the same port first, as the page answers \
 to no other name:
   ssh -L 6116:127.0.0.1:6116 HOST
 
-The page shows curves (loss, metrics, learning rate, samples/s; dashed: evaluation), a row for each rank (what it waits for, \
-how it spends its time, memory; stragglers and lost ranks are marked) and the end of the log. It reads OUT_DIR's \
-metrics.jsonl, ranks/ and log.txt and changes nothing; the job does not notice it.
+The page shows curves (loss, metrics, learning rate, samples/s; dashed: evaluation) over steps or time, a row for each rank (what \
+it waits for, how it spends its time, memory; stragglers and lost ranks are marked), the configuration and the end of the log. \
+Dragging over a chart zooms in all of them. It reads OUT_DIR's metrics.jsonl, ranks/ and log.txt and changes nothing; the job does \
+not notice it.
 
-The address has a token, made anew each time: whoever has it may look, nobody else. Ctrl-C closes the page.";
+The address has a new token each time: whoever has it may look, nobody else. Ctrl-C closes the page.";
 
 /// Show runs in a browser: curves, ranks, log
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WatchArgs {
-    /// OUT_DIR of each run [default: all jobs of yours that run]
+    /// OUT_DIR of each run, also one that is not there yet, or the folder above [default: all jobs of yours that run]
     #[arg(value_name = "DIR")]
     folders: Vec<PathBuf>,
-    /// Port of 127.0.0.1; 0 finds a free one
+    /// Port of 127.0.0.1, or the next one that is free; 0: any
     #[arg(long, value_name = "N", default_value_t = 6116)]
     port: u16,
 }
@@ -50,10 +51,23 @@ pub(crate) fn watch(args: WatchArgs) -> anyhow::Result<()> {
         several => format!("{several} runs"),
     };
     let runs = if args.folders.is_empty() { Runs::Running } else { Runs::Folders(args.folders) };
+    let missing: Vec<_> = match &runs {
+        Runs::Folders(folders) => folders.iter().filter(|folder| !folder.exists()).cloned().collect(),
+        Runs::Running => Vec::new(),
+    };
     let page = Page::bind(args.port, runs)?;
-    let url = page.url();
+    let (url, port) = (page.url(), page.port());
     let serving = page.start()?;
     writeln!(std::io::stdout(), "{url}").context("cannot print the page's address")?;
+    if args.port != 0 && port != args.port {
+        say(&format!("note: port {} is taken; this page has {port}", args.port));
+    }
+    for folder in missing {
+        say(&format!(
+            "note: {} does not exist yet; the page shows its run as soon as it does",
+            folder.display()
+        ));
+    }
     say(&format!("watching {what}; open the address above, Ctrl-C closes the page"));
     signals.forever().next();
     drop(serving);

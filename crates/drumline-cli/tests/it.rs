@@ -16,6 +16,7 @@ mod it {
     mod key;
     mod kill_matrix;
     mod kubernetes;
+    mod listing;
     mod master_port;
     mod nodes;
     mod outages;

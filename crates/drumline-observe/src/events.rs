@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   {"kind":"run", …}      a process begins to work on the run, at this step
+//!   {"kind":"epoch", …}    an epoch begins, or is resumed: how long it is, and how long the run
 //!   {"kind":"step", …}     after each step of the optimizer
 //!   {"kind":"eval", …}     after each evaluation
 //!   {"kind":"end", …}      the process ends; missing where it was killed
@@ -40,6 +41,8 @@ pub const METRICS: &str = "metrics.jsonl";
 pub enum Event {
     /// The work begins, or goes on after `step` steps.
     Run(RunEvent),
+    /// An epoch begins, or is resumed.
+    Epoch(EpochEvent),
     /// A step of the optimizer.
     Step(StepEvent),
     /// An evaluation on the test set.
@@ -57,7 +60,7 @@ impl Event {
                 (Some(own), Some(&step.metrics))
             }
             Self::Eval(eval) => (None, Some(&eval.metrics)),
-            Self::Run(_) | Self::End(_) => (None, None),
+            Self::Run(_) | Self::Epoch(_) | Self::End(_) => (None, None),
         };
         let own = own.into_iter().flatten().filter(|(_, value)| !number::is_missing(*value));
         // The k of the best k says nothing of the training.
@@ -94,6 +97,24 @@ pub struct RunEvent {
     pub config: serde_json::Map<String, Value>,
 }
 
+/// How far the run is as an epoch begins, and how far it will go. Written where that is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EpochEvent {
+    /// Steps of the run that were done before.
+    pub step: u64,
+    /// Epoch, from 0.
+    pub epoch: u64,
+    /// Epochs of the run.
+    pub epochs: u64,
+    /// Steps of this epoch that were done before, if it is resumed.
+    pub step_in_epoch: u64,
+    /// Steps of this epoch.
+    pub steps_per_epoch: u64,
+    /// Steps of the run, if all epochs to come are as long as this one.
+    pub total_steps: u64,
+}
+
 /// A step: its own figures, not a mean over the steps before.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepEvent {
@@ -114,6 +135,9 @@ pub struct StepEvent {
     /// Samples of all ranks in a second, by the time since the step before.
     #[serde(default = "number::missing", with = "number")]
     pub samples_per_s: f64,
+    /// When it ended: seconds since 1970, to the millisecond.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<f64>,
     /// All other figures by name, such as `acc1`.
     #[serde(flatten, deserialize_with = "number::only_numbers")]
     pub metrics: Metrics,
@@ -130,6 +154,15 @@ pub struct EvalEvent {
     /// Number of samples.
     #[serde(default)]
     pub samples: u64,
+    /// When it ended: seconds since 1970, to the millisecond.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<f64>,
+    /// The metric that says which model is best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric_key: Option<String>,
+    /// Whether that is better than in all evaluations before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_best: bool,
     /// Figures by name, such as `loss` and `acc1`.
     #[serde(flatten, deserialize_with = "number::only_numbers")]
     pub metrics: Metrics,
@@ -185,6 +218,12 @@ pub fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 
+/// Seconds since 1970 to the millisecond, for [`StepEvent`] and [`EvalEvent`].
+pub fn milliseconds_now() -> Option<f64> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    Some(now.as_millis() as f64 / 1e3)
+}
+
 /// The file cannot be read or written, or is not ours.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -229,8 +268,17 @@ mod tests {
         };
         let events = [
             Event::Run(RunEvent { world_size: 2, device: "cpu".into(), ..Default::default() }),
-            Event::Step(StepEvent { metrics: metrics([("acc1", 12.5)]), ..step }),
-            Event::Eval(EvalEvent { epoch: 1, step: 40, samples: 9, metrics: metrics([("loss", 1.5)]) }),
+            Event::Epoch(EpochEvent { epoch: 1, epochs: 5, steps_per_epoch: 49, ..Default::default() }),
+            Event::Step(StepEvent { metrics: metrics([("acc1", 12.5)]), time: Some(1.7e9), ..step }),
+            Event::Eval(EvalEvent {
+                epoch: 1,
+                step: 40,
+                samples: 9,
+                time: Some(1.7e9),
+                metric_key: Some("loss".into()),
+                is_best: true,
+                metrics: metrics([("loss", 1.5)]),
+            }),
             Event::End(EndEvent {
                 step: 40,
                 epoch: 1,

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 const STEP_S: f64 = 0.1;
+/// When it began: seconds since 1970.
+const BEGAN: f64 = 1.7e9;
 const STEPS_OF_EPOCH: u64 = 100;
 const SAMPLES: u64 = 256;
 
@@ -27,6 +29,10 @@ pub struct FakeRun {
     pub metric: String,
     /// What the loss falls to.
     pub floor: f64,
+    /// Epochs that it says it will have.
+    pub epochs: u64,
+    /// The least loss of its evaluations.
+    best: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -65,9 +71,12 @@ impl FakeRun {
             host: "node-0".to_owned(),
             metric: "acc1".to_owned(),
             floor: 0.4,
+            epochs: 20,
+            best: f64::INFINITY,
         };
         let event = json!({"kind": "run", "step": 0, "epoch": 0, "world_size": world_size, "num_nodes": 1, "seed": 1,
-            "device": "cpu", "num_threads": 1, "drumline": "0.1.0", "libtorch": "2.11.0", "time": 0, "config": {}});
+            "device": "cpu", "num_threads": 1, "drumline": "0.1.0", "libtorch": "2.11.0", "time": BEGAN as u64,
+            "config": {"MODEL.ARCH": "resnet18", "OPTIM.BASE_LR": 0.1, "OPTIM.STEPS": [0, 30], "TRAIN.MAX_STEPS": null}});
         run.write(&event)?;
         run.say(&format!("INFO {world_size} ranks, a run that is none"))?;
         Ok(run)
@@ -77,33 +86,48 @@ impl FakeRun {
     pub fn step(&mut self) -> io::Result<()> {
         self.step += 1;
         let epoch = (self.step - 1) / STEPS_OF_EPOCH;
+        if (self.step - 1).is_multiple_of(STEPS_OF_EPOCH) {
+            let total_steps = self.epochs * STEPS_OF_EPOCH;
+            self.write(
+                &json!({"kind": "epoch", "step": self.step - 1, "epoch": epoch, "epochs": self.epochs,
+                "step_in_epoch": 0, "steps_per_epoch": STEPS_OF_EPOCH, "total_steps": total_steps}),
+            )?;
+        }
         let along = self.step as f64 / 400.0;
         let loss = self.floor + 2.0 * (-along).exp() + self.noise(1) * 0.25 * (0.2 + (-along).exp());
         let accuracy = 95.0 * (1.0 - (-along * 0.8).exp()) + self.noise(2) * 3.0;
         let lr = 0.1 * (along.min(0.2) * 5.0) * (0.5 + 0.5 * (along / 4.0).cos());
-        let speed = SAMPLES as f64 / STEP_S * (1.0 + 0.04 * self.noise(3));
+        // The last batch of an epoch is a small one, which takes longer for each sample.
+        let is_last = self.step.is_multiple_of(STEPS_OF_EPOCH);
+        let (samples, slowness) = if is_last { (SAMPLES / 16, 0.25) } else { (SAMPLES, 1.0) };
+        let speed = SAMPLES as f64 / STEP_S * slowness * (1.0 + 0.04 * self.noise(3));
         let mut event = Map::new();
         let fields = [
             ("loss", loss),
             ("lr", lr),
             ("samples_per_s", speed),
             (&self.metric, accuracy.clamp(0.0, 100.0)),
+            ("time", self.time()),
         ];
         event.extend(
             [("kind", "step".into()), ("step", self.step.into()), ("epoch", epoch.into())].map(named),
         );
-        event.insert("samples".to_owned(), SAMPLES.into());
+        event.insert("samples".to_owned(), samples.into());
         event.extend(fields.map(|(name, value)| (name.to_owned(), value.into())));
         self.write(&Value::Object(event))?;
         if self.step.is_multiple_of(20) {
             self.say(&format!(
-                "INFO epoch {epoch} step {} | loss {loss:.3} | lr {lr:.4} | {speed:.0} samples/s",
-                self.step
+                "   == step: [{:3}/{STEPS_OF_EPOCH}] [{}/{}] | loss: {loss:.3} | lr: {lr:.4} | {speed:.0} img/s",
+                (self.step - 1) % STEPS_OF_EPOCH + 1,
+                epoch + 1,
+                self.epochs,
             ))?;
         }
-        if self.step.is_multiple_of(STEPS_OF_EPOCH) {
+        if is_last {
+            let is_best = loss + 0.1 < self.best;
+            self.best = self.best.min(loss + 0.1);
             let event = json!({"kind": "eval", "epoch": epoch + 1, "step": self.step, "samples": 1000,
-                "loss": loss + 0.1, "k": 5});
+                "loss": loss + 0.1, "k": 5, "time": self.time() + 1.0, "metric_key": "loss", "is_best": is_best});
             self.write(&event)?;
         }
         Ok(())
@@ -158,7 +182,7 @@ impl FakeRun {
     /// The last event, and the ranks that run have ended.
     pub fn end(&mut self, reason: &str, error: Option<&str>) -> io::Result<()> {
         let epoch = self.step / STEPS_OF_EPOCH;
-        self.write(&json!({"kind": "end", "step": self.step, "epoch": epoch, "reason": reason, "error": error, "time": 0}))?;
+        self.write(&json!({"kind": "end", "step": self.step, "epoch": epoch, "reason": reason, "error": error, "time": self.time().ceil() as u64}))?;
         let running = self.ranks.iter_mut().filter(|rank| rank.state == "running");
         running.for_each(|rank| (rank.state, rank.op) = ("ended", None));
         Ok(())
@@ -166,6 +190,11 @@ impl FakeRun {
 
     fn write(&mut self, event: &Value) -> io::Result<()> {
         self.metrics.write_all(format!("{event}\n").as_bytes())
+    }
+
+    /// What the run's own clock says; evaluations take a second.
+    fn time(&self) -> f64 {
+        BEGAN + self.step as f64 * STEP_S + (self.step.saturating_sub(1) / STEPS_OF_EPOCH) as f64
     }
 
     /// Between -1 and 1, the same for the same step.

@@ -11,6 +11,7 @@
 //!   slow_ranks: which rank is slower than the others, decided purely
 //!   runs: which jobs of this user are running, and in which folders
 //!   tail: lines of a file that grows, for all who read one
+//!   recent: a figure of the last steps, each weighted by its samples
 //!   fake: a run that is none, for tests and trials
 //! ```
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod events;
 pub mod fake;
 pub mod page;
 pub mod plot;
+mod recent;
 pub mod runs;
 pub mod slow_ranks;
 pub mod status;

@@ -5,6 +5,7 @@
 //!           ── GET /update?since=N ─▶ access ─────┴─ watch ─▶ run_folder ─┬─ story: metrics.jsonl ─▶ curves
 //!                                                                         ├─ ranks: ranks/*.json ─▶ rows
 //!                                                                         └─ log_tail: log.txt ─▶ lines
+//!           ── GET /metrics.csv, /detail ─▶ download: metrics.jsonl read again, all of it or some steps in full
 //! ```
 //!
 //! In: folders of runs, which are only read. Out: a page on 127.0.0.1 that nobody can open without the address with its
@@ -12,15 +13,17 @@
 
 mod access;
 mod assets;
+mod clock;
 mod connections;
 mod curve;
+mod download;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 mod log_tail;
 mod ranks;
 mod routes;
-mod run_folder;
+pub(crate) mod run_folder;
 mod story;
 mod waits;
 mod watch;
@@ -42,16 +45,20 @@ pub use watch::Runs;
 
 /// How long requests get to end when the page is closed.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Ports that are tried, the one that was asked for first.
+const MOST_PORTS: u16 = 32;
 
 /// The page cannot be shown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
-    /// Another program listens there.
-    #[error("port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one")]
-    PortTaken {
+    /// Other programs listen there.
+    #[error("ports {first} to {last} of 127.0.0.1 are taken; try --port 0, which finds a free one")]
+    PortsTaken {
         /// The port that was asked for.
-        port: u16,
+        first: u16,
+        /// The last one that was tried.
+        last: u16,
     },
     /// Such as a port that only root may use.
     #[error("cannot listen on 127.0.0.1:{port}: {source}; try --port 0, which finds a free one")]
@@ -62,7 +69,7 @@ pub enum PageError {
         #[source]
         source: io::Error,
     },
-    /// No such folder.
+    /// Not a folder, or not to be read by this user.
     #[error("cannot watch `{}`: {source}; try the OUT_DIR of a run, or no folder for all jobs that run", folder.display())]
     Folder {
         /// As it was given.
@@ -106,7 +113,8 @@ pub struct Serving {
 }
 
 impl Page {
-    /// Takes a port of 127.0.0.1, 0 for any, and makes a token.
+    /// Takes a port of 127.0.0.1 and makes a token. A port that is taken is passed over for the next free one; 0 is any. Folders
+    /// need not be there yet.
     pub fn bind(port: u16, runs: Runs) -> Result<Self, PageError> {
         let runs = match runs {
             Runs::Folders(folders) => {
@@ -114,15 +122,7 @@ impl Page {
             }
             Runs::Running => Runs::Running,
         };
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            let port = listener.local_addr()?.port();
-            Ok((listener, port))
-        });
-        let (listener, port) = listener.map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => PageError::PortTaken { port },
-            _ => PageError::Listen { port, source },
-        })?;
+        let (listener, port) = listen(port)?;
         let access = Access::new(port).map_err(PageError::Token)?;
         Ok(Self { listener, access, watch: Watch::new(runs) })
     }
@@ -130,6 +130,11 @@ impl Page {
     /// The address to open, with the token: whoever has it may look.
     pub fn url(&self) -> String {
         self.access.url()
+    }
+
+    /// The port that it has, which may be another than was asked for.
+    pub fn port(&self) -> u16 {
+        self.access.port()
     }
 
     /// Answers from now on, on a thread of its own.
@@ -166,10 +171,29 @@ impl Drop for Serving {
     }
 }
 
+/// Listens on a port, or on one of the next.
+fn listen(first: u16) -> Result<(TcpListener, u16), PageError> {
+    let last = if first == 0 { 0 } else { first.saturating_add(MOST_PORTS - 1) };
+    for port in first..=last {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            Ok((listener, port))
+        });
+        match listener {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            listener => return listener.map_err(|source| PageError::Listen { port, source }),
+        }
+    }
+    Err(PageError::PortsTaken { first, last })
+}
+
+/// The whole path of a folder, also of one that is about to be made.
 fn whole_path(folder: &Path) -> Result<PathBuf, PageError> {
-    let whole = folder.canonicalize().and_then(|whole| match whole.is_dir() {
-        true => Ok(whole),
-        false => Err(io::ErrorKind::NotADirectory.into()),
-    });
+    let whole = match folder.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => std::path::absolute(folder),
+        Ok(whole) if !whole.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
+        whole => whole,
+    };
     whole.map_err(|source| PageError::Folder { folder: folder.to_owned(), source })
 }

@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::events::{self, Event, EventsError, METRICS};
+use crate::runs;
 use curve::Panel;
 
 /// A run to be shown.
@@ -68,7 +69,7 @@ pub enum Format {
 #[non_exhaustive]
 pub enum PlotError {
     /// Nothing there.
-    #[error("no run in {}: there is no {METRICS}; try the OUT_DIR of a run", path.display())]
+    #[error("no run in {}: there is no {METRICS} in it or one level down; try the OUT_DIR of a run", path.display())]
     NoRun {
         /// What was given.
         path: PathBuf,
@@ -135,23 +136,35 @@ impl Format {
     }
 }
 
-/// Reads runs: the `OUT_DIR` of each, or a file of events. Each is called by the last part of its path, or by all of it where that
-/// is not enough to tell them apart.
+/// Reads runs: the `OUT_DIR` of each, a folder one above several, or a file of events. Each is called by the last part of its path, or
+/// by all of it where that is not enough to tell them apart.
 pub fn load(paths: &[PathBuf]) -> Result<Vec<Run>, PlotError> {
-    let last = |path: &PathBuf| {
-        fs::canonicalize(path).ok()?.file_name().map(|name| name.to_string_lossy().into_owned())
-    };
-    let lasts: Vec<_> = paths.iter().map(last).collect();
-    let is_enough = lasts.iter().collect::<BTreeSet<_>>().len() == paths.len();
-    let run = |(path, last): (&PathBuf, Option<String>)| {
-        let file = if path.is_file() { path.clone() } else { path.join(METRICS) };
-        if !file.is_file() {
+    let mut files = Vec::new();
+    for path in paths {
+        let in_folder =
+            || runs::within(path).into_iter().map(|run| run.join(METRICS)).filter(|file| file.is_file());
+        let found: Vec<_> = if path.is_file() { vec![path.clone()] } else { in_folder().collect() };
+        if found.is_empty() {
             return Err(PlotError::NoRun { path: path.clone() });
         }
-        let name = last.filter(|_| is_enough).unwrap_or_else(|| path.display().to_string());
-        Ok(Run { name, events: events::read(&file)? })
+        files.extend(found.into_iter().map(|file| (called(path, &file), file)));
+    }
+    let last = |(path, _): &(PathBuf, PathBuf)| {
+        fs::canonicalize(path).ok()?.file_name().map(|name| name.to_string_lossy().into_owned())
     };
-    paths.iter().zip(lasts).map(run).collect()
+    let lasts: Vec<_> = files.iter().map(last).collect();
+    let is_enough = lasts.iter().collect::<BTreeSet<_>>().len() == files.len();
+    let run = |((path, file), last): (&(PathBuf, PathBuf), Option<String>)| {
+        let name = last.filter(|_| is_enough).unwrap_or_else(|| path.display().to_string());
+        Ok(Run { name, events: events::read(file)? })
+    };
+    files.iter().zip(lasts).map(run).collect()
+}
+
+/// The path by which a run is called: the one that was given, unless its folder lies below that.
+fn called(given: &Path, file: &Path) -> PathBuf {
+    let folder = file.parent().unwrap_or(file);
+    if given.join(METRICS) == file || given == file { given.to_owned() } else { folder.to_owned() }
 }
 
 /// The metrics that there are in any of the runs, by name.

@@ -6,7 +6,11 @@
 //! ```
 //! Rank 0 makes the file and takes it away. One that a killed job has left behind is known by its process, which is gone,
 //! or began at another time than the file says; it is removed by the next job. The folder is for its owner only, and refused
-//! if it is not: what stands in it is opened. Who looks changes nothing.
+//! if it is not: what stands in it is opened. Who looks changes nothing. Runs that have ended are found by their folders:
+//! `found`. What a list says of each: `summary`.
+
+mod found;
+mod summary;
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -14,6 +18,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+pub use found::{below, is_run, within};
+pub use summary::{Best, RunState, Summary};
 
 /// A job that is running.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::recent::Recent;
+
 pub use last_sign::LastSign;
 pub use memory::Memory;
 pub use read::read;
@@ -67,7 +69,7 @@ pub struct RankStatus {
     pub memory_bytes: u64,
     /// The most that it has used.
     pub peak_bytes: u64,
-    /// Its own samples in a second.
+    /// Its own samples in a second, by the last steps.
     #[serde(deserialize_with = "read::or_zero")]
     pub samples_per_s: f64,
     /// When this was written: seconds since 1970.
@@ -122,7 +124,7 @@ struct Shared {
     load: Duration,
     compute: Duration,
     comm: Duration,
-    samples_per_s: f64,
+    throughput: Recent,
     slow: Option<f64>,
 }
 
@@ -161,9 +163,10 @@ impl Status {
         (shared.step, shared.epoch) = (step, epoch);
     }
 
-    /// How many samples this rank does in a second.
-    pub fn samples_per_s(&self, rate: f64) {
-        self.lock().samples_per_s = rate;
+    /// A step with so many samples of this rank, done at this rate a second. The file gets the rate of the last steps
+    /// together: the smaller batch at the end of an epoch counts as what it is.
+    pub fn throughput(&self, samples: f64, per_s: f64) {
+        self.lock().throughput.push(per_s, samples);
     }
 
     /// Time in which it waited for data.
@@ -238,7 +241,7 @@ impl Status {
             slow: shared.slow,
             memory_bytes: memory.used,
             peak_bytes: memory.peak,
-            samples_per_s: shared.samples_per_s,
+            samples_per_s: shared.throughput.rate().unwrap_or(0.0),
             time,
         }
     }

@@ -67,6 +67,11 @@ impl Tail {
         &self.path
     }
 
+    /// How far it was read; none before the file was found.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        self.place.as_ref().map(|place| place.offset)
+    }
+
     /// Tells what is new, `most` bytes of it or a line more; the rest next time.
     pub(crate) fn poll(&mut self, most: u64, mut heard: impl FnMut(Heard<&[u8]>)) -> io::Result<()> {
         let file = match open_plain(&self.path) {

@@ -74,6 +74,11 @@ impl Config {
         self.run.save(&self.to_yaml())
     }
 
+    /// What a file may hold, as a JSON schema.
+    pub fn schema() -> serde_json::Value {
+        table::schema::<Self>("A network on images: drumline train")
+    }
+
     /// Every key with its value, what it takes and what it is for.
     pub fn entries(&self) -> Vec<Entry> {
         table::entries(self)

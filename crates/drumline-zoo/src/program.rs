@@ -7,7 +7,7 @@
 //!                 ├▶ generate ─▶ text, token after token
 //!                 ├▶ export ─▶ a folder as Hugging Face's
 //!                 ├▶ data  ─▶ a data set on disk
-//!                 ├▶ keys  ─▶ the configuration's keys, for people
+//!                 ├▶ keys  ─▶ the configuration's keys, for people and for editors
 //!                 └▶ doctor ─▶ what this machine has of GPUs
 //!   job: all ranks of a run, and how they agree on what went wrong
 //! ```
@@ -49,10 +49,6 @@ use clap::Parser;
 use drumline::LogOptions;
 use drumline_torch::cuda;
 
-use crate::config::Config;
-use crate::gpt::GptConfig;
-use crate::nmt::NmtConfig;
-use crate::text::TextConfig;
 use args::{Cli, Command, DoctorCommand};
 use kind::Kind;
 
@@ -75,7 +71,7 @@ pub fn main() -> ExitCode {
             Command::Generate(args) => gpt::generate(&args),
             Command::Export(args) => gpt::export(&args),
             Command::Data { command } => command.write(),
-            Command::Keys { kind } => show_keys(kind),
+            Command::Keys { kind, schema } => show_keys(kind, schema),
             Command::Doctor { command: DoctorCommand::Gpu(args) } => doctor::run(&args),
             Command::BenchGpu(args) => bench_gpu::run(&args),
             Command::BenchObserve(args) => bench_observe::run(&args),
@@ -100,15 +96,10 @@ fn start_logging() -> anyhow::Result<()> {
     Ok(drumline::init_logging(LogOptions { filter: Some("warn".into()), ..LogOptions::default() })?)
 }
 
-fn show_keys(kind: Kind) -> anyhow::Result<()> {
+fn show_keys(kind: Kind, as_schema: bool) -> anyhow::Result<()> {
     use std::io::Write;
-    let entries = match kind {
-        Kind::Images => Config::default().entries(),
-        Kind::Translation => NmtConfig::default().entries(),
-        Kind::Text => TextConfig::default().entries(),
-        Kind::Gpt => GptConfig::default().entries(),
-    };
-    Ok(std::io::stdout().write_all(keys::listed(&entries).as_bytes())?)
+    let text = if as_schema { format!("{:#}\n", kind.schema()) } else { keys::listed(&kind.entries()) };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
 #[cfg(test)]

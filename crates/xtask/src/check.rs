@@ -3,6 +3,7 @@
 mod arrows;
 mod headers;
 mod lexer;
+mod named_files;
 mod named_tests;
 mod unsafe_code;
 
@@ -10,6 +11,7 @@ use crate::step::{Outcome, Step, everything};
 use crate::summary;
 use crate::workspace::{Workspace, cargo};
 use anyhow::Context;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
         Outcome::of("unsafe", || Ok(unsafe_code::problems(&workspace.packages, &workspace.sources()?))),
         Outcome::of("headers", || Ok(headers::problems(&workspace.sources()?))),
         Outcome::of("named tests", || named_tests(workspace)),
+        Outcome::of("named files", || named_files(workspace)),
         clippy(workspace),
     ]
 }
@@ -51,6 +54,41 @@ fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         problems.extend(named_tests::problems(page, &text, &sources));
     }
     Ok(problems)
+}
+
+/// In all pages at the top and below `docs/`.
+fn named_files(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
+    let (root, mut folders, mut problems) = (&workspace.root, vec![workspace.root.join("docs")], Vec::new());
+    let mut pages = pages_in(root, |_| ())?;
+    while let Some(folder) = folders.pop() {
+        pages.extend(pages_in(&folder, |inner| folders.push(inner))?);
+    }
+    for path in pages {
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let page = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        let read = |path: &Path| {
+            let path = root.join(path);
+            path.exists().then(|| std::fs::read_to_string(&path).unwrap_or_default())
+        };
+        problems.extend(named_files::problems(&page, &text, read));
+    }
+    Ok(problems)
+}
+
+/// The pages of a folder; what it has of folders is handed on.
+fn pages_in(folder: &Path, mut inner: impl FnMut(PathBuf)) -> anyhow::Result<Vec<PathBuf>> {
+    let mut pages = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        match path.extension() {
+            _ if path.is_dir() => inner(path),
+            Some(end) if end == "md" => pages.push(path),
+            _ => {}
+        }
+    }
+    pages.sort();
+    Ok(pages)
 }
 
 fn format(workspace: &Workspace) -> Outcome {

@@ -47,7 +47,7 @@ fn next(drumline: &Path, data: &Path) -> String {
 Next:
   more ranks, another model      {drumline} train --nproc-per-node 4 --cfg config/cifar-resnet18.yaml MODEL.ARCH convnet TRAIN.DATASET {data} OUT_DIR {runs}/convnet
   is one rank the same as two?   {drumline} train --nproc-per-node 2 --cfg config/cifar-resnet18.yaml --verify-parity TRAIN.DATASET {data} MODEL.SYNCBN True
-  every key of a configuration   {drumline}-train keys; docs/training.md
+  every key of a configuration   {drumline} keys; docs/training.md
   what a collective really does  cargo run --release -p drumline-examples --bin collectives
   your own program               examples/README.md
   a cluster                      docs/launching.md, docs/slurm.md"

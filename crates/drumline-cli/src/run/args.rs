@@ -96,8 +96,6 @@ pub(crate) struct RunArgs {
     /// What starts the launchers of the other hosts [default: ssh]
     #[arg(long, value_enum, value_name = "WAY", help_heading = HOSTS)]
     pub(super) launcher: Option<Launcher>,
-    #[command(flatten)]
-    pub(super) deepspeed: DeepspeedArgs,
 
     /// PROGRAM is a Python module, as with python -m
     #[arg(short, long, help_heading = PROGRAM)]
@@ -164,6 +162,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = whole, help_heading = PLACING)]
     pub(super) omp: Option<usize>,
 
+    // Last, as what has no effect stands behind what has.
+    #[command(flatten)]
+    pub(super) deepspeed: DeepspeedArgs,
     /// No effect: every rank is a program of its own
     #[arg(long, value_enum, value_name = "HOW", default_value = "spawn", help_heading = ACCEPTED)]
     pub(super) start_method: StartMethod,

@@ -11,6 +11,15 @@ pub(crate) fn as_torchrun(command: Command) -> Command {
     command.infer_long_args(true).args_override_self(true).mut_args(both_spellings_and_variable)
 }
 
+/// Flags that are taken for the sake of others' command lines stand under such a heading: each has no effect, or is refused.
+pub(super) const ACCEPTED: &str = "Accepted from";
+
+/// Hides a flag without effect where nobody brings torchrun's or deepspeed's command lines.
+pub(crate) fn hidden_if_without_effect(arg: Arg) -> Arg {
+    let is_accepted = arg.get_help_heading().is_some_and(|heading| heading.starts_with(ACCEPTED));
+    if is_accepted { arg.hide(true) } else { arg }
+}
+
 /// The variable that a wrong value came from, if it did: nobody looks for it in what was not typed.
 pub(crate) fn variable_at_fault(error: &clap::Error, env: impl Fn(&str) -> Option<String>) -> Option<String> {
     let text = |kind| match error.get(kind) {

@@ -18,7 +18,14 @@ fn write_run(folder: &Path) {
         log.write(&Event::Step(step_event)).unwrap();
         if step % 25 == 0 {
             let metrics = metrics([("acc1", step as f64 - 5.0), ("loss", loss + 0.1)]);
-            log.write(&Event::Eval(EvalEvent { epoch: step / 25, step, samples: 9, metrics })).unwrap();
+            log.write(&Event::Eval(EvalEvent {
+                epoch: step / 25,
+                step,
+                samples: 9,
+                metrics,
+                ..EvalEvent::default()
+            }))
+            .unwrap();
         }
     }
 }
@@ -46,12 +53,27 @@ fn runs_are_drawn_to_the_file_that_is_asked_for() {
 }
 
 #[test]
+fn runs_are_found_one_level_down() {
+    let folder = tempfile::tempdir().unwrap();
+    ["exp/one", "exp/two"].iter().for_each(|name| write_run(&folder.path().join(name)));
+    assert_eq!(plot(folder.path(), "exp --metric loss"), (0, "plot.svg\n".into(), String::new()));
+    let svg = fs::read_to_string(folder.path().join("plot.svg")).unwrap();
+    assert!(svg.contains("\none\n") && svg.contains("\ntwo\n"));
+    assert_eq!(plot(folder.path(), "exp exp/one").0, 0, "also twice");
+    let (code, _, stderr) = plot(folder.path(), ".");
+    assert!(code == 1 && stderr.contains("one level down"), "control: two levels down: {stderr}");
+}
+
+#[test]
 fn mistakes_are_told_with_what_there_is() {
     let folder = tempfile::tempdir().unwrap();
     write_run(&folder.path().join("one"));
     fs::create_dir(folder.path().join("empty")).unwrap();
     for (words, told) in [
-        ("none", "error: no run in none: there is no metrics.jsonl; try the OUT_DIR of a run"),
+        (
+            "none",
+            "error: no run in none: there is no metrics.jsonl in it or one level down; try the OUT_DIR of a run",
+        ),
         ("one empty", "error: no run in empty: there is no metrics.jsonl"),
         ("one --metric accuracy", "error: no metric `accuracy` in one; try acc1, loss, lr"),
         ("one --smooth 1.5", "error: smoothing of 1.5, expected at least 0 and less than 1; try 0.9"),

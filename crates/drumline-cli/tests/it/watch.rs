@@ -21,7 +21,8 @@ struct Watching {
 
 impl Watching {
     fn new(args: &[&str], variables: &[(&str, &str)]) -> Self {
-        let args = [&["watch", "--port", "0"], args].concat();
+        let any_port = if args.contains(&"--port") { &[][..] } else { &["--port", "0"] };
+        let args = [&["watch"], any_port, args].concat();
         let started = Started::with_variables(&args, variables);
         let url = started.line_of_stdout("http://");
         let (host, token) = url.trim().strip_prefix("http://").unwrap().split_once("/?token=").unwrap();
@@ -94,19 +95,28 @@ fn without_a_folder_the_running_jobs_are_shown() {
 }
 
 #[test]
-fn a_taken_port_and_a_missing_folder_end_with_advice() {
+fn a_taken_port_is_passed_over_and_a_missing_folder_is_waited_for() {
+    let parent = tempfile::tempdir().unwrap();
+    let exp = parent.path().join("exp");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    let ended = Started::new(&["watch", "--port", &port]).end();
-    let expected =
-        format!("error: port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one\n");
-    assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (Some(1), "", expected.as_str()));
-    let ended = Started::new(&["watch", "--port", "0", "/nowhere/run"]).end();
-    assert!(
-        ended.code == Some(1) && ended.stderr.contains("cannot watch `/nowhere/run`"),
-        "{}",
-        ended.stderr
-    );
+    let port = taken.local_addr().unwrap().port();
+    let watching = Watching::new(&["--port", &port.to_string(), exp.to_str().unwrap()], &[]);
+    let own: u16 = watching.host.rsplit_once(':').unwrap().1.parse().unwrap();
+    assert!(own > port && own < port + 32, "{own}, asked for {port}");
+    watching.started.line_of_stderr(&format!("note: port {port} is taken; this page has {own}"));
+    watching.started.line_of_stderr("exp does not exist yet");
+    assert_eq!(watching.update(0)["runs"][0]["state"], "waiting");
+    FakeRun::create(&exp.join("a"), 1).unwrap().step().unwrap();
+    let begin = Instant::now();
+    while watching.update(0)["runs"][0]["name"] != "exp/a" {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the run never appeared");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(watching.interrupt().code, Some(0));
+    // A file will not become a folder.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let ended = Started::new(&["watch", "--port", "0", file.path().to_str().unwrap()]).end();
+    assert!(ended.code == Some(1) && ended.stderr.contains("cannot watch `"), "{}", ended.stderr);
 }
 
 #[test]

@@ -57,6 +57,32 @@ impl Follow {
         Ok(news)
     }
 
+    /// How far the file was read; none before it was found.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        self.tail.offset()
+    }
+
+    /// All events to the end of the file, a part at a time, as long as `wants_more`.
+    pub(crate) fn hear_all(
+        &mut self,
+        mut wants_more: impl FnMut() -> bool,
+        mut heard: impl FnMut(Event),
+    ) -> io::Result<()> {
+        const PART: u64 = 1 << 20;
+        let mut place = None;
+        while wants_more() {
+            self.hear(PART, |told| match told {
+                Heard::StartOver => {}
+                Heard::Line(event) => heard(event),
+            })?;
+            let now = self.offset();
+            if now == std::mem::replace(&mut place, now) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// As [`poll`](Self::poll), one event after the other, from about `most` bytes at a time.
     pub(crate) fn hear(&mut self, most: u64, mut heard: impl FnMut(Heard<Event>)) -> io::Result<()> {
         self.tail.poll(most, |told| match told {

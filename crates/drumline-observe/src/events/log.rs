@@ -36,7 +36,7 @@ impl EventLog {
     /// let folder = tempfile::tempdir()?;
     /// let mut log = EventLog::open(folder.path(), Begin::Anew)?;
     /// let metrics = events::metrics([("acc1", 50.0), ("loss", 1.2)]);
-    /// let event = Event::Eval(EvalEvent { epoch: 1, step: 40, samples: 100, metrics });
+    /// let event = Event::Eval(EvalEvent { epoch: 1, step: 40, samples: 100, metrics, ..EvalEvent::default() });
     /// log.write(&event)?;
     /// assert_eq!(events::read(&folder.path().join("metrics.jsonl"))?, [event]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

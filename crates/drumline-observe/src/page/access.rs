@@ -68,6 +68,10 @@ impl Access {
         format!("http://{}/?token={}", self.hosts[0], self.token)
     }
 
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// What a browser keeps in place of the token. Cookies do not tell ports apart, so the name does.
     pub(super) fn cookie(&self) -> String {
         format!("{}={}; Path=/; HttpOnly; SameSite=Strict", self.cookie_name(), self.token)

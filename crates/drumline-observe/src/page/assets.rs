@@ -12,13 +12,17 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const ASSETS: [Asset; 9] = [
+const ASSETS: [Asset; 13] = [
     Asset { path: "/", kind: HTML, text: include_str!("assets/index.html") },
     Asset { path: "/page.css", kind: CSS, text: include_str!("assets/page.css") },
     Asset { path: "/icon.svg", kind: "image/svg+xml", text: include_str!("assets/icon.svg") },
     Asset { path: "/page.js", kind: SCRIPT, text: include_str!("assets/page.js") },
     Asset { path: "/runs.js", kind: SCRIPT, text: include_str!("assets/runs.js") },
     Asset { path: "/chart.js", kind: SCRIPT, text: include_str!("assets/chart.js") },
+    Asset { path: "/config.js", kind: SCRIPT, text: include_str!("assets/config.js") },
+    Asset { path: "/detail.js", kind: SCRIPT, text: include_str!("assets/detail.js") },
+    Asset { path: "/view.js", kind: SCRIPT, text: include_str!("assets/view.js") },
+    Asset { path: "/zoom.js", kind: SCRIPT, text: include_str!("assets/zoom.js") },
     Asset { path: "/ranks.js", kind: SCRIPT, text: include_str!("assets/ranks.js") },
     Asset { path: "/words.js", kind: SCRIPT, text: include_str!("assets/words.js") },
     Asset { path: "/scale.js", kind: SCRIPT, text: include_str!("assets/scale.js") },

@@ -5,9 +5,12 @@
 //! | `/?token=…` | the cookie, and on to `/` |
 //! | `/` and the files it names | constants of this program |
 //! | `/update?since=N` | JSON: what changed after version N |
+//! | `/detail?run=N&from=A&to=B` | JSON: the curves of run N in these steps, as fine as they were written |
+//! | `/metrics.csv?run=N` | CSV: all steps and evaluations of run N |
 //!
-//! Nothing of a request reaches the file system.
+//! Nothing of a request reaches the file system but the number of a run that the page shows.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -22,6 +25,7 @@ use serde::Deserialize;
 
 use super::access::{Access, Entry};
 use super::assets;
+use super::download;
 use super::watch::Watch;
 
 /// Sent with each answer, also with refusals.
@@ -42,7 +46,8 @@ pub(super) type SharedWatch = Arc<Mutex<Watch>>;
 
 /// The whole server.
 pub(super) fn routes(access: Arc<Access>, watch: SharedWatch) -> Router {
-    let pages = Router::new().route("/update", get(update)).fallback(get(asset)).with_state(watch);
+    let pages = Router::new().route("/update", get(update)).route("/detail", get(detail));
+    let pages = pages.route("/metrics.csv", get(csv)).fallback(get(asset)).with_state(watch);
     pages.layer(middleware::from_fn_with_state(access, admit))
 }
 
@@ -80,5 +85,66 @@ async fn update(State(watch): State<SharedWatch>, Query(Since { since }): Query<
     match answer.await {
         Ok(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "the runs cannot be told").into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Steps {
+    run: usize,
+    from: u64,
+    to: u64,
+}
+
+/// Reads a file, as [`update`].
+async fn detail(State(watch): State<SharedWatch>, Query(Steps { run, from, to }): Query<Steps>) -> Response {
+    let Some((_, folder)) = run_of(&watch, run) else { return no_run() };
+    let answer = tokio::task::spawn_blocking(move || download::detail(&folder, from..=to));
+    match answer.await {
+        Ok(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "the run cannot be read").into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Of {
+    run: usize,
+}
+
+async fn csv(State(watch): State<SharedWatch>, Query(Of { run }): Query<Of>) -> Response {
+    let Some((name, folder)) = run_of(&watch, run) else { return no_run() };
+    let disposition = format!("attachment; filename=\"{}.csv\"", file_name(&name));
+    let headers = [
+        (header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()),
+        (header::CONTENT_DISPOSITION, disposition),
+    ];
+    (headers, download::csv(folder)).into_response()
+}
+
+fn run_of(watch: &SharedWatch, id: usize) -> Option<(String, PathBuf)> {
+    let watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+    watch.run(id).map(|(name, folder)| (name.to_owned(), folder.to_owned()))
+}
+
+fn no_run() -> Response {
+    (StatusCode::NOT_FOUND, "no such run").into_response()
+}
+
+/// A name that is safe in a header and in any file system.
+fn file_name(name: &str) -> String {
+    let safe =
+        |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '-' };
+    let name: String = name.trim_matches(['/', '.']).chars().map(safe).take(100).collect();
+    if name.is_empty() { "run".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_are_plain() {
+        assert_eq!(file_name("exp/a b\"\r\n.é"), "exp-a-b---.-");
+        assert_eq!(file_name("../../etc"), "etc");
+        assert_eq!(file_name("//"), "run");
     }
 }

@@ -17,9 +17,10 @@ use serde::Serialize;
 
 use super::log_tail::{LogNews, LogTail};
 use super::ranks::{Condition, Ranks, Row};
-use super::story::{CurveEnd, Facts, Story};
+use super::story::{CurveEnd, Facts, Setup, Story};
 use crate::bar::LOG;
 use crate::events::{Follow, METRICS, Reason};
+use crate::runs::{RunState, Summary};
 use crate::status;
 use crate::tail::{Begin, Heard, Tail};
 
@@ -32,7 +33,7 @@ const QUIET: f64 = 60.0;
 
 /// A run's folder and what was read in it.
 #[derive(Debug)]
-pub(super) struct RunFolder {
+pub(crate) struct RunFolder {
     folder: PathBuf,
     metrics: Follow,
     log: Tail,
@@ -45,22 +46,6 @@ pub(super) struct RunFolder {
     last_event: Option<f64>,
 }
 
-/// How the run is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum RunState {
-    /// Nothing was written yet.
-    Waiting,
-    Running,
-    Finished,
-    Stopped,
-    Failed,
-    /// Its ranks ended without a word.
-    Lost,
-    /// No ranks are known and nothing has been written for long.
-    Silent,
-}
-
 /// What a browser does not have yet, and what it always gets.
 #[derive(Debug, Serialize)]
 pub(super) struct News<'a> {
@@ -68,6 +53,8 @@ pub(super) struct News<'a> {
     #[serde(flatten)]
     facts: &'a Facts,
     trouble: Option<&'a str>,
+    /// What the run was started with, if the browser does not have it.
+    setup: Option<&'a Setup>,
     /// Curves that the browser has are void.
     reset: bool,
     curves: Vec<CurveEnd<'a>>,
@@ -76,7 +63,7 @@ pub(super) struct News<'a> {
 }
 
 impl RunFolder {
-    pub(super) fn new(folder: PathBuf) -> Self {
+    pub(crate) fn new(folder: PathBuf) -> Self {
         Self {
             metrics: Follow::new(&folder.join(METRICS)),
             log: Tail::new(folder.join(LOG), Begin::NearEnd(LOG_BEFORE_END)),
@@ -107,13 +94,45 @@ impl RunFolder {
         self.trouble = trouble.map(|(name, error)| format!("cannot read {name}: {error}"));
     }
 
+    /// Reads all of it, however long that takes.
+    pub(crate) fn refresh_all(&mut self, now: f64) {
+        let mut read = None;
+        loop {
+            self.refresh(1, now);
+            if self.metrics.offset() == std::mem::replace(&mut read, self.metrics.offset()) {
+                return;
+            }
+        }
+    }
+
+    /// The run in a line.
+    pub(crate) fn summary(&self, now: f64) -> Summary {
+        let facts = self.story.facts();
+        let Facts { world_size, epoch, epochs, step, total_steps, left_s, .. } = *facts;
+        let ranks = self.ranks.rows(world_size, now);
+        let last_sign = ranks.iter().map(|row| row.status.time).chain(self.written()).fold(0.0, f64::max);
+        Summary {
+            folder: self.folder.clone(),
+            state: self.state(&ranks, now),
+            world_size,
+            epoch: if self.story.has_begun() { epoch + 1 } else { 0 },
+            epochs,
+            step,
+            total_steps,
+            best: facts.best.clone(),
+            left_s,
+            age_s: (last_sign > 0.0).then(|| (now - last_sign).max(0.0)),
+        }
+    }
+
     /// All that is shown, without what a browser has that saw the version `since`.
     pub(super) fn news(&self, since: u64, now: f64) -> News<'_> {
-        let ranks = self.ranks.rows(self.story.facts.world_size, now);
+        let ranks = self.ranks.rows(self.story.facts().world_size, now);
         News {
             state: self.state(&ranks, now),
-            facts: &self.story.facts,
+            facts: self.story.facts(),
             trouble: self.trouble.as_deref(),
+            setup: self.story.setup_since(since),
             reset: self.story.is_reset_since(since),
             curves: self.story.curves_since(since),
             ranks,
@@ -146,7 +165,7 @@ impl RunFolder {
 
     fn state(&self, ranks: &[Row<'_>], now: f64) -> RunState {
         let any = |states: &[Condition]| ranks.iter().any(|row| states.contains(&row.condition));
-        match self.story.facts.reason {
+        match self.story.facts().reason {
             Some(Reason::Failed) => RunState::Failed,
             Some(Reason::Stopped) => RunState::Stopped,
             Some(Reason::Finished) => RunState::Finished,

@@ -1,22 +1,34 @@
-//! What `metrics.jsonl` tells of a run: its curves, how far it is, how it ended.
+//! What `metrics.jsonl` says of a run: its curves, how far it is, how it ended.
 //!
 //! In: the file's events, one after the other. Out: the fields of the page.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 
-use super::curve::{Curve, End};
-use crate::events::{EndEvent, Event, Reason, RunEvent};
+use super::clock::Clock;
+use super::curve::{Curve, End, Now, Sample};
+use crate::events::{EndEvent, EpochEvent, EvalEvent, Event, Reason, RunEvent, StepEvent};
+use crate::runs::Best;
 
 /// Curves of a run; more names than that are a mistake.
 const MOST_CURVES: usize = 64;
 
-/// The run as told so far.
-#[derive(Debug, Default)]
+/// The run as far as it was read.
+#[derive(Debug)]
 pub(super) struct Story {
-    pub(super) facts: Facts,
+    facts: Facts,
+    setup: Option<Setup>,
+    /// The version at which that was read.
+    setup_version: u64,
     curves: BTreeMap<(String, Phase), Curve>,
+    /// Steps whose values are kept.
+    steps: RangeInclusive<u64>,
+    clock: Clock,
+    /// Steps of the run before its present epoch, where that is known.
+    before_epoch: Option<u64>,
     /// The version at which all curves were dropped.
     reset: u64,
 }
@@ -27,16 +39,32 @@ pub(super) struct Facts {
     pub(super) world_size: Option<usize>,
     num_nodes: usize,
     device: String,
-    step: u64,
-    epoch: u64,
-    /// Seconds since 1970.
-    began: Option<u64>,
-    ended: Option<u64>,
-    /// How it ended, if it told.
+    pub(super) step: u64,
+    pub(super) total_steps: Option<u64>,
+    /// From 0.
+    pub(super) epoch: u64,
+    pub(super) epochs: Option<u64>,
+    step_in_epoch: Option<u64>,
+    steps_per_epoch: Option<u64>,
+    /// Seconds of work so far, and those to come.
+    elapsed_s: Option<f64>,
+    pub(super) left_s: Option<f64>,
+    pub(super) best: Option<Best>,
+    /// How it ended, if it said so.
     pub(super) reason: Option<Reason>,
     error: Option<String>,
     /// Curves beyond the most that are kept.
     num_left_out: usize,
+}
+
+/// What the run was started with.
+#[derive(Debug, Default, Clone, PartialEq, Serialize)]
+pub(super) struct Setup {
+    seed: u64,
+    num_threads: i32,
+    drumline: String,
+    libtorch: String,
+    config: Map<String, Value>,
 }
 
 /// Whose value a curve shows.
@@ -56,25 +84,54 @@ pub(super) struct CurveEnd<'a> {
     end: End,
 }
 
+impl Default for Story {
+    fn default() -> Self {
+        Self::within(0..=u64::MAX)
+    }
+}
+
 impl Story {
-    /// The file begins anew.
+    /// With the curves of these steps only.
+    pub(super) fn within(steps: RangeInclusive<u64>) -> Self {
+        Self {
+            facts: Facts::default(),
+            setup: None,
+            setup_version: 0,
+            curves: BTreeMap::new(),
+            steps,
+            clock: Clock::default(),
+            before_epoch: None,
+            reset: 0,
+        }
+    }
+
+    /// The file is another one.
     pub(super) fn start_over(&mut self, version: u64) {
-        *self = Self { reset: version, ..Self::default() };
+        *self = Self { reset: version, setup_version: version, ..Self::within(self.steps.clone()) };
     }
 
     /// Takes over an event.
     pub(super) fn hear(&mut self, event: &Event, version: u64) {
         match event {
             Event::Run(run) => self.begin(run, version),
-            Event::Step(step) => self.values((Phase::Step, step.step, step.epoch), event, version),
-            Event::Eval(eval) => self.values((Phase::Eval, eval.step, eval.epoch), event, version),
+            Event::Epoch(epoch) => self.begin_epoch(epoch),
+            Event::Step(step) => self.step(step, event, version),
+            Event::Eval(eval) => self.eval(eval, event, version),
             Event::End(end) => self.end(end),
         }
+        self.facts.elapsed_s = self.clock.elapsed();
+        let left = self.facts.total_steps.map(|total| total.saturating_sub(self.facts.step));
+        self.facts.left_s =
+            left.filter(|_| self.facts.reason.is_none()).and_then(|left| self.clock.left(left));
     }
 
-    /// Whether anything was told.
+    pub(super) fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Whether anything was read.
     pub(super) fn has_begun(&self) -> bool {
-        self.facts.began.is_some() || !self.curves.is_empty()
+        self.setup.is_some() || !self.curves.is_empty()
     }
 
     /// Whether a browser that saw the version `since` has curves that are no more.
@@ -90,37 +147,88 @@ impl Story {
         news.collect()
     }
 
-    /// A process begins to work on the run, or goes on after some step.
+    /// What the run was started with, for one that saw the version `since`.
+    pub(super) fn setup_since(&self, since: u64) -> Option<&Setup> {
+        self.setup.as_ref().filter(|_| self.setup_version > since)
+    }
+
+    /// A process begins to work on the run, or resumes it after some step.
     fn begin(&mut self, run: &RunEvent, version: u64) {
         self.curves.values_mut().for_each(|curve| curve.cut_after(run.step, version));
+        self.clock.begin(run.time as f64);
+        self.before_epoch = None;
+        let RunEvent { seed, num_threads, .. } = *run;
+        let (drumline, libtorch) = (run.drumline.clone(), run.libtorch.clone());
+        self.setup = Some(Setup { seed, num_threads, drumline, libtorch, config: run.config.clone() });
+        self.setup_version = version;
         self.facts = Facts {
             world_size: Some(run.world_size).filter(|size| *size > 0),
             num_nodes: run.num_nodes,
             device: run.device.clone(),
             step: run.step,
             epoch: run.epoch,
-            began: self.facts.began.or(Some(run.time)),
+            best: self.facts.best.take(),
             num_left_out: self.facts.num_left_out,
             ..Facts::default()
         };
     }
 
-    fn values(&mut self, (phase, step, epoch): (Phase, u64, u64), event: &Event, version: u64) {
-        (self.facts.step, self.facts.epoch) = (step, epoch);
+    fn begin_epoch(&mut self, epoch: &EpochEvent) {
+        self.before_epoch = epoch.step.checked_sub(epoch.step_in_epoch);
+        let facts = &mut self.facts;
+        (facts.epoch, facts.step_in_epoch) = (epoch.epoch, Some(epoch.step_in_epoch));
+        facts.epochs = Some(epoch.epochs);
+        facts.steps_per_epoch = Some(epoch.steps_per_epoch);
+        facts.total_steps = Some(epoch.total_steps);
+    }
+
+    fn step(&mut self, step: &StepEvent, event: &Event, version: u64) {
+        let time = self.clock.hear_step(step.step, step.time);
+        (self.facts.step, self.facts.epoch) = (step.step, step.epoch);
+        self.facts.step_in_epoch = self.before_epoch.and_then(|before| step.step.checked_sub(before));
+        let sample = Sample { step: step.step, time, value: f64::NAN, samples: step.samples };
+        self.values(Phase::Step, sample, event, version);
+    }
+
+    fn eval(&mut self, eval: &EvalEvent, event: &Event, version: u64) {
+        let time = self.clock.hear(eval.time);
+        self.facts.step = eval.step;
+        let named = eval.metric_key.as_ref().filter(|_| eval.is_best);
+        let best = named.and_then(|name| Some((name.clone(), (*eval.metrics.get(name)?)?)));
+        if let Some((name, value)) = best {
+            self.facts.best = Some(Best { name, value, epoch: eval.epoch });
+        }
+        let sample = Sample { step: eval.step, time, value: f64::NAN, samples: eval.samples };
+        self.values(Phase::Eval, sample, event, version);
+    }
+
+    fn values(&mut self, phase: Phase, at: Sample, event: &Event, version: u64) {
+        if !self.steps.contains(&at.step) {
+            return;
+        }
         for (name, value) in event.figures() {
             let key = (name.to_owned(), phase);
             if !self.curves.contains_key(&key) && self.curves.len() == MOST_CURVES {
                 self.facts.num_left_out += 1;
                 continue;
             }
-            self.curves.entry(key).or_insert_with(Curve::new).push(step, value, version);
+            let curve = self.curves.entry(key).or_insert_with(|| Curve::new(now_of(name, phase)));
+            curve.push(Sample { value, ..at }, version);
         }
     }
 
     fn end(&mut self, end: &EndEvent) {
+        self.clock.hear(Some(end.time as f64));
         self.facts.reason = Some(end.reason);
         self.facts.error = end.error.clone();
-        self.facts.ended = Some(end.time);
+    }
+}
+
+fn now_of(name: &str, phase: Phase) -> Now {
+    match (phase, name) {
+        (Phase::Eval, _) | (Phase::Step, "lr") => Now::Last,
+        (Phase::Step, "samples_per_s") => Now::Rate,
+        (Phase::Step, _) => Now::Mean,
     }
 }
 
@@ -142,8 +250,8 @@ mod tests {
     fn each_number_of_a_step_is_a_curve() {
         let story = told(&[
             r#"{"kind":"run","step":0,"epoch":0,"world_size":2,"num_nodes":1,"device":"cpu","time":5}"#,
-            r#"{"kind":"step","step":1,"epoch":0,"loss":2.5,"lr":0.1,"samples":64,"samples_per_s":9.5,"note":"x"}"#,
-            r#"{"kind":"eval","step":1,"epoch":1,"samples":10,"loss":null,"k":5}"#,
+            r#"{"kind":"step","step":1,"epoch":0,"loss":2.5,"lr":0.1,"samples":64,"samples_per_s":9.5,"time":7,"note":"x"}"#,
+            r#"{"kind":"eval","step":1,"epoch":1,"samples":10,"loss":null,"k":5,"metric_key":"loss"}"#,
         ]);
         let expected = [
             ("loss", Phase::Step),
@@ -153,8 +261,63 @@ mod tests {
         ];
         assert_eq!(names(&story), expected.map(|(name, phase)| (name.to_owned(), phase)));
         let facts = &story.facts;
-        assert_eq!((facts.world_size, facts.step, facts.epoch, facts.began), (Some(2), 1, 1, Some(5)));
+        assert_eq!((facts.world_size, facts.step, facts.epoch, facts.elapsed_s), (Some(2), 1, 0, Some(2.0)));
         assert!(facts.reason.is_none());
+    }
+
+    #[test]
+    fn epoch_and_step_are_those_of_the_log() {
+        let epoch = |step: u64, epoch: u64, done: u64| {
+            format!(
+                r#"{{"kind":"epoch","step":{step},"epoch":{epoch},"epochs":3,"step_in_epoch":{done},"steps_per_epoch":4,"total_steps":12}}"#
+            )
+        };
+        let step = |step: u64, epoch: u64| {
+            format!(r#"{{"kind":"step","step":{step},"epoch":{epoch},"loss":1,"time":{}}}"#, 100 + 2 * step)
+        };
+        let at = |story: &Story| {
+            let Facts { epoch, step_in_epoch, steps_per_epoch, step, total_steps, .. } = story.facts;
+            (epoch, step_in_epoch, steps_per_epoch, step, total_steps)
+        };
+        let mut story = told(&[&epoch(0, 0, 0), &step(1, 0), &step(2, 0), &step(3, 0), &step(4, 0)]);
+        assert_eq!(at(&story), (0, Some(4), Some(4), 4, Some(12)));
+        assert_eq!(story.facts.left_s, Some(16.0));
+        // An evaluation counts the epoch as done; the page says where the run is.
+        story.hear(&serde_json::from_str(r#"{"kind":"eval","step":4,"epoch":1,"loss":1}"#).unwrap(), 2);
+        assert_eq!(at(&story).0, 0);
+        // Resumed in the middle of the second epoch.
+        for line in [r#"{"kind":"run","step":6,"epoch":1,"world_size":2}"#, &epoch(6, 1, 2), &step(7, 1)] {
+            story.hear(&serde_json::from_str(line).unwrap(), 3);
+        }
+        assert_eq!(at(&story), (1, Some(3), Some(4), 7, Some(12)));
+        // A program that does not say how long its epochs are.
+        let story = told(&[&step(5, 1)]);
+        assert_eq!(at(&story), (1, None, None, 5, None));
+    }
+
+    #[test]
+    fn the_best_evaluation_stays() {
+        let eval = |epoch: u64, acc: f64, is_best: bool| {
+            format!(
+                r#"{{"kind":"eval","step":1,"epoch":{epoch},"acc1":{acc},"metric_key":"acc1","is_best":{is_best}}}"#
+            )
+        };
+        let mut story = told(&[&eval(1, 40.0, true), &eval(2, 60.0, true), &eval(3, 50.0, false)]);
+        let best = Best { name: "acc1".into(), value: 60.0, epoch: 2 };
+        assert_eq!(story.facts.best.as_ref(), Some(&best));
+        story.hear(&Event::Run(RunEvent::default()), 2);
+        assert_eq!(story.facts.best, Some(best), "also after a restart");
+    }
+
+    #[test]
+    fn a_part_of_the_steps_in_full() {
+        let mut story = Story::within(3..=4);
+        for step in 1..=9 {
+            let line = format!(r#"{{"kind":"step","step":{step},"loss":{step}}}"#);
+            story.hear(&serde_json::from_str(&line).unwrap(), 1);
+        }
+        let steps: Vec<_> = story.curves_since(0)[0].end.points.iter().map(|point| point.0).collect();
+        assert_eq!(steps, [3, 4]);
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! ```
 //!
 //! A browser that knows nothing asks since 0. Nobody looks: nothing is read.
+//!
+//! A folder that was named need not be there yet, and may be one above its runs: those below it are shown as they appear.
 
 use std::path::{Path, PathBuf};
 
@@ -30,6 +32,8 @@ pub enum Runs {
 #[derive(Debug)]
 pub(super) struct Watch {
     runs: Vec<Run>,
+    /// Folders that were named.
+    roots: Vec<Root>,
     /// Where jobs that run are listed, if all of those are shown.
     list: Option<PathBuf>,
     trouble: Option<String>,
@@ -39,9 +43,21 @@ pub(super) struct Watch {
 }
 
 #[derive(Debug)]
+struct Root {
+    name: String,
+    folder: PathBuf,
+}
+
+#[derive(Debug)]
 struct Run {
     name: String,
     folder: RunFolder,
+}
+
+impl Run {
+    fn new(name: String, folder: PathBuf) -> Self {
+        Self { name, folder: RunFolder::new(folder) }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -73,9 +89,13 @@ impl Watch {
 
     fn with(folders: Vec<PathBuf>, list: Option<PathBuf>) -> Self {
         let names = names(&folders);
-        let runs = folders.into_iter().zip(names);
-        let runs = runs.map(|(folder, name)| Run { name, folder: RunFolder::new(folder) }).collect();
-        Self { runs, list, trouble: None, version: 0, read: f64::NEG_INFINITY }
+        let roots = folders.into_iter().zip(names).map(|(folder, name)| Root { name, folder }).collect();
+        Self { runs: Vec::new(), roots, list, trouble: None, version: 0, read: f64::NEG_INFINITY }
+    }
+
+    /// The name and the folder of a run.
+    pub(super) fn run(&self, id: usize) -> Option<(&str, &Path)> {
+        self.runs.get(id).map(|run| (run.name.as_str(), run.folder.folder()))
     }
 
     /// What is new after the version `since`, as JSON. `now`: seconds since 1970.
@@ -107,7 +127,26 @@ impl Watch {
         self.version += 1;
         self.read = now;
         self.find_jobs();
+        self.find_runs();
         self.runs.iter_mut().for_each(|run| run.folder.refresh(self.version, now));
+    }
+
+    /// Adds runs that have appeared in, or one level below, the folders that were named. One without any stands for itself.
+    fn find_runs(&mut self) {
+        for root in &self.roots {
+            let found = runs::within(&root.folder);
+            let place = self.runs.iter().position(|run| run.folder.folder() == root.folder);
+            if place.is_some() && (found.is_empty() || found.contains(&root.folder)) {
+                continue;
+            }
+            let new = |folder: &&PathBuf| !self.runs.iter().any(|run| run.folder.folder() == **folder);
+            let new: Vec<_> = found.iter().filter(new).map(|folder| root.run(folder.clone())).collect();
+            let mut new = if found.is_empty() { vec![root.run(root.folder.clone())] } else { new };
+            if let Some(place) = place.filter(|_| !new.is_empty()) {
+                self.runs[place] = new.remove(0);
+            }
+            self.runs.extend(new);
+        }
     }
 
     /// Adds jobs that have begun. Those that have ended stay to be looked at.
@@ -118,12 +157,21 @@ impl Watch {
                 self.trouble = None;
                 for job in jobs {
                     if !self.runs.iter().any(|run| run.folder.folder() == job.dir) {
-                        self.runs.push(Run { name: job.name, folder: RunFolder::new(job.dir) });
+                        self.runs.push(Run::new(job.name, job.dir));
                     }
                 }
             }
             Err(error) => self.trouble = Some(error.to_string()),
         }
+    }
+}
+
+impl Root {
+    /// A run in it, or below it.
+    fn run(&self, folder: PathBuf) -> Run {
+        let below = folder.strip_prefix(&self.folder).unwrap_or(Path::new("")).to_string_lossy();
+        let name = if below.is_empty() { self.name.clone() } else { format!("{}/{below}", self.name) };
+        Run::new(name, folder)
     }
 }
 
@@ -167,6 +215,25 @@ mod tests {
         assert_eq!((points(&second), &second["runs"][0]["curves"][1]["from"]), (1, &3.into()));
         // A browser that comes from another process's page gets all.
         assert_eq!(points(&answer(&mut watch, 999, 11.0)), 4);
+    }
+
+    #[test]
+    fn a_folder_is_waited_for_and_its_runs_may_be_one_level_down() {
+        let folder = tempfile::tempdir().unwrap();
+        let exp = folder.path().join("exp");
+        let mut watch = Watch::new(Runs::Folders(vec![exp.clone()]));
+        let names = |told: &Value| {
+            let runs = told["runs"].as_array().unwrap().iter();
+            runs.map(|run| run["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let told = answer(&mut watch, 0, 1.0);
+        assert_eq!((names(&told), &told["runs"][0]["state"]), (vec!["exp".into()], &"waiting".into()));
+        FakeRun::create(&exp.join("a"), 1).unwrap();
+        assert_eq!(names(&answer(&mut watch, 0, 2.0)), ["exp/a"]);
+        FakeRun::create(&exp.join("b"), 1).unwrap();
+        assert_eq!(names(&answer(&mut watch, 0, 3.0)), ["exp/a", "exp/b"]);
+        assert_eq!(watch.run(1).unwrap().1, exp.join("b"));
+        assert_eq!(names(&answer(&mut watch, 0, 4.0)), ["exp/a", "exp/b"], "each once");
     }
 
     #[test]

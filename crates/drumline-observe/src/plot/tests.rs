@@ -20,7 +20,13 @@ fn run(name: &str, speed: f64, steps: u64) -> Run {
         }));
         if step % 100 == 0 {
             let metrics = figures([("loss", loss + 0.2), ("acc1", 90.0 - 40.0 * loss), ("k", 5.0)]);
-            events.push(Event::Eval(EvalEvent { epoch: step / 100, step, samples: 500, metrics }));
+            events.push(Event::Eval(EvalEvent {
+                epoch: step / 100,
+                step,
+                samples: 500,
+                metrics,
+                ..EvalEvent::default()
+            }));
         }
     }
     Run { name: name.into(), events }
@@ -91,7 +97,10 @@ fn errors_say_what_there_is() {
     let said = svg(&runs, &["accuracy"], PlotOptions::default()).unwrap_err().to_string();
     assert_eq!(said, "no metric `accuracy` in a, b; try acc1, loss, lr, samples_per_s");
     let said = load(&["/no/such/run".into()]).unwrap_err().to_string();
-    assert!(said.starts_with("no run in /no/such/run: there is no metrics.jsonl; try"), "{said}");
+    assert!(
+        said.starts_with("no run in /no/such/run: there is no metrics.jsonl in it or one level down; try"),
+        "{said}"
+    );
     let empty = Run { name: "new".into(), events: Vec::new() };
     assert!(
         svg(&[empty], &[], PlotOptions::default())

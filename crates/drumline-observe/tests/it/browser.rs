@@ -185,3 +185,108 @@ fn several_runs_share_a_chart_and_stragglers_are_marked() {
     browser.value("document.querySelector('.run .shown').click()");
     browser.wait("document.querySelectorAll('.chart:first-child .legend li').length === 1");
 }
+
+/// Presses the pointer at one place of a chart and lets it go at another, in pixels from its left.
+fn drag(browser: &Chromium, chart: usize, from: u32, to: u32) {
+    for (event, at) in [("pointerdown", from), ("pointermove", to), ("pointerup", to)] {
+        let picture = format!("document.querySelectorAll('.picture')[{chart}]");
+        let place = format!("{picture}.getBoundingClientRect().left + {at}");
+        let event = format!("new PointerEvent('{event}', {{clientX: {place}, clientY: 300, button: 0}})");
+        browser.value(&format!("{picture}.dispatchEvent({event})"));
+    }
+}
+
+/// The texts below each chart, where steps or times stand.
+const X_TEXTS: &str = "[...document.querySelectorAll('.grid')].map((grid) => \
+    [...grid.querySelectorAll('text[text-anchor=middle]')].map((one) => one.textContent).join(' '))";
+
+#[test]
+fn a_zoom_is_that_of_all_charts_and_shows_every_step() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 1).unwrap();
+    (0..5000).for_each(|_| run.step().unwrap());
+    run.write_ranks(now()).unwrap();
+    let page = Opened::new(&[folder.path()]);
+    browser.open(&page.url);
+    browser.wait("document.querySelectorAll('.chart').length === 4");
+    let all = browser.value(X_TEXTS);
+    assert!(all[0].as_str().unwrap().contains("4,000") && all[0] == all[3], "{all}");
+    let before = points(&browser);
+    assert!(before < 2000, "a curve of 5000 steps has {before} points");
+    drag(&browser, 1, 200, 300);
+    browser.wait("!document.querySelector('#unzoom').hidden");
+    let zoomed = browser.value(X_TEXTS);
+    assert!(zoomed[0] != all[0] && zoomed[0] == zoomed[1] && zoomed[0] == zoomed[3], "{zoomed}");
+    // About a fifth of the steps, each of them: more than a fifth of the points.
+    browser.wait(&format!("Number(document.querySelector('.chart').dataset.points) > {before} / 3"));
+    // The pointer is in all charts at the same step.
+    let steps = "new Set([...document.querySelectorAll('.chart .of')].map((one) => one.textContent))";
+    browser.wait(&format!("{steps}.size === 1 && [...{steps}][0].startsWith('step ')"));
+    browser.value("document.querySelector('#unzoom').click()");
+    assert_eq!(browser.value(X_TEXTS), all);
+    // By time: 0.1 s for each step, and a second for each evaluation.
+    browser.value("document.querySelector('#by-time').click()");
+    let times = browser.value(X_TEXTS);
+    assert!(times[0].as_str().unwrap().ends_with(" min") && times[0] == times[3], "{times}");
+}
+
+#[test]
+fn the_card_says_how_far_and_how_long_and_the_small_last_batch_does_not_count_as_all() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 4).unwrap();
+    // To the end of an epoch, whose last batch is a sixteenth of the others, at a quarter of the speed.
+    (0..200).for_each(|_| run.step().unwrap());
+    run.write_ranks(now()).unwrap();
+    let page = Opened::new(&[folder.path()]);
+    browser.open(&page.url);
+    browser.wait_while("document.querySelector('.run')?.dataset.state === 'running'", || {
+        run.write_ranks(now()).unwrap();
+    });
+    let parts = |place: &str| {
+        browser.value(&format!(
+            "[...document.querySelectorAll('{place} span')].map((one) => one.textContent).join(', ')"
+        ))
+    };
+    assert_eq!(parts(".progress:not(.times)"), "epoch 2/20, step 100/100, 200 of 2,000 in all, 4 ranks, cpu");
+    let times = parts(".times");
+    let times = times.as_str().unwrap();
+    assert!(times.starts_with("running for 22 s, ETA 3 min, 3 min in all, 2,"), "{times}");
+    assert!(times.contains("best loss ") && times.ends_with("(epoch 2)"), "{times}");
+    let last = "document.querySelectorAll('.chart')[3].querySelector('.legend .value').textContent";
+    let speed: f64 = browser.value(last).as_str().unwrap().replace(',', "").parse().unwrap();
+    assert!(speed > 2400.0, "{speed}: the last batch alone was four times slower");
+}
+
+#[test]
+fn the_configuration_is_shown_and_what_differs_is_marked() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let parent = tempfile::tempdir().unwrap();
+    for name in ["one", "two"] {
+        let folder = parent.path().join(name);
+        FakeRun::create(&folder, 1).unwrap().step().unwrap();
+        let path = folder.join("metrics.jsonl");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let other = text.replace(r#""OPTIM.BASE_LR":0.1"#, r#""OPTIM.BASE_LR":0.2"#);
+        assert_ne!(text, other);
+        std::fs::write(&path, if name == "two" { other } else { text }).unwrap();
+    }
+    // The folder above is enough.
+    let page = Opened::new(&[parent.path()]);
+    browser.open(&page.url);
+    browser
+        .wait("document.querySelectorAll('.run').length === 2 && !document.querySelector('#config').hidden");
+    browser.value("document.querySelector('#config summary').click()");
+    let rows = |kind: &str| {
+        let rows = format!("[...document.querySelectorAll('#config tbody tr{kind}')]");
+        browser.value(&format!(
+            "{rows}.map((row) => [...row.cells].map((cell) => cell.textContent).join('|')).join()"
+        ))
+    };
+    browser.wait("document.querySelectorAll('#config tbody tr').length > 4");
+    assert_eq!(rows(".differs"), "OPTIM.BASE_LR|0.1|0.2");
+    assert!(rows("").as_str().unwrap().contains("OPTIM.STEPS|[0,30]|[0,30]"));
+    browser.value("document.querySelector('#differing').click()");
+    assert_eq!(rows(""), "OPTIM.BASE_LR|0.1|0.2");
+}

@@ -34,7 +34,16 @@ fn the_printed_address_gives_a_cookie_and_the_cookie_the_page() {
         "{cookie}"
     );
     assert_eq!(page.token.len(), 64);
-    for path in ["/", "/page.js", "/page.css", "/icon.svg", "/update", "/update?since=0"] {
+    for path in [
+        "/",
+        "/page.js",
+        "/page.css",
+        "/icon.svg",
+        "/update",
+        "/update?since=0",
+        "/metrics.csv?run=0",
+        "/detail?run=0&from=1&to=2",
+    ] {
         assert_eq!(page.get(path).status, 200, "{path}");
     }
 }
@@ -67,7 +76,11 @@ fn a_connection_that_says_nothing_is_closed_and_holds_nobody_up() {
 fn every_answer_forbids_scripts_from_elsewhere() {
     let (_folder, page) = opened();
     let refused = page.ask("GET", "/", &[("Host", "evil.example")]);
-    for reply in [page.get("/"), page.get("/update"), page.get("/none"), refused] {
+    page.get("/update");
+    let csv = page.get("/metrics.csv?run=0");
+    assert_eq!(csv.header("content-type"), Some("text/csv; charset=utf-8"));
+    assert!(csv.header("content-disposition").unwrap().starts_with("attachment; filename="));
+    for reply in [page.get("/"), page.get("/update"), page.get("/none"), csv, refused] {
         let policy = reply.header("content-security-policy").unwrap();
         assert!(policy.starts_with("default-src 'self';") && !policy.contains("unsafe"), "{policy}");
         assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
@@ -75,6 +88,26 @@ fn every_answer_forbids_scripts_from_elsewhere() {
         assert_eq!(reply.header("cache-control"), Some("no-store"));
         assert_eq!(reply.header("referrer-policy"), Some("no-referrer"));
         assert!(reply.header("access-control-allow-origin").is_none());
+    }
+}
+
+#[test]
+fn downloads_are_for_the_owner_and_of_runs_that_are_shown() {
+    let (_folder, page) = opened();
+    page.get("/update");
+    let table = page.get("/metrics.csv?run=0").body;
+    assert!(table.contains("kind,step,epoch,time,samples,loss,lr,samples_per_s,acc1"), "{table}");
+    for path in ["/metrics.csv?run=0", "/detail?run=0&from=1&to=2"] {
+        let reply = page.ask("GET", path, &[("Host", &page.host())]);
+        assert_eq!(reply.status, 403, "{path} without the cookie");
+        assert!(!reply.body.contains("loss"), "{path}");
+    }
+    for path in ["/metrics.csv?run=1", "/metrics.csv?run=99999999999", "/detail?run=7&from=0&to=1"] {
+        assert_eq!(page.get(path).status, 404, "{path}");
+    }
+    for path in ["/metrics.csv", "/metrics.csv?run=../../etc/passwd", "/metrics.csv?run=-1", "/detail?run=0"]
+    {
+        assert_eq!(page.get(path).status, 400, "{path}");
     }
 }
 
@@ -209,22 +242,19 @@ fn only_this_machine_can_reach_it() {
 }
 
 #[test]
-fn a_taken_port_and_a_missing_folder_are_told_with_a_way_out() {
+fn a_taken_port_is_passed_over_and_a_missing_folder_is_waited_for() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = Page::bind(port, Runs::Running).unwrap_err();
-    assert!(matches!(error, PageError::PortTaken { .. }));
-    assert_eq!(
-        error.to_string(),
-        format!("port {port} of 127.0.0.1 is taken; try --port 0, which finds a free one")
-    );
-    drop(taken);
-    assert!(Page::bind(port, Runs::Running).is_ok());
+    let page = Page::bind(port, Runs::Running).unwrap();
+    assert!(page.port() > port && page.url().contains(&format!(":{}/", page.port())), "{}", page.url());
+    drop((taken, page));
+    assert_eq!(Page::bind(port, Runs::Running).unwrap().port(), port, "control: the port that was asked for");
+    assert!(Page::bind(0, Runs::Folders(vec!["/nowhere/run".into()])).is_ok());
+    // A file will not become a folder.
     let file = tempfile::NamedTempFile::new().unwrap();
-    for path in [PathBuf::from("/nowhere/run"), file.path().to_owned()] {
-        let said = Page::bind(0, Runs::Folders(vec![path.clone()])).unwrap_err().to_string();
-        assert!(said.contains(&path.display().to_string()) && said.contains("; try the OUT_DIR"), "{said}");
-    }
+    let error = Page::bind(0, Runs::Folders(vec![file.path().to_owned()])).unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, PageError::Folder { .. }) && said.contains("; try the OUT_DIR"), "{said}");
 }
 
 /// Each file with its bytes and the time it was written.

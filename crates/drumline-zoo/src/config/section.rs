@@ -11,6 +11,8 @@ pub struct Entry {
     pub value: Value,
     /// What it takes, in words.
     pub expects: String,
+    /// What it takes in a file, as a JSON schema.
+    pub schema: serde_json::Value,
     /// What it is for.
     pub about: &'static str,
 }
@@ -52,6 +54,7 @@ macro_rules! section {
                     key: $crate::config::section::full($prefix, $key),
                     value: $crate::config::setting::Setting::write(&self.$field),
                     expects: <$type as $crate::config::setting::Setting>::expects(),
+                    schema: <$type as $crate::config::setting::Setting>::schema(),
                     about: concat!($($about),*).trim_start(),
                 },)*]
             }

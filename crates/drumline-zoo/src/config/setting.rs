@@ -5,12 +5,16 @@
 
 use std::path::PathBuf;
 
+use serde_json::{Value as Json, json};
+
 use super::value::Value;
 
 /// A type that a key can have.
 pub(crate) trait Setting: Sized {
     /// What it takes, in words.
     fn expects() -> String;
+    /// What it takes in a file, as a JSON schema, for editors. Narrower than `read` where a text would do as well.
+    fn schema() -> Json;
     /// The value as this type.
     fn read(value: &Value) -> Option<Self>;
     /// The same way back.
@@ -20,6 +24,10 @@ pub(crate) trait Setting: Sized {
 impl Setting for bool {
     fn expects() -> String {
         "true or false".into()
+    }
+
+    fn schema() -> Json {
+        json!({"type": "boolean"})
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -40,6 +48,10 @@ impl Setting for i64 {
         "a whole number, also a negative one".into()
     }
 
+    fn schema() -> Json {
+        json!({"type": "integer"})
+    }
+
     fn read(value: &Value) -> Option<Self> {
         match value {
             Value::Int(value) => Some(*value),
@@ -56,6 +68,10 @@ impl Setting for i64 {
 impl Setting for u64 {
     fn expects() -> String {
         "a whole number".into()
+    }
+
+    fn schema() -> Json {
+        json!({"type": "integer", "minimum": 0})
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -76,6 +92,10 @@ impl Setting for u32 {
         u64::expects()
     }
 
+    fn schema() -> Json {
+        u64::schema()
+    }
+
     fn read(value: &Value) -> Option<Self> {
         u64::read(value)?.try_into().ok()
     }
@@ -90,6 +110,10 @@ impl Setting for usize {
         u64::expects()
     }
 
+    fn schema() -> Json {
+        u64::schema()
+    }
+
     fn read(value: &Value) -> Option<Self> {
         u64::read(value)?.try_into().ok()
     }
@@ -102,6 +126,10 @@ impl Setting for usize {
 impl Setting for f64 {
     fn expects() -> String {
         "a number".into()
+    }
+
+    fn schema() -> Json {
+        json!({"type": "number"})
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -124,6 +152,10 @@ impl Setting for String {
         "a text".into()
     }
 
+    fn schema() -> Json {
+        json!({"type": "string"})
+    }
+
     fn read(value: &Value) -> Option<Self> {
         match value {
             Value::Null | Value::List(_) | Value::Section(_) => None,
@@ -142,6 +174,10 @@ impl Setting for PathBuf {
         "a path".into()
     }
 
+    fn schema() -> Json {
+        String::schema()
+    }
+
     fn read(value: &Value) -> Option<Self> {
         String::read(value).map(Into::into)
     }
@@ -154,6 +190,10 @@ impl Setting for PathBuf {
 impl<T: Setting> Setting for Option<T> {
     fn expects() -> String {
         format!("{} or null", T::expects())
+    }
+
+    fn schema() -> Json {
+        json!({"anyOf": [T::schema(), {"type": "null"}]})
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -172,6 +212,10 @@ impl<T: Setting> Setting for Option<T> {
 impl<T: Setting> Setting for Vec<T> {
     fn expects() -> String {
         format!("a list [a, b], each {}", T::expects())
+    }
+
+    fn schema() -> Json {
+        json!({"type": "array", "items": T::schema()})
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -222,6 +266,10 @@ macro_rules! choice {
                 $expects.into()
             }
 
+            fn schema() -> serde_json::Value {
+                serde_json::json!({"enum": [$($text),*]})
+            }
+
             fn read(value: &$crate::config::Value) -> Option<Self> {
                 match <String as $crate::config::setting::Setting>::read(value)?.trim() {
                     $($text => Some(Self::$variant),)*
@@ -252,6 +300,10 @@ pub enum Switch {
 impl Setting for Switch {
     fn expects() -> String {
         "auto, true or false".into()
+    }
+
+    fn schema() -> Json {
+        json!({"enum": ["auto", true, false]})
     }
 
     fn read(value: &Value) -> Option<Self> {

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde_json::{Map, Value as Json, json};
+
 use super::error::{ConfigError, Place};
 use super::section::{Entry, Section};
 use super::value::Value;
@@ -50,6 +52,31 @@ pub(crate) fn entries<T: Table>(table: &T) -> Vec<Entry> {
 /// Every key with its value, for programs.
 pub(crate) fn to_json<T: Table>(table: &T) -> impl Iterator<Item = (String, serde_json::Value)> + use<T> {
     entries(table).into_iter().map(|entry| (entry.key, entry.value.to_json()))
+}
+
+/// What a file may hold, as a JSON schema: editors complete keys, and show what they are for, by it.
+pub(crate) fn schema<T: Table>(title: &str) -> Json {
+    let mut sections = Map::new();
+    for entry in entries(&T::default()) {
+        let Entry { key, value, mut schema, about, .. } = entry;
+        (schema["description"], schema["default"]) = (about.into(), value.to_json());
+        let mut names = key.split('.').collect::<Vec<_>>();
+        let name = names.pop().unwrap_or_default().to_owned();
+        names.into_iter().fold(&mut sections, section_of).insert(name, schema);
+    }
+    let mut schema = section_schema(sections);
+    (schema["$schema"], schema["title"]) = ("http://json-schema.org/draft-07/schema#".into(), title.into());
+    schema
+}
+
+/// The keys of a section, which is made if it is not there.
+fn section_of<'a>(within: &'a mut Map<String, Json>, name: &str) -> &'a mut Map<String, Json> {
+    let section = within.entry(name).or_insert_with(|| section_schema(Map::new()));
+    section["properties"].as_object_mut().expect("a section has keys")
+}
+
+fn section_schema(keys: Map<String, Json>) -> Json {
+    json!({"type": "object", "properties": keys, "additionalProperties": false})
 }
 
 /// As YAML, in a form that [`load`] and Python's yacs read.

@@ -39,6 +39,22 @@ impl Setting for VocabularyKeys {
         "a map of type (word or bpe), dict_path (a file), max_n_words (-1: all) and codes (a file)".into()
     }
 
+    fn schema() -> serde_json::Value {
+        let path = PathBuf::schema();
+        serde_json::json!({
+            "type": "object",
+            "properties": {
+                "type": VocabularyKind::schema(),
+                "dict_path": path,
+                "max_n_words": i64::schema(),
+                "codes": Option::<PathBuf>::schema(),
+                "bpe_codes": Option::<PathBuf>::schema(),
+            },
+            "required": ["dict_path"],
+            "additionalProperties": false,
+        })
+    }
+
     fn read(value: &Value) -> Option<Self> {
         let Value::Section(pairs) = value else { return None };
         let known = ["type", "dict_path", "max_n_words", "codes", "bpe_codes"];
@@ -373,6 +389,11 @@ impl NmtConfig {
     /// Every key with its value, what it takes and what it is for.
     pub fn entries(&self) -> Vec<Entry> {
         table::entries(self)
+    }
+
+    /// What a file may hold, as a JSON schema.
+    pub fn schema() -> serde_json::Value {
+        table::schema::<Self>("A translation: drumline train")
     }
 
     /// With paths that mean the same wherever they are read.

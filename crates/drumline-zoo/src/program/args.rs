@@ -65,6 +65,9 @@ pub(super) enum Command {
         /// What the configuration is for
         #[arg(value_enum, default_value_t = Kind::Images)]
         kind: Kind,
+        /// As a JSON schema, by which editors complete keys
+        #[arg(long)]
+        schema: bool,
     },
     /// Look at what this machine has, and what is missing
     Doctor {

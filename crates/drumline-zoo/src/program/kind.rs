@@ -3,6 +3,10 @@
 use std::path::Path;
 
 use crate::config::file::top_keys;
+use crate::config::{Config, Entry};
+use crate::gpt::GptConfig;
+use crate::nmt::NmtConfig;
+use crate::text::TextConfig;
 
 /// What is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -15,6 +19,28 @@ pub(super) enum Kind {
     Text,
     /// A GPT, which continues text.
     Gpt,
+}
+
+impl Kind {
+    /// Every key with its default.
+    pub(super) fn entries(self) -> Vec<Entry> {
+        match self {
+            Self::Images => Config::default().entries(),
+            Self::Translation => NmtConfig::default().entries(),
+            Self::Text => TextConfig::default().entries(),
+            Self::Gpt => GptConfig::default().entries(),
+        }
+    }
+
+    /// What a file of this kind may hold.
+    pub(super) fn schema(self) -> serde_json::Value {
+        match self {
+            Self::Images => Config::schema(),
+            Self::Translation => NmtConfig::schema(),
+            Self::Text => TextConfig::schema(),
+            Self::Gpt => GptConfig::schema(),
+        }
+    }
 }
 
 /// Sections that only one kind has.
@@ -37,10 +63,9 @@ pub(super) fn kind_of(file: &Path) -> Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use crate::gpt::GptConfig;
-    use crate::nmt::NmtConfig;
-    use crate::text::TextConfig;
+    use clap::ValueEnum;
+    use serde_json::Value as Json;
+    use std::path::PathBuf;
 
     #[test]
     fn the_keys_at_the_top_tell_the_kind() {
@@ -86,5 +111,52 @@ mod tests {
         }
         let count = |kind| kinds.iter().filter(|found| **found == kind).count();
         assert!(count(Kind::Images) >= 3 && count(Kind::Text) >= 2 && count(Kind::Gpt) >= 2, "{kinds:?}");
+    }
+
+    fn config_folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config")
+    }
+
+    fn name(kind: Kind) -> String {
+        kind.to_possible_value().unwrap().get_name().to_owned()
+    }
+
+    /// An error says where a file does not fit a schema.
+    fn fits(schema: &Json, file: &Json) -> Result<(), String> {
+        const PLACE: &str = "file:///schema.json";
+        let (mut schemas, mut compiler) = (boon::Schemas::new(), boon::Compiler::new());
+        compiler.add_resource(PLACE, schema.clone()).unwrap();
+        let schema = compiler.compile(PLACE, &mut schemas).unwrap();
+        schemas.validate(file, schema).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_schemas_of_the_repository_are_up_to_date() {
+        for kind in Kind::value_variants() {
+            let path = config_folder().join(format!("schema/{}.json", name(*kind)));
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            let is_same = serde_json::from_str::<Json>(&text).is_ok_and(|schema| schema == kind.schema());
+            let advice = format!("try drumline keys {} --schema > {}", name(*kind), path.display());
+            assert!(is_same, "{advice}");
+        }
+    }
+
+    #[test]
+    fn every_file_of_the_repository_names_its_schema_and_fits_it() {
+        for entry in std::fs::read_dir(config_folder()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|ending| ending != "yaml") {
+                continue;
+            }
+            let (text, kind) = (std::fs::read_to_string(&path).unwrap(), kind_of(&path));
+            let line = format!("# yaml-language-server: $schema=schema/{}.json", name(kind));
+            assert_eq!(text.lines().next(), Some(&*line), "{}", path.display());
+            let fits = |text: &str| fits(&kind.schema(), &serde_saphyr::from_str(text).unwrap());
+            fits(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            // Controls: a key that does not exist, and a value of another type.
+            for wrong in ["NO_SUCH_KEY: 1\n", "FP16: {HYSTERESIS: many}\n", "FP16: {NO_SUCH_KEY: 1}\n"] {
+                assert!(fits(&format!("{text}\n{wrong}")).is_err(), "{}: {wrong}", path.display());
+            }
+        }
     }
 }

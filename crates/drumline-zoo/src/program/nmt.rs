@@ -5,7 +5,7 @@ mod trainer;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::ensure_alike;
 use drumline::trainer::{End, LoadBestModel, TrainOutcome, was_evaluated};
@@ -292,20 +292,39 @@ fn first_model(checked: &Checked, store: &VarStore) -> anyhow::Result<Transforme
     Ok(net)
 }
 
-/// The weights that a path names: a file, a checkpoint, or a folder of checkpoints, of which the best is meant, or the last where the run has evaluated
-/// none.
+/// The weights that a path names: a file, a checkpoint, a folder of checkpoints, of which the best is meant (or the last where the run
+/// has evaluated none), or the run's folder, which is one above.
 pub(super) fn weights_file(path: &Path) -> anyhow::Result<PathBuf> {
-    let places = [path.to_owned(), path.join("model.safetensors")];
-    if let Some(file) = places.into_iter().find(|place| place.is_file()) {
+    if let Some(file) = weights_in(path)? {
         return Ok(file);
     }
-    let of_run = Checkpoints::new(path).read_only().model_file()?;
-    of_run.with_context(|| {
-        format!(
-            "no weights in {}; try a .safetensors file, a checkpoint, or the folder of a training's checkpoints",
+    let mut below = Vec::new();
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    for folder in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
+        below.extend(weights_in(&folder)?);
+    }
+    below.sort();
+    match below.as_slice() {
+        [file] => Ok(file.clone()),
+        [] => bail!(
+            "no weights in {} or one level down; try a .safetensors file, a checkpoint, or the folder of a training's checkpoints",
             path.display()
-        )
-    })
+        ),
+        [first, second, ..] => bail!(
+            "several weights below {}, such as {} and {}; try the path of one",
+            path.display(),
+            first.display(),
+            second.display()
+        ),
+    }
+}
+
+fn weights_in(path: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let places = [path.to_owned(), path.join("model.safetensors")];
+    match places.into_iter().find(|place| place.is_file()) {
+        Some(file) => Ok(Some(file)),
+        None => Ok(Checkpoints::new(path).read_only().model_file()?),
+    }
 }
 
 fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
@@ -325,5 +344,31 @@ fn last_words(config: &NmtConfig, outcome: &TrainOutcome) -> String {
             )
         }
         End::Finished => format!("[done] == {name}: {step} steps{best}; checkpoints are in {folder} =="),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_found_one_level_down_if_there_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("nmt");
+        let model = |path: &str| run.join(path).join("model.safetensors");
+        let make = |path: &str| {
+            std::fs::create_dir_all(run.join(path)).unwrap();
+            std::fs::write(model(path), "").unwrap();
+        };
+        std::fs::create_dir_all(run.join("log")).unwrap();
+        let said = weights_file(&run).unwrap_err().to_string();
+        assert!(said.contains("or one level down; try"), "{said}");
+        make("step-3");
+        assert_eq!(weights_file(&run).unwrap(), model("step-3"));
+        assert_eq!(weights_file(&run.join("step-3")).unwrap(), model("step-3"), "control: named itself");
+        assert!(weights_file(folder.path()).is_err(), "not two levels down");
+        make("step-4");
+        let said = weights_file(&run).unwrap_err().to_string();
+        assert!(said.contains("several weights") && said.contains("try the path of one"), "{said}");
     }
 }

@@ -38,7 +38,7 @@ enum BatchingKey {
 /// Translate a text file with all ranks, which take batches as they come to them
 #[derive(Debug, Args)]
 pub(super) struct TranslateArgs {
-    /// Weights: a folder of checkpoints (its best is taken), a checkpoint, or a .safetensors file; several are an ensemble
+    /// Weights: a folder of checkpoints (its best is taken) or the run's folder above it, a checkpoint, or a .safetensors file; several are an ensemble
     #[arg(long, alias = "model_path", alias = "model-path", value_name = "PATH", required = true, num_args = 1.., value_delimiter = ',')]
     model: Vec<PathBuf>,
     /// Text to translate, a sentence a line
@@ -128,8 +128,8 @@ struct Checked {
 /// An error if the command line is wrong, or files that it names are not there.
 pub(super) fn check(args: &TranslateArgs) -> anyhow::Result<()> {
     check_numbers(args)?;
-    args.model.iter().try_for_each(|path| weights_file(path).map(drop))?;
-    config(args)?;
+    let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<Vec<_>, _>>()?;
+    config(args, &weights[0])?;
     std::fs::File::open(&args.source)
         .with_context(|| format!("cannot read {}", args.source.display()))
         .map(drop)
@@ -150,8 +150,8 @@ fn check_numbers(args: &TranslateArgs) -> anyhow::Result<()> {
 impl Checked {
     fn new(args: &TranslateArgs) -> anyhow::Result<Self> {
         check_numbers(args)?;
-        let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<_, _>>()?;
-        let config = config(args)?;
+        let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<Vec<_>, _>>()?;
+        let config = config(args, &weights[0])?;
         let device = args.device(&config);
         check_device(device)?;
         let codecs = Codecs::read(&config)?;
@@ -185,7 +185,7 @@ impl Checked {
 }
 
 /// The configuration that was given, or that a training has left beside its checkpoints, with its words.
-fn config(args: &TranslateArgs) -> anyhow::Result<NmtConfig> {
+fn config(args: &TranslateArgs, weights: &Path) -> anyhow::Result<NmtConfig> {
     let load = |file: &Path| -> anyhow::Result<NmtConfig> {
         let is_other = file.is_file() && kind_of(file) != Kind::Translation;
         ensure!(
@@ -198,14 +198,14 @@ fn config(args: &TranslateArgs) -> anyhow::Result<NmtConfig> {
     if let Some(given) = &args.config {
         return load(given);
     }
-    let model = &args.model[0];
-    let beside =
-        model.ancestors().take(3).find(|folder| folder.join(CONFIG).is_file()).with_context(|| {
-            format!(
-                "no {CONFIG} in {} or above it; try --config FILE, the training's configuration",
-                model.display()
-            )
-        })?;
+    // The file, its checkpoint, their folder, the run's, and the one above.
+    let mut folders = weights.ancestors().take(5);
+    let beside = folders.find(|folder| folder.join(CONFIG).is_file()).with_context(|| {
+        format!(
+            "no {CONFIG} beside {} or above it; try --config FILE, the training's configuration",
+            weights.display()
+        )
+    })?;
     Ok(load(&beside.join(CONFIG))?.found_in(beside))
 }
 

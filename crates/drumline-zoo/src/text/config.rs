@@ -233,6 +233,11 @@ impl TextConfig {
         table::to_yaml(self)
     }
 
+    /// What a file may hold, as a JSON schema.
+    pub fn schema() -> serde_json::Value {
+        table::schema::<Self>("A net that classifies or tags text: drumline train")
+    }
+
     /// Every key with its value, what it takes and what it is for.
     pub fn entries(&self) -> Vec<Entry> {
         table::entries(self)

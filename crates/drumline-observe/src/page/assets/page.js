@@ -3,7 +3,10 @@
 import { element, setClass, setText } from "/words.js";
 import { Cards, apply } from "/runs.js";
 import { Chart } from "/chart.js";
+import { Configuration } from "/config.js";
+import { Detail } from "/detail.js";
 import { Ranks } from "/ranks.js";
+import { View } from "/view.js";
 
 const PERIOD = 1000;
 /** A disk of a network may be slow. */
@@ -13,7 +16,10 @@ const MOST_LINES = 500;
 const byId = (id) => document.getElementById(id);
 const runs = new Map();
 const charts = new Map();
+const view = new View({ onZoom: zoomed, onPoint: pointed });
+const detail = new Detail(view, showCharts);
 const ranks = new Ranks(byId("ranks"));
+const configuration = new Configuration(byId("config"));
 const cards = new Cards(byId("runs"), { onSelect: select, onShow: showCharts });
 let version = 0;
 let selected = null;
@@ -60,7 +66,10 @@ function show(answer) {
     selected = ([...runs.values()].find((run) => run.state === "running") ?? runs.values().next().value).id;
   }
   cards.show(runs, selected);
-  if ([...runs.values()].some((run) => run.changed)) showCharts();
+  if ([...runs.values()].some((run) => run.changed)) {
+    detail.refresh(shownRuns());
+    showCharts();
+  }
   showSelected();
   const running = [...runs.values()].filter((run) => run.state === "running").length;
   document.title = running > 0 ? `${running} running – Drumline` : "Drumline";
@@ -82,6 +91,7 @@ function select(id) {
 function showSelected() {
   const run = runs.get(selected);
   ranks.show(run, runs.size === 1);
+  configuration.show([...runs.values()], selected);
   showLog(run);
 }
 
@@ -91,13 +101,19 @@ function order(name) {
   return `${place < 0 ? 1 : place} ${name}`;
 }
 
+function shownRuns() {
+  return [...runs.values()].filter((run) => run.shown);
+}
+
 function showCharts() {
-  const shown = [...runs.values()].filter((run) => run.shown);
+  const shown = shownRuns();
   const names = new Set([...runs.values()].flatMap((run) => [...run.curves.values()].map((curve) => curve.name)));
   const smoothing = Number(byId("smoothing").value);
+  setText(byId("smoothing-value"), smoothing.toFixed(2));
   const sorted = [...names].sort((a, b) => (order(a) < order(b) ? -1 : 1));
+  showAxis(shown);
   for (const name of sorted) {
-    if (!charts.has(name)) charts.set(name, new Chart(name));
+    if (!charts.has(name)) charts.set(name, new Chart(name, view));
     const series = shown.flatMap((run) => seriesOf(run, name));
     charts.get(name).show(series, smoothing);
   }
@@ -107,10 +123,36 @@ function showCharts() {
   for (const name of [...charts.keys()].filter((name) => !names.has(name))) charts.delete(name);
 }
 
+/** The same x-axis for all charts; by time only where runs say when their steps ended. */
+function showAxis(shown) {
+  const lists = shown.flatMap((run) => [...run.curves.values()].map((curve) => curve.points));
+  const hasTimes = lists.some((points) => points.length > 0 && points[points.length - 1][4] !== null);
+  byId("by-time").disabled = !hasTimes;
+  if (!hasTimes && lists.length > 0 && view.isTime) view.setAxis("step");
+  view.fit(lists);
+  byId("by-step").setAttribute("aria-pressed", String(!view.isTime));
+  byId("by-time").setAttribute("aria-pressed", String(view.isTime));
+  byId("unzoom").hidden = view.range === null;
+}
+
+function zoomed() {
+  detail.fetch(shownRuns());
+  showCharts();
+}
+
+function pointed() {
+  for (const chart of charts.values()) {
+    chart.drawLegend();
+    chart.drawCursor();
+  }
+}
+
 function seriesOf(run, name) {
-  const curves = [...run.curves.values()].filter((curve) => curve.name === name);
-  curves.sort((a, b) => (a.phase < b.phase ? 1 : -1));
-  return curves.map(({ phase, points }) => ({ label: run.name, colour: run.colour, phase, points }));
+  const curves = [...run.curves.entries()].filter(([, curve]) => curve.name === name);
+  curves.sort(([, a], [, b]) => (a.phase < b.phase ? 1 : -1));
+  return curves.map(([key, { phase, points, recent }]) => {
+    return { label: run.name, colour: run.colour, phase, recent, points: detail.points(run, key) ?? points };
+  });
 }
 
 /** Adds what is new, and stays at the end unless somebody reads further up. */
@@ -137,5 +179,9 @@ function level(line) {
 }
 
 byId("smoothing").addEventListener("input", showCharts);
+byId("by-step").addEventListener("click", () => view.setAxis("step"));
+byId("by-time").addEventListener("click", () => view.setAxis("time"));
+byId("unzoom").addEventListener("click", () => view.zoom(null));
+document.addEventListener("keydown", (event) => event.key === "Escape" && view.range && view.zoom(null));
 document.addEventListener("visibilitychange", () => document.hidden || poll());
 follow();

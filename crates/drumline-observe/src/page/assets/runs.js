@@ -1,6 +1,6 @@
 // What is known of the runs, and a card for each: its state, how far it is, and whether its curves are shown.
 
-import { element, setText, setClass, setTitle, count, seconds } from "/words.js";
+import { element, setText, setClass, setTitle, count, seconds, value } from "/words.js";
 
 /** Lines of the log that are kept, as many as the server keeps. */
 const MOST_LINES = 500;
@@ -13,12 +13,14 @@ const STATES = new Map([
 export function apply(known, answer) {
   for (const news of answer.runs) {
     const run = known.get(news.id) ?? { id: news.id, colour: news.id % NUM_COLOURS, curves: new Map(), lines: [], shown: true };
-    const { curves, log, ...facts } = news;
+    const { curves, log, setup, ...facts } = news;
+    if (setup) run.setup = setup;
     Object.assign(run, facts, { changed: news.reset || curves.length > 0, now: answer.now });
     if (news.reset) run.curves.clear();
-    for (const { name, phase, from, points } of curves) {
+    for (const { name, phase, from, points, recent, stride } of curves) {
       const key = `${phase} ${name}`;
       const curve = run.curves.get(key) ?? { name, phase, points: [] };
+      Object.assign(curve, { recent, stride });
       curve.points.length = Math.min(curve.points.length, from);
       for (const point of points) curve.points.push(point);
       run.curves.set(key, curve);
@@ -66,9 +68,17 @@ export class Cards {
     root.addEventListener("click", () => this.onSelect(run.id));
     const state = head.appendChild(element("span"));
     const progress = root.appendChild(element("p", "progress"));
+    const bar = root.appendChild(element("div", "done"));
+    const done = bar.appendChild(element("span"));
+    const times = root.appendChild(element("p", "progress times"));
     const marks = root.appendChild(element("p", "marks"));
     const trouble = root.appendChild(element("p", "trouble"));
-    return { root, shown, name, state, progress, marks, trouble };
+    const csv = head.appendChild(element("a", "toggle", "CSV"));
+    csv.href = `/metrics.csv?run=${run.id}`;
+    csv.download = "";
+    csv.title = "all steps and evaluations, as a table";
+    csv.addEventListener("click", (event) => event.stopPropagation());
+    return { root, shown, name, state, progress, bar, done, times, marks, trouble, csv };
   }
 }
 
@@ -80,7 +90,12 @@ function fill(card, run, { isSelected, isAlone }) {
   setTitle(card.name, run.folder);
   setText(card.state, STATES.get(run.state) ?? run.state);
   setClass(card.state, `pill ${run.state}`);
-  setText(card.progress, progress(run));
+  setParts(card.progress, progress(run));
+  setParts(card.times, times(run));
+  const part = run.total_steps > 0 ? Math.min(run.step / run.total_steps, 1) : null;
+  card.bar.hidden = part === null;
+  card.done.style.setProperty("width", `${((part ?? 0) * 100).toFixed(1)}%`);
+  card.csv.hidden = run.curves.size === 0;
   const marks = summary(run.ranks);
   if (card.marks.textContent !== marks.map(([, text]) => text).join("")) {
     card.marks.replaceChildren(...marks.map(([kind, text]) => element("span", `pill ${kind}`, text)));
@@ -90,15 +105,45 @@ function fill(card, run, { isSelected, isAlone }) {
   card.trouble.hidden = !trouble;
 }
 
-function progress({ state, step, epoch, world_size: worldSize, num_nodes: numNodes, device, began, ended, now, folder }) {
-  if (state === "waiting") return folder;
-  const parts = [`epoch ${count(epoch)}`, `step ${count(step)}`];
+/** Texts side by side, each whole. */
+function setParts(node, parts) {
+  while (node.children.length > parts.length) node.lastChild.remove();
+  parts.forEach((part, index) => setText(node.children[index] ?? node.appendChild(element("span")), part));
+}
+
+/** Epoch and step as the log counts them, and who works. */
+function progress(run) {
+  if (run.state === "waiting") return [`waiting for ${run.folder}`];
+  const { step, epoch, epochs, world_size: worldSize, num_nodes: numNodes, device } = run;
+  const parts = [`epoch ${of(epoch + 1, epochs)}`];
+  const total = run.total_steps === null ? "" : ` of ${count(run.total_steps)}`;
+  if (run.step_in_epoch !== null) {
+    parts.push(`step ${of(run.step_in_epoch, run.steps_per_epoch)}`, `${count(step)}${total} in all`);
+  } else {
+    parts.push(`step ${count(step)}${total}`);
+  }
   if (worldSize) parts.push(worldSize === 1 ? "1 rank" : `${count(worldSize)} ranks`);
   if (numNodes > 1) parts.push(`${count(numNodes)} nodes`);
   if (device) parts.push(device);
-  const until = ended ?? (state === "running" ? now : null);
-  if (began > 0 && until > began) parts.push(seconds(until - began));
-  return parts.join("  ·  ");
+  return parts;
+}
+
+function of(number, total) {
+  return total !== null && number <= total ? `${count(number)}/${count(total)}` : count(number);
+}
+
+/** How long it has worked and will, how fast it is, and how good it was at best. */
+function times(run) {
+  const { elapsed_s: elapsed, left_s: left, state, best } = run;
+  const parts = [];
+  if (elapsed !== null) parts.push(`${state === "running" ? "running for" : "ran for"} ${seconds(elapsed)}`);
+  if (left !== null && elapsed !== null && state === "running") {
+    parts.push(`ETA ${seconds(left)}, ${seconds(elapsed + left)} in all`);
+  }
+  const speed = run.curves.get("step samples_per_s")?.recent;
+  if (Number.isFinite(speed)) parts.push(`${count(speed)} samples/s`);
+  if (best) parts.push(`best ${best.name} ${value(best.value)} (epoch ${count(best.epoch)})`);
+  return parts;
 }
 
 /** What is out of the ordinary, as `[kind, text]`. */

@@ -24,6 +24,31 @@ export function logTicks(low, high) {
   return powers;
 }
 
+/** Lengths of time that people count in, in seconds. */
+const SPANS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+
+/** Even times between two, about `wanted` of them, and how each is written. */
+export function timeTicks(low, high, wanted) {
+  const span = high - low;
+  if (!(span > 0)) return [];
+  const step = SPANS.find((size) => size >= span / wanted) ?? Math.ceil(span / wanted / 604800) * 604800;
+  if (span / wanted < SPANS[0]) return ticks(low, high, wanted).map((at) => [at, `${at} s`]);
+  const [first, last] = [Math.ceil(low / step), Math.floor(high / step)];
+  const times = Array.from({ length: last - first + 1 }, (_, at) => (first + at) * step);
+  return times.map((at) => [at, clock(at, step, high)]);
+}
+
+function clock(time, step, high) {
+  const two = (number) => String(number).padStart(2, "0");
+  const [minutes, hours] = [Math.floor(time / 60), Math.floor(time / 3600)];
+  if (high < 120) return `${time} s`;
+  if (step < 60) return `${hours > 0 ? `${hours}:${two(minutes % 60)}` : minutes}:${two(time % 60)}`;
+  if (high < 7200) return `${minutes} min`;
+  if (step < 3600) return `${hours}:${two(minutes % 60)} h`;
+  if (high < 172800) return `${hours} h`;
+  return hours % 24 === 0 ? `${hours / 24} d` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
 /** The place of a value: `low` at `from`, `high` at `to`. */
 export function scale({ low, high, from, to, log = false }) {
   const bend = log ? (value) => Math.log10(Math.max(value, low)) : (value) => value;
@@ -33,25 +58,28 @@ export function scale({ low, high, from, to, log = false }) {
   return place;
 }
 
-/** Exponential mean, right from its first value on; gaps stay gaps. */
+/** Exponential mean, right from its first value on, in which a small batch counts by its samples; gaps stay gaps. */
 export function smooth(points, weight) {
+  const usual = points.reduce((most, point) => Math.max(most, point[5]), 1);
   let [sum, share] = [0, 0];
-  return points.map(([step, mean]) => {
-    if (mean === null) return [step, null];
-    sum = sum * weight + mean * (1 - weight);
-    share = share * weight + (1 - weight);
-    return [step, sum / share];
+  return points.map((point) => {
+    const [step, mean, least, greatest, time, samples] = point;
+    if (mean === null) return point;
+    const own = (1 - weight) * (samples / usual);
+    sum = sum * weight + mean * own;
+    share = share * weight + own;
+    return [step, sum / share, least, greatest, time, samples];
   });
 }
 
-/** The index of the point that is nearest to a step. */
-export function nearest(points, step) {
+/** The index of the point that is nearest to a place, which grows along the points. */
+export function nearest(points, place, of) {
   let [low, high] = [0, points.length - 1];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (points[middle][0] < step) low = middle + 1;
+    if (of(points[middle]) < place) low = middle + 1;
     else high = middle;
   }
-  if (low > 0 && step - points[low - 1][0] < points[low][0] - step) return low - 1;
+  if (low > 0 && place - of(points[low - 1]) < of(points[low]) - place) return low - 1;
   return low;
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use drumline_observe::events::{
-    Begin, EndEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics, seconds_now,
+    Begin, EndEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics, milliseconds_now, seconds_now,
 };
 
 use super::{Moment, Started, Tracker, TrackerResult};
@@ -12,8 +12,8 @@ use super::{Moment, Started, Tracker, TrackerResult};
 /// `metrics.jsonl` in a folder: a line for the run, each step and the end. `drumline plot` and `drumline watch` read it. A run that goes on from a
 /// checkpoint goes on in the same file; a new one keeps that of the one before as `metrics.1.jsonl`, ….
 ///
-/// `loss`, `lr`, `samples`, `samples_per_s` and `epoch` are those of the line; all other names are metrics. A metric called `kind` or `step`, as the line's own
-/// words are, gets a `_` behind its name.
+/// `loss`, `lr`, `samples`, `samples_per_s` and `epoch` are those of the line; all other names are metrics. A metric called `kind`, `step` or `time`, as the line's
+/// own words are, gets a `_` behind its name.
 #[derive(Debug)]
 pub struct JsonLines {
     folder: PathBuf,
@@ -70,9 +70,10 @@ fn step_event(at: Moment, mut values: BTreeMap<String, f64>) -> StepEvent {
         lr: taken("lr").unwrap_or(f64::NAN),
         samples: taken("samples").map_or(0, |samples| samples as u64),
         samples_per_s: taken("samples_per_s").unwrap_or(f64::NAN),
+        time: milliseconds_now(),
         ..StepEvent::default()
     };
-    let own_word = |name: String| if matches!(&*name, "kind" | "step") { name + "_" } else { name };
+    let own_word = |name: String| if matches!(&*name, "kind" | "step" | "time") { name + "_" } else { name };
     let others = values.into_iter().map(|(name, value)| (own_word(name), value));
     StepEvent { metrics: metrics(others), ..event }
 }
@@ -83,12 +84,13 @@ mod tests {
 
     #[test]
     fn any_name_can_be_logged_and_is_read_back() {
-        let names = ["loss", "lr", "epoch", "kind", "step", "samples", "samples_per_s", "acc1"];
+        let names = ["loss", "lr", "epoch", "kind", "step", "samples", "samples_per_s", "acc1", "time"];
         let values = names.iter().zip(1..).map(|(name, value)| (name.to_string(), f64::from(value)));
         let event = Event::Step(step_event(Moment { step: 7, epoch: 9 }, values.collect()));
         let line = serde_json::to_string(&event).unwrap();
         let Event::Step(step) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
         assert_eq!((step.step, step.epoch, step.loss, step.lr), (7, 3, 1.0, 2.0));
-        assert_eq!(step.metrics, metrics([("acc1", 8.0), ("kind_", 4.0), ("step_", 5.0)]));
+        assert_eq!(step.metrics, metrics([("acc1", 8.0), ("kind_", 4.0), ("step_", 5.0), ("time_", 9.0)]));
+        assert!(step.time.is_some_and(|time| time > 1e9), "{line}");
     }
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use drumline_observe::events::{
-    Begin, EndEvent, EvalEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics, seconds_now,
+    Begin, EndEvent, EpochEvent, EvalEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics,
+    milliseconds_now, seconds_now,
 };
 
 use crate::device::name_of;
@@ -11,7 +12,7 @@ use crate::trainer::callback::{CallbackResult, MasterCallback};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Evaluation, TrainState};
 
-/// Writes `metrics.jsonl` in a folder: a line for the run, each step, each evaluation and the end. `drumline plot` and `drumline watch` read it.
+/// Writes `metrics.jsonl` in a folder: a line for the run, each epoch, each step, each evaluation and the end. `drumline plot` and `drumline watch` read it.
 #[derive(Debug)]
 pub struct EventFile {
     folder: PathBuf,
@@ -47,6 +48,17 @@ fn run_event(state: &TrainState) -> RunEvent {
     }
 }
 
+fn epoch_event(state: &TrainState) -> EpochEvent {
+    EpochEvent {
+        step: state.step(),
+        epoch: state.epoch(),
+        epochs: state.n_epochs(),
+        step_in_epoch: state.step_in_epoch(),
+        steps_per_epoch: state.steps_per_epoch(),
+        total_steps: state.total_steps(),
+    }
+}
+
 fn step_event(state: &TrainState) -> StepEvent {
     StepEvent {
         step: state.step(),
@@ -55,6 +67,7 @@ fn step_event(state: &TrainState) -> StepEvent {
         lr: state.lr(),
         samples: state.samples(),
         samples_per_s: state.samples_per_s(),
+        time: milliseconds_now(),
         metrics: metrics(state.train_metrics().iter().cloned()),
     }
 }
@@ -70,15 +83,21 @@ impl MasterCallback for EventFile {
         self.write(&Event::Run(run_event(state)))
     }
 
+    fn on_epoch_begin(&mut self, state: &TrainState) -> CallbackResult {
+        self.write(&Event::Epoch(epoch_event(state)))
+    }
+
     fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
         self.told = Some(state.loss());
         self.write(&Event::Step(step_event(state)))
     }
 
     fn on_valid_end(&mut self, _: &TrainState, evaluation: &Evaluation) -> CallbackResult {
-        let Evaluation { epoch, step, samples, .. } = *evaluation;
+        let Evaluation { epoch, step, samples, is_better: is_best, .. } = *evaluation;
+        let metric_key = Some(evaluation.metric_key.clone());
         let metrics = metrics(evaluation.metrics.iter().cloned());
-        self.write(&Event::Eval(EvalEvent { epoch, step, samples, metrics }))
+        let time = milliseconds_now();
+        self.write(&Event::Eval(EvalEvent { epoch, step, samples, time, metric_key, is_best, metrics }))
     }
 
     fn on_train_end(&mut self, state: &TrainState) -> CallbackResult {

@@ -45,7 +45,8 @@ impl Callback for RankFiles {
 
     fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
         self.status.step(state.step(), state.epoch());
-        self.status.samples_per_s(state.samples_per_s() / state.world_size() as f64);
+        let own = |of_all: f64| of_all / state.world_size() as f64;
+        self.status.throughput(own(state.samples() as f64), own(state.samples_per_s()));
         let slow = state.slow_ranks().into_iter().find(|slow| slow.rank == state.rank());
         self.status.slow(slow.map(|slow| slow.times));
         let (now, seen) = (state.times(), std::mem::replace(&mut self.seen, state.times()));

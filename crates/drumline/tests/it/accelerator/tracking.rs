@@ -15,6 +15,7 @@ use super::*;
 fn story(file: &Path) -> String {
     let letter = |event: &Event| match event {
         Event::Run(run) => format!("r{}", run.step),
+        Event::Epoch(epoch) => format!("E{}", epoch.step),
         Event::Step(step) => format!("s{}", step.step),
         Event::Eval(eval) => format!("v{}", eval.step),
         Event::End(end) => format!("e{}", end.step),

@@ -40,11 +40,23 @@ ranks_test!(a_training_leaves_its_story_its_ranks_and_its_curves, 2, {
         let story = events::read(&out.join("metrics.jsonl"))?;
         let kind = |event: &Event| match event {
             Event::Run(_) => 'r',
+            Event::Epoch(_) => 'E',
             Event::Step(_) => 's',
             Event::Eval(_) => 'e',
             Event::End(_) => '.',
         };
-        assert_eq!(story.iter().map(kind).collect::<String>(), "rssssesssse.");
+        assert_eq!(story.iter().map(kind).collect::<String>(), "rEsssseEsssse.");
+        let Some(Event::Epoch(second)) = story.get(7) else { anyhow::bail!("{story:?}") };
+        assert_eq!((second.step, second.epoch, second.epochs), (4, 1, 2));
+        assert_eq!((second.step_in_epoch, second.steps_per_epoch, second.total_steps), (0, 4, 8));
+        let times = story.iter().filter_map(|event| match event {
+            Event::Step(step) => Some(step.time),
+            Event::Eval(eval) => Some(eval.time.filter(|_| eval.metric_key.is_some())),
+            _ => None,
+        });
+        let times = times.collect::<Option<Vec<_>>>().unwrap_or_default();
+        assert!(times.len() == 10 && times.is_sorted(), "{times:?}");
+        assert!(matches!(&story[6], Event::Eval(first) if first.is_best), "the first is the best so far");
         assert!(
             matches!(story.last(), Some(Event::End(end)) if end.reason == Reason::Finished && end.step == 8)
         );
