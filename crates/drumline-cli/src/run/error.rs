@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use drumline_launch::{EndpointError, EnvFileError, HostfileError, NodeRange, SecondsError, SignalsError};
+use drumline_rendezvous::fault::Fault;
 use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +57,8 @@ pub(crate) enum PlanError {
     NoThreads,
     #[error("--debug-rank {rank}: there are {world} ranks, counted from 0; try --debug-rank 0")]
     DebugRank { rank: usize, world: usize },
+    #[error("--fault {fault}: there are ranks 0 to {} only", world - 1)]
+    FaultRank { fault: Fault, world: usize },
     #[error("TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `{value}`: {source}")]
     ShutdownTimeout { value: String, source: SecondsError },
     #[error("cannot read the hostfile {}: {source}; try --hostfile FILE", path.display())]
