@@ -189,6 +189,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
         let has_callbacks = has_callbacks[0] > 0;
         let graphs = graphs_of(&asked.settings, asked.store.device())?;
+        let rehearsal = Rehearsal::from_env(&group)?;
         let state = TrainState::new(Start {
             device: asked.store.device(),
             optimizer: parts.optimizer,
@@ -207,6 +208,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             train_scores: asked.train_scores,
             loaded: asked.loaded,
             tracer: asked.tracer,
+            rehearsal,
             waits,
             has_callbacks,
             is_unsaved: false,
