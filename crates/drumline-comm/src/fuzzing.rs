@@ -1,6 +1,6 @@
 //! Doors for the fuzzer to what stands behind the handshake: headers of frames, names of links, messages.
 
-use crate::tcp::LinkName;
+use crate::tcp::LinkNote;
 use crate::tcp::frame::{DataHeader, HEADER, MailHeader};
 
 pub use crate::group::fuzzing::messages;
@@ -17,9 +17,9 @@ pub fn headers(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as the name of a link.
+/// Any bytes as what is said of a link when it is made.
 pub fn link_name(bytes: &[u8]) {
-    if let Some(name) = LinkName::decode(bytes) {
-        assert_eq!(name.encode(), bytes);
+    if let Some(note) = LinkNote::decode(bytes) {
+        assert_eq!(note.encode(), bytes);
     }
 }

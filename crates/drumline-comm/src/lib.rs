@@ -49,3 +49,4 @@ pub use local_group::LocalGroup;
 pub use process::{GroupOptions, Transport};
 pub use reduce::ReduceOp;
 pub use shm::{HeapBuffer, copy_past_caches};
+pub use tcp::LinkSecurity;

@@ -12,7 +12,7 @@ use crate::cores::Cores;
 use crate::error::CommError;
 use crate::monitor::Monitor;
 use crate::shm::Pace;
-use crate::tcp::Hub;
+use crate::tcp::{Hub, LinkRules, LinkSecurity};
 
 /// How often a wait for the store looks up to see who is gone.
 const LOOK: Duration = Duration::from_millis(100);
@@ -60,34 +60,51 @@ pub struct GroupOptions {
     pub transport: Transport,
     /// How long a call waits for a rank that makes no progress.
     pub timeout: Duration,
+    /// How long a host that has gone silent is waited for before the links to it count as broken for good.
+    pub host_timeout: Duration,
+    /// How links protect what they carry, must be the same on all ranks; `None`: see [`LinkSecurity`].
+    pub link_security: Option<LinkSecurity>,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { transport: Transport::Auto, timeout: Duration::from_secs(300) }
+        Self {
+            transport: Transport::Auto,
+            timeout: Duration::from_secs(300),
+            host_timeout: worker_env::DEFAULT_HOST_TIMEOUT,
+            link_security: None,
+        }
     }
 }
 
 impl GroupOptions {
-    /// What `DRUMLINE_TRANSPORT` and `DRUMLINE_TIMEOUT` say, the default where they are not set.
+    /// What `DRUMLINE_TRANSPORT`, `DRUMLINE_TIMEOUT`, `DRUMLINE_HOST_TIMEOUT` and `DRUMLINE_LINK_SECURITY` say, the default
+    /// where they are not set.
     pub fn from_env() -> Result<Self, CommError> {
         let mut options = Self::default();
-        if let Ok(text) = std::env::var(worker_env::DRUMLINE_TRANSPORT) {
-            options.transport = text.parse().map_err(|error| {
-                CommError::invalid(format!("{}: {error}", worker_env::DRUMLINE_TRANSPORT))
-            })?;
+        if let Some(transport) = from_env(worker_env::DRUMLINE_TRANSPORT, str::parse)? {
+            options.transport = transport;
         }
-        if let Ok(text) = std::env::var(worker_env::DRUMLINE_TIMEOUT) {
-            let timeout = worker_env::parse_duration(&text).filter(|timeout| !timeout.is_zero());
-            options.timeout = timeout.ok_or_else(|| {
-                CommError::invalid(format!(
-                    "{}: `{text}` is no duration; try 300s, 500ms or 5m",
-                    worker_env::DRUMLINE_TIMEOUT
-                ))
-            })?;
+        if let Some(timeout) = from_env(worker_env::DRUMLINE_TIMEOUT, positive_duration)? {
+            options.timeout = timeout;
         }
+        if let Some(timeout) = from_env(worker_env::DRUMLINE_HOST_TIMEOUT, positive_duration)? {
+            options.host_timeout = timeout;
+        }
+        options.link_security = from_env(worker_env::DRUMLINE_LINK_SECURITY, str::parse)?;
         Ok(options)
     }
+}
+
+/// The value of a variable, if it is set.
+fn from_env<T>(name: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, CommError> {
+    let Ok(text) = std::env::var(name) else { return Ok(None) };
+    parse(&text).map(Some).map_err(|error| CommError::invalid(format!("{name}: {error}")))
+}
+
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = worker_env::parse_duration(text).filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| format!("`{text}` is no duration; try 300s, 500ms or 5m"))
 }
 
 /// What a rank tells the others of itself.
@@ -97,6 +114,8 @@ pub(crate) struct Who {
     pub(crate) pid: u32,
     /// Equal for ranks that can share memory.
     node: String,
+    /// Equal for ranks whose data does not leave the machine on its way between them.
+    network: String,
     /// The cores it may run on.
     cores: Cores,
     transport: Transport,
@@ -114,6 +133,7 @@ impl Who {
         let (host, pid, hosts_store) = (member.host.clone(), std::process::id(), member.hosts_store());
         Self {
             cores: Cores::of_this_thread(),
+            network: format!("{boot}/{}", network.display()),
             node: format!("{host}/{boot}/{}/{user}", network.display()),
             host,
             pid,
@@ -184,6 +204,21 @@ impl Process {
         if here.len() <= cores.len() { Pace::Roomy } else { Pace::Crowded }
     }
 
+    /// How the data between this rank and another is protected. Both ranks come to the same answer.
+    fn link_security(&self, rank: usize) -> LinkSecurity {
+        let is_here = self.who[rank].network == self.who[self.member.rank].network;
+        let default = if is_here { LinkSecurity::None } else { LinkSecurity::BETWEEN_HOSTS };
+        self.options.link_security.unwrap_or(default)
+    }
+
+    fn link_rules(&self) -> LinkRules {
+        LinkRules {
+            security: (0..self.who.len()).map(|rank| self.link_security(rank)).collect(),
+            meeting: self.member.incarnation,
+            patience: self.options.host_timeout,
+        }
+    }
+
     pub(crate) fn store(&self) -> &dyn Store {
         &self.store
     }
@@ -200,7 +235,7 @@ impl Process {
         let member = &self.member;
         let hello =
             Hello { round: member.round, ..Hello::new(Role::Link).member(member.rank, member.world_size) };
-        let hub = Hub::open(member.listen_ip, member.key.clone(), hello)
+        let hub = Hub::open(member.listen_ip, member.key.clone(), hello, self.link_rules())
             .map_err(|error| format!("cannot listen on {}: {error}", member.listen_ip))?;
         let address = hub.address().to_string();
         tracing::debug!(rank = member.rank, address, "listening for links");

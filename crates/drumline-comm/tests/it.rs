@@ -39,6 +39,8 @@ mod one_core;
 mod p2p_deadlines;
 #[path = "it/p2p_notes.rs"]
 mod p2p_notes;
+#[path = "it/relay.rs"]
+mod relay;
 #[path = "it/strangers.rs"]
 mod strangers;
 #[path = "it/subgroups.rs"]

@@ -3,16 +3,17 @@
 //! A **drive** is one step of a collective. Its sends are queued at the start, each behind a header; then the caller asks
 //! to receive, piece by piece if it likes, and whatever can be sent meanwhile is sent. So both directions of every link
 //! are busy at the same time without a thread for each, and a piece can be reduced while the next one arrives.
+//!
+//! What is sent is the caller's until the step is over, so a link need not copy it in case it must be sent again: only what
+//! may still be under way then, at the step's end, and when a link breaks.
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::frame::{DataHeader, HEADER};
+use super::frame::{DataHeader, GOODBYE, HEADER};
+use super::link::Link;
 use super::mesh::{CLOSED, Mesh, NAP};
 use crate::shm::{Context, Stop};
 
@@ -39,9 +40,9 @@ impl Mesh {
         for (peer, data) in sends {
             drive.mesh.ensure(cx, peer)?;
             let header = drive.header(data.len()).encode();
-            drive.sends.push(Sending { peer, header, data, sent: 0 });
+            drive.sends.push(Sending { peer, header, data, sent: 0, kept: 0 });
         }
-        drive.send_some()?;
+        drive.send_some();
         Ok(drive)
     }
 }
@@ -52,6 +53,8 @@ struct Sending<'d> {
     data: &'d [u8],
     /// Bytes gone out, header included.
     sent: usize,
+    /// Of those, the ones that the link has been told to remember.
+    kept: usize,
 }
 
 /// One step of a collective under way.
@@ -90,7 +93,7 @@ impl Drive<'_, '_> {
         }
         let mut idle = Idle::new();
         loop {
-            let mut moved = self.send_some()?;
+            let mut moved = self.send_some();
             let mut done = true;
             for (piece, state) in pieces.iter_mut().zip(&mut state) {
                 moved |= self.receive_some(piece, state)?;
@@ -116,8 +119,8 @@ impl Drive<'_, '_> {
     /// Sends what is left.
     pub(crate) fn finish(mut self) -> Result<(), Stop> {
         let mut idle = Idle::new();
-        while !self.sends.iter().all(Sending::done) {
-            if self.send_some()? {
+        while !self.sends.iter().all(Sending::done) || self.mesh.links.values().any(Link::has_backlog) {
+            if self.send_some() {
                 idle = Idle::new();
             } else {
                 self.wait(&mut idle, &[])?;
@@ -126,31 +129,30 @@ impl Drive<'_, '_> {
         Ok(())
     }
 
-    fn send_some(&mut self) -> Result<bool, Stop> {
+    fn send_some(&mut self) -> bool {
         let mut moved = false;
+        self.mesh.links.values_mut().filter(|link| link.has_backlog()).for_each(Link::catch_up);
         for send in self.sends.iter_mut().filter(|send| !send.done()) {
-            let stream = &self.mesh.links[&send.peer];
-            moved |= send.push(stream).map_err(|error| link_error(send.peer, &error))?;
+            if let Some(link) = self.mesh.links.get_mut(&send.peer) {
+                moved |= send.push(link);
+            }
         }
-        Ok(moved)
+        moved
     }
 
     fn receive_some(&mut self, piece: &mut Piece<'_>, state: &mut Receiving) -> Result<bool, Stop> {
-        let stream = &self.mesh.links[&piece.peer];
+        let peer = piece.peer;
         let before = state.got;
         while state.got < HEADER + piece.into.len() && state.got < before + BURST {
             let in_header = state.got < HEADER;
-            match state.pull(stream, piece.into) {
-                Ok(0) => return Err(link_error(piece.peer, &ErrorKind::UnexpectedEof.into())),
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(link_error(piece.peer, &error)),
+            let Some(link) = self.mesh.links.get_mut(&peer) else { break };
+            if state.pull(link, piece.into).map_err(|cause| Stop::Link { peer, cause })? == 0 {
+                break;
             }
             if in_header && state.got >= HEADER {
                 // What came with a header of another call may be of another type: it must not stay in the buffer.
                 self.check(piece, &state.header).inspect_err(|_| piece.into.fill(0))?;
-                self.opened.push(piece.peer);
+                self.opened.push(peer);
             }
         }
         Ok(state.got > before)
@@ -159,6 +161,9 @@ impl Drive<'_, '_> {
     /// The header must be the one this rank would send in the peer's place.
     fn check(&self, piece: &Piece<'_>, header: &[u8; HEADER]) -> Result<(), Stop> {
         let peer = piece.peer;
+        if *header == GOODBYE {
+            return Err(Stop::Link { peer, cause: CLOSED.into() });
+        }
         let got =
             DataHeader::decode(header).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
         if got == self.header(piece.total) || cfg!(feature = "unchecked") {
@@ -172,12 +177,10 @@ impl Drive<'_, '_> {
     }
 
     /// A rank that only sends would never read that its receiver, too, only sends: in another call.
-    fn look_for_other_calls(&self) -> Result<(), Stop> {
+    fn look_for_other_calls(&mut self) -> Result<(), Stop> {
         for send in self.sends.iter().filter(|send| !send.done()) {
-            let mut header = [0; HEADER];
-            if !matches!(self.mesh.links[&send.peer].peek(&mut header), Ok(HEADER)) {
-                continue;
-            }
+            let header = self.mesh.links.get_mut(&send.peer).and_then(Link::peek);
+            let Some(header) = header else { continue };
             if let Ok(DataHeader { sequence, fingerprint, .. }) = DataHeader::decode(&header)
                 && sequence == self.cx.sequence
                 && fingerprint != self.cx.fingerprint
@@ -202,12 +205,17 @@ impl Drive<'_, '_> {
         for send in self.sends.iter().filter(|send| !send.done()) {
             *interest.entry(send.peer).or_insert(PollFlags::empty()) |= PollFlags::OUT;
         }
-        let fds: Vec<_> =
-            interest.iter().map(|(peer, flags)| (self.mesh.links[peer].as_fd(), *flags)).collect();
+        let links = interest.iter().map(|(peer, flags)| (self.mesh.links[peer].descriptor(), *flags));
+        let fds: Vec<_> = links.filter_map(|(fd, flags)| Some((fd?, flags))).collect();
         let mut fds: Vec<PollFd<'_>> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
-        if let Ok(0) = rustix::event::poll(&mut fds, Some(&nap)) {
+        let num_links = fds.len();
+        let num_ready = rustix::event::poll(&mut fds, Some(&nap));
+        if matches!(num_ready, Ok(0)) {
             self.look_for_other_calls()?;
+        }
+        if matches!(num_ready, Ok(0)) || num_links < interest.len() {
+            self.look_after_links(&interest.keys().copied().collect::<Vec<_>>())?;
         }
         // A peer that has left in good order may have data under way; its end of the link tells when that is all.
         let absent = interest.keys().find(|&&peer| self.cx.watch.has_left(peer));
@@ -215,7 +223,7 @@ impl Drive<'_, '_> {
             return Err(Stop::Left(peer));
         }
         match self.cx.watch.check(idle.begin, None, &|| false) {
-            Err(Stop::TimedOut) => Err(Stop::Silent(interest.into_keys().collect())),
+            Err(Stop::TimedOut) => Err(self.silence(interest.into_keys().collect())),
             // A rank may die when it has done its part, and what it and the others sent is on its way.
             Err(Stop::GivenUp)
                 if idle.given_up_since.get_or_insert_with(Instant::now).elapsed() < UNDER_WAY =>
@@ -224,6 +232,24 @@ impl Drive<'_, '_> {
             }
             other => other,
         }
+    }
+}
+
+impl Drive<'_, '_> {
+    /// Sees to links that may have broken. What was sent over them must be there to be sent again.
+    fn look_after_links(&mut self, needed: &[usize]) -> Result<(), Stop> {
+        for send in &mut self.sends {
+            if let Some(link) = self.mesh.links.get_mut(&send.peer) {
+                send.keep(link);
+            }
+        }
+        self.mesh.look_after_links(self.cx, needed)
+    }
+
+    /// Why nothing has come from these ranks in time.
+    fn silence(&self, awaited: Vec<usize>) -> Stop {
+        let broken = awaited.iter().find_map(|peer| Some((*peer, self.mesh.links.get(peer)?.break_text()?)));
+        broken.map_or(Stop::Silent(awaited), |(peer, cause)| Stop::Link { peer, cause })
     }
 }
 
@@ -248,15 +274,11 @@ struct Receiving {
 
 impl Receiving {
     /// One read: into what is left of the header and of the piece at once.
-    fn pull(&mut self, mut stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    fn pull(&mut self, link: &mut Link, into: &mut [u8]) -> Result<usize, String> {
         let header = self.got.min(HEADER);
         let data = self.got.saturating_sub(HEADER);
-        let read = if header == HEADER {
-            let end = into.len().min(data + BURST);
-            stream.read(&mut into[data..end])?
-        } else {
-            stream.read_vectored(&mut [IoSliceMut::new(&mut self.header[header..]), IoSliceMut::new(into)])?
-        };
+        let end = into.len().min(data + BURST);
+        let read = link.read(&mut self.header[header..], &mut into[data..end])?;
         self.got += read;
         Ok(read)
     }
@@ -268,28 +290,30 @@ impl Sending<'_> {
     }
 
     /// Writes a burst, or as much as the link takes; says whether that was anything.
-    fn push(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
+    fn push(&mut self, link: &mut Link) -> bool {
         let before = self.sent;
         while !self.done() && self.sent < before + BURST {
             let header = self.sent.min(HEADER);
             let data = self.sent.saturating_sub(HEADER);
             let burst = &self.data[data..self.data.len().min(data + BURST)];
-            let written = stream.write_vectored(&[IoSlice::new(&self.header[header..]), IoSlice::new(burst)]);
-            match written {
-                Ok(written) => self.sent += written,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            match link.write(&self.header[header..], burst) {
+                0 => break,
+                written => self.sent += written,
             }
         }
-        Ok(self.sent > before)
+        link.is_mid_frame = !self.done();
+        if self.done() {
+            self.keep(link);
+        }
+        self.sent > before
     }
-}
 
-fn link_error(peer: usize, error: &io::Error) -> Stop {
-    let cause = match error.kind() {
-        ErrorKind::UnexpectedEof => CLOSED.into(),
-        _ => error.to_string(),
-    };
-    Stop::Link { peer, cause }
+    /// Has the link remember what it has sent and does not remember yet.
+    fn keep(&mut self, link: &mut Link) {
+        let part = |position: usize| (position.min(HEADER), position.saturating_sub(HEADER));
+        let ((header, data), (header_end, data_end)) = (part(self.kept), part(self.sent));
+        link.keep(&self.header[header..header_end]);
+        link.keep(&self.data[data..data_end]);
+        self.kept = self.sent;
+    }
 }

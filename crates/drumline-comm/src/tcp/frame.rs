@@ -3,6 +3,7 @@
 //! ```text
 //!   magic 4 | step 4 | sequence 8 | fingerprint 8 | length 8          collective data, read straight into place
 //!   magic 4 | dtype 1, zero 3 | tag 8 | elements 8 | length 8         a point-to-point message
+//!   magic 4 | text 28                                                 goodbye: the last of a link
 //! ```
 //! Numbers are little-endian. A length is only ever compared with what the receiver expects or with a limit; it never
 //! decides by itself how much memory is taken.
@@ -14,6 +15,9 @@ pub(crate) const HEADER: usize = 32;
 
 const DATA_MAGIC: [u8; 4] = *b"DLd1";
 const MAIL_MAGIC: [u8; 4] = *b"DLm1";
+
+/// In the place of a header: nothing more will come. A connection that ends without it has broken.
+pub(crate) const GOODBYE: [u8; HEADER] = *b"DLx1 nothing more will come here";
 
 /// The most a receiver takes in from one rank of messages that it did not expect.
 pub(crate) const MAX_UNEXPECTED: u64 = 1 << 30;

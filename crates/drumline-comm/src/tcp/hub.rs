@@ -1,66 +1,56 @@
 //! Where links begin: one listener a process, and the links that have come in, waiting to be claimed.
 //!
 //! It listens on one address only, the one this process is known by. Who comes in must first prove the job's key, at a
-//! [`Gate`] that holds strangers in a few hundred bytes each. What came in for a group that is over goes with it.
+//! [`Gate`] that holds strangers in a few hundred bytes each, and say which link it brings: one that is meant for another
+//! rank, or protected in another way than this rank expects, is refused. What came in for a group that is over goes with it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::handshake::Session;
-use drumline_rendezvous::{Cause, Gate, Hello, Host, JobKey, Refusal, Role, StoreError, handshake};
+use drumline_rendezvous::handshake::{HandshakeError, Session};
+use drumline_rendezvous::{
+    Cause, Gate, Hello, Host, JobKey, Refusal, Role, StoreError, handshake, worker_env,
+};
+use rustix::net::sockopt;
 
-/// What a link is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub(crate) enum Channel {
-    /// Collectives, both ways.
-    Data = 1,
-    /// Point-to-point messages, from the one who connected.
-    Mail = 2,
-}
-
-/// Which link: of a group, for a purpose, from one of its ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct LinkName {
-    pub(crate) group: String,
-    pub(crate) channel: Channel,
-    pub(crate) from: usize,
-}
-
-impl LinkName {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut note = vec![self.channel as u8];
-        note.extend_from_slice(&(self.from as u32).to_le_bytes());
-        note.extend_from_slice(self.group.as_bytes());
-        note
-    }
-
-    pub(crate) fn decode(note: &[u8]) -> Option<Self> {
-        let (&channel, rest) = note.split_first()?;
-        let (from, group) = rest.split_first_chunk::<4>()?;
-        let channel = match channel {
-            1 => Channel::Data,
-            2 => Channel::Mail,
-            _ => return None,
-        };
-        let group = std::str::from_utf8(group).ok()?.to_owned();
-        Some(Self { group, channel, from: u32::from_le_bytes(*from) as usize })
-    }
-}
+use super::name::{LinkName, LinkNote};
+use super::security::LinkSecurity;
 
 /// How long one handshake may take.
 const PROOF_TIME: Duration = Duration::from_secs(2);
 
+/// How long one attempt to make a link again may take: short, so that who makes it soon hears of a rank that has died.
+const ATTEMPT: Duration = Duration::from_millis(500);
+
 /// Groups remembered that are over: long enough for links that were on their way when they ended.
 const REMEMBERED: usize = 1024;
+
+/// Bytes that may be under way on a link in each direction, on each side. The kernel may grant less, and counts double.
+const SOCKET_BUFFER: usize = 1 << 20;
+
+/// The most that the kernels of both sides hold of what one side has sent.
+pub(super) const WINDOW: usize = 2 * SOCKET_BUFFER + 2 * SOCKET_BUFFER;
+
+/// What all links of a process have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct LinkRules {
+    /// How links to and from each rank of the job are protected.
+    pub(crate) security: Vec<LinkSecurity>,
+    /// The number of the meeting.
+    pub(crate) meeting: u64,
+    /// How long a silent host is waited for.
+    pub(crate) patience: Duration,
+}
 
 /// The listener and the links that came in.
 #[derive(Debug)]
 pub(crate) struct Hub {
     key: JobKey,
     hello: Hello,
+    rules: LinkRules,
     links: Arc<Links>,
     gate: Gate,
 }
@@ -73,9 +63,29 @@ struct Links {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    arrived: HashMap<LinkName, TcpStream>,
+    arrived: HashMap<LinkName, Arrival>,
+    /// New connections of links that have arrived before, each with the bytes that the other side has received.
+    resumed: HashMap<LinkName, (TcpStream, u64)>,
+    /// Links that have arrived, claimed or not: no other can be resumed.
+    known: HashSet<LinkName>,
     /// Groups that are over, the newest last. Names of groups are not used twice.
     over: VecDeque<String>,
+}
+
+/// A link that came in.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) stream: TcpStream,
+    pub(super) session: Session,
+}
+
+/// Why a link could not be made.
+#[derive(Debug)]
+pub(crate) enum Dialled {
+    /// The other side holds the key and does not want it, ever.
+    Refused(String),
+    /// It may go better next time.
+    Failed(String),
 }
 
 impl Links {
@@ -86,20 +96,36 @@ impl Links {
 
 impl Hub {
     /// Listens on a free port of `ip`. `hello` says who this process is.
-    pub(crate) fn open(ip: IpAddr, key: JobKey, hello: Hello) -> Result<Self, StoreError> {
+    pub(crate) fn open(ip: IpAddr, key: JobKey, hello: Hello, rules: LinkRules) -> Result<Self, StoreError> {
         let links = Arc::new(Links::default());
-        let porter = Porter { round: hello.round, links: links.clone() };
+        let porter = Porter { hello: hello.clone(), rules: rules.clone(), links: links.clone() };
         let gate = Gate::open((ip, 0), &key, porter)?;
-        Ok(Self { key, hello, links, gate })
+        Ok(Self { key, hello, rules, links, gate })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.gate.local_addr()
     }
 
+    /// How long a silent host is waited for.
+    pub(super) fn patience(&self) -> Duration {
+        self.rules.patience
+    }
+
+    /// How this link, of which this process is one end, is protected.
+    pub(super) fn security(&self, name: &LinkName) -> LinkSecurity {
+        let other = if self.hello.rank == Some(name.from as u32) { name.to } else { name.from };
+        self.rules.security[other]
+    }
+
     /// Takes the link if it has come in.
-    pub(crate) fn claim(&self, name: &LinkName) -> Option<TcpStream> {
+    pub(super) fn claim(&self, name: &LinkName) -> Option<Arrival> {
         self.links.waiting().arrived.remove(name)
+    }
+
+    /// Takes the newest new connection of this link, if there is one, and the bytes that the other side has received.
+    pub(super) fn claim_resumed(&self, name: &LinkName) -> Option<(TcpStream, u64)> {
+        self.links.waiting().resumed.remove(name)
     }
 
     /// Waits a little for any link to come in.
@@ -111,68 +137,150 @@ impl Hub {
     pub(crate) fn forget(&self, group: &str) {
         let mut waiting = self.links.waiting();
         waiting.arrived.retain(|name, _| name.group != group);
+        waiting.resumed.retain(|name, _| name.group != group);
+        waiting.known.retain(|name| name.group != group);
         if waiting.over.len() == REMEMBERED {
             waiting.over.pop_front();
         }
         waiting.over.push_back(group.into());
     }
 
-    /// Makes a link to the hub at `address`.
-    pub(crate) fn connect(
+    /// Makes a link to the hub at `address`; or makes it again, with the bytes received so far.
+    pub(super) fn connect(
         &self,
         address: SocketAddr,
         name: &LinkName,
+        resumes: Option<u64>,
         deadline: Instant,
-    ) -> Result<TcpStream, String> {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let mut stream =
-            TcpStream::connect_timeout(&address, left.min(PROOF_TIME)).map_err(|error| error.to_string())?;
-        let hello = Hello { note: name.encode(), ..self.hello.clone() };
-        handshake::connect(&mut stream, &self.key, &hello, deadline.min(Instant::now() + PROOF_TIME))
-            .map_err(|error| error.to_string())?;
-        Ok(stream)
+    ) -> Result<(TcpStream, Session), Dialled> {
+        let failed = |error: io::Error| Dialled::Failed(error.to_string());
+        let longest = if resumes.is_some() { ATTEMPT } else { PROOF_TIME };
+        let left =
+            || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)).min(longest);
+        let mut stream = TcpStream::connect_timeout(&address, left()).map_err(failed)?;
+        let (security, meeting) = (self.security(name), self.rules.meeting);
+        let note = LinkNote { name: name.clone(), security, meeting, resumes };
+        let hello = Hello { note: note.encode(), ..self.hello.clone() };
+        let session = handshake::connect(&mut stream, &self.key, &hello, Instant::now() + left());
+        let session = session.map_err(|error| match error {
+            HandshakeError::Refused(reason) => Dialled::Refused(reason.to_string()),
+            other => Dialled::Failed(other.to_string()),
+        })?;
+        prepare(&stream, self.rules.patience).map_err(failed)?;
+        Ok((stream, session))
     }
+}
+
+/// Small packets at once, no blocking, and an end to links whose other side has not answered for as long as `patience`.
+fn prepare(stream: &TcpStream, patience: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    // Enough to keep both sides busy while one of them reduces; the kernel may grant less.
+    let _ = sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
+    let _ = sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
+    // Half of the time without a word, the other half with five questions.
+    let second = Duration::from_secs(1);
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, (patience / 2).clamp(second, 16_000 * second))?;
+    sockopt::set_tcp_keepintvl(stream, (patience / 10).clamp(second, 16_000 * second))?;
+    sockopt::set_tcp_keepcnt(stream, 5)?;
+    // No time limit for data under way: it would also end the link to a peer that is alive and busy with other things, whose
+    // window is closed. Its death is news of the store, and its silence has the call's deadline.
+    sockopt::set_tcp_user_timeout(stream, 0)?;
+    Ok(())
 }
 
 /// Takes in what has proved the key.
 struct Porter {
-    round: u32,
+    /// Who this process is.
+    hello: Hello,
+    rules: LinkRules,
     links: Arc<Links>,
+}
+
+impl Porter {
+    fn judge(&self, hello: &Hello) -> Result<LinkNote, Refusal> {
+        let other = |message: String| Refusal::new(Cause::Other, message);
+        if hello.role != Role::Link {
+            return Err(other("this is a rank, not the store".into()));
+        }
+        if hello.round != self.hello.round {
+            let message = format!("round {} met round {}", hello.round, self.hello.round);
+            return Err(Refusal::new(Cause::Round, message));
+        }
+        let note =
+            LinkNote::decode(&hello.note).ok_or_else(|| other(format!("the link of {hello} has no name")))?;
+        let LinkName { from, to, .. } = note.name;
+        if hello.rank != Some(from as u32) || self.hello.rank != Some(to as u32) {
+            let message =
+                format!("a link from rank {from} to rank {to}, made by {hello}, came in at {}", self.hello);
+            return Err(Refusal::new(Cause::Rank, message));
+        }
+        if note.meeting != self.rules.meeting {
+            return Err(other(format!("meeting {} met meeting {}", note.meeting, self.rules.meeting)));
+        }
+        let expected = self.rules.security.get(from).copied().unwrap_or(LinkSecurity::None);
+        if note.security != expected {
+            return Err(other(format!(
+                "rank {from} protects its link with `{}`, rank {to} with `{expected}`; try the same {} on all ranks",
+                note.security,
+                worker_env::DRUMLINE_LINK_SECURITY
+            )));
+        }
+        Ok(note)
+    }
 }
 
 impl Host for Porter {
     fn admit(&mut self, hello: &Hello) -> Result<(), Refusal> {
-        if hello.role != Role::Link {
-            return Err(Refusal::new(Cause::Other, "this is a rank, not the store"));
+        let note = self.judge(hello)?;
+        let is_known = self.links.waiting().known.contains(&note.name);
+        if note.resumes.is_some() && !is_known {
+            return Err(Refusal::new(Cause::Ending, format!("{} has let go of the group", self.hello)));
         }
-        if hello.round != self.round {
-            let message = format!("round {} met round {}", hello.round, self.round);
-            return Err(Refusal::new(Cause::Round, message));
-        }
-        match LinkName::decode(&hello.note) {
-            Some(_) => Ok(()),
-            None => Err(Refusal::new(Cause::Other, format!("the link of {hello} has no name"))),
-        }
+        Ok(())
     }
 
-    fn receive(&mut self, hello: Hello, stream: TcpStream, _: Session) {
-        let Some(name) = LinkName::decode(&hello.note) else { return };
+    fn receive(&mut self, hello: Hello, stream: TcpStream, session: Session) {
+        let Ok(LinkNote { name, resumes, .. }) = self.judge(&hello) else { return };
         let mut waiting = self.links.waiting();
-        if !waiting.over.contains(&name.group) {
-            waiting.arrived.insert(name, stream);
-            self.links.news.notify_all();
+        if waiting.over.contains(&name.group) || prepare(&stream, self.rules.patience).is_err() {
+            return;
         }
+        match resumes {
+            Some(received) => drop(waiting.resumed.insert(name, (stream, received))),
+            None => {
+                waiting.known.insert(name.clone());
+                waiting.arrived.insert(name, Arrival { stream, session });
+            }
+        }
+        self.links.news.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::name::Channel;
     use super::*;
     use std::io::{Read, Write};
     use std::net::Ipv4Addr;
 
-    fn hub(key: &JobKey) -> Hub {
-        Hub::open(Ipv4Addr::LOCALHOST.into(), key.clone(), Hello::new(Role::Link).member(0, 2)).unwrap()
+    fn hub_of(rank: usize, key: &JobKey, security: LinkSecurity) -> Hub {
+        let hello = Hello::new(Role::Link).member(rank, 4);
+        let rules = LinkRules { security: vec![security; 4], meeting: 1, patience: Duration::from_secs(5) };
+        Hub::open(Ipv4Addr::LOCALHOST.into(), key.clone(), hello, rules).unwrap()
+    }
+
+    /// The hubs of ranks 3 and 0.
+    fn hubs(key: &JobKey) -> (Hub, Hub) {
+        (hub_of(3, key, LinkSecurity::None), hub_of(0, key, LinkSecurity::None))
+    }
+
+    fn connect(from: &Hub, to: &Hub, name: &LinkName) -> Result<TcpStream, String> {
+        let made = from.connect(to.address(), name, None, soon());
+        let stream = made.map(|(stream, _)| stream).map_err(|error| format!("{error:?}"))?;
+        stream.set_nonblocking(false).map_err(|error| error.to_string())?;
+        Ok(stream)
     }
 
     fn soon() -> Instant {
@@ -180,13 +288,14 @@ mod tests {
     }
 
     fn name() -> LinkName {
-        LinkName { group: "world/1".into(), channel: Channel::Mail, from: 3 }
+        LinkName { group: "world/1".into(), channel: Channel::Mail, from: 3, to: 0 }
     }
 
     fn claim(hub: &Hub, name: &LinkName) -> Option<TcpStream> {
         let deadline = soon();
         while Instant::now() < deadline {
-            if let Some(stream) = hub.claim(name) {
+            if let Some(Arrival { stream, .. }) = hub.claim(name) {
+                stream.set_nonblocking(false).unwrap();
                 return Some(stream);
             }
             hub.wait_for_news(Duration::from_millis(20));
@@ -197,8 +306,8 @@ mod tests {
     #[test]
     fn a_link_arrives_under_its_name() {
         let key = JobKey::random();
-        let (a, b) = (hub(&key), hub(&key));
-        let mut there = a.connect(b.address(), &name(), soon()).unwrap();
+        let (a, b) = hubs(&key);
+        let mut there = connect(&a, &b, &name()).unwrap();
         let mut here = claim(&b, &name()).unwrap();
         there.write_all(b"hello").unwrap();
         let mut got = [0; 5];
@@ -209,18 +318,56 @@ mod tests {
 
     #[test]
     fn another_key_gets_nowhere() {
-        let (a, b) = (hub(&JobKey::random()), hub(&JobKey::random()));
-        assert!(a.connect(b.address(), &name(), soon()).is_err());
+        let ((a, _), (_, b)) = (hubs(&JobKey::random()), hubs(&JobKey::random()));
+        assert!(connect(&a, &b, &name()).is_err());
         assert!(b.claim(&name()).is_none());
     }
 
     #[test]
     fn silent_strangers_do_not_keep_members_out() {
         let key = JobKey::random();
-        let (a, b) = (hub(&key), hub(&key));
+        let (a, b) = hubs(&key);
         let strangers: Vec<_> = (0..500).map(|_| TcpStream::connect(b.address()).unwrap()).collect();
-        assert!(a.connect(b.address(), &name(), soon()).is_ok());
+        assert!(connect(&a, &b, &name()).is_ok());
         drop(strangers);
+    }
+
+    #[test]
+    fn a_link_that_is_led_to_another_rank_is_refused() {
+        let key = JobKey::random();
+        let (three, zero) = hubs(&key);
+        let one = hub_of(1, &key, LinkSecurity::None);
+        let error = connect(&three, &one, &name()).unwrap_err();
+        assert!(error.contains("from rank 3 to rank 0") && error.contains("came in at rank 1"), "{error}");
+        let error = connect(&one, &zero, &name()).unwrap_err();
+        assert!(error.contains("made by rank 1"), "another rank's name: {error}");
+        assert!(connect(&three, &zero, &name()).is_ok(), "control");
+    }
+
+    #[test]
+    fn two_ways_of_protection_do_not_meet() {
+        let key = JobKey::random();
+        let (mac, none) = (hub_of(3, &key, LinkSecurity::Mac), hub_of(0, &key, LinkSecurity::None));
+        let error = connect(&mac, &none, &name()).unwrap_err();
+        assert!(error.contains("Refused") && error.contains("with `mac`, rank 0 with `none`"), "{error}");
+    }
+
+    #[test]
+    fn only_links_that_have_come_in_can_be_resumed() {
+        let key = JobKey::random();
+        let (a, b) = hubs(&key);
+        let resume = |received| a.connect(b.address(), &name(), Some(received), soon());
+        assert!(matches!(resume(7), Err(Dialled::Refused(_))));
+        let _first = connect(&a, &b, &name()).unwrap();
+        while !b.links.waiting().known.contains(&name()) {
+            b.wait_for_news(Duration::from_millis(20));
+        }
+        let (_older, _newer) = (resume(7).unwrap(), resume(8).unwrap());
+        while b.links.waiting().resumed.get(&name()).is_none_or(|(_, received)| *received != 8) {
+            b.wait_for_news(Duration::from_millis(20));
+        }
+        b.forget("world/1");
+        assert!(matches!(resume(9), Err(Dialled::Refused(_))), "its group is over");
     }
 
     /// Whether the other side has closed it.
@@ -232,15 +379,16 @@ mod tests {
     #[test]
     fn a_group_that_is_over_takes_its_links_along_and_no_others() {
         let key = JobKey::random();
-        let (a, b) = (hub(&key), hub(&key));
+        let (a, b) = hubs(&key);
         let other = LinkName { group: "world/2".into(), ..name() };
-        let [gone, kept] = [&name(), &other].map(|name| a.connect(b.address(), name, soon()).unwrap());
+        let [gone, kept] = [&name(), &other].map(|name| connect(&a, &b, name).unwrap());
         // The one that came last has arrived, so both have.
-        let claimed = claim(&b, &other).unwrap();
-        b.links.waiting().arrived.insert(other.clone(), claimed);
+        while !b.links.waiting().known.contains(&other) {
+            b.wait_for_news(Duration::from_millis(20));
+        }
         b.forget("world/1");
         assert!(is_closed(&gone), "it waited for nobody");
-        let late = a.connect(b.address(), &name(), soon()).unwrap();
+        let late = connect(&a, &b, &name()).unwrap();
         assert!(is_closed(&late), "it came too late");
         assert!(b.claim(&name()).is_none());
         (&kept).write_all(b"x").unwrap();
@@ -249,7 +397,7 @@ mod tests {
 
     #[test]
     fn groups_that_are_over_are_not_remembered_for_ever() {
-        let hub = hub(&JobKey::random());
+        let (hub, _) = hubs(&JobKey::random());
         (0..2 * REMEMBERED).for_each(|number| hub.forget(&format!("world/{number}")));
         assert_eq!(hub.links.waiting().over.len(), REMEMBERED);
     }
@@ -257,7 +405,7 @@ mod tests {
     #[test]
     fn dropping_frees_port_and_thread() {
         let key = JobKey::random();
-        let hub = hub(&key);
+        let (hub, _) = hubs(&key);
         let address = hub.address();
         drop(hub);
         assert!(TcpStream::connect(address).is_err());

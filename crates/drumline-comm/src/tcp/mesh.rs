@@ -2,12 +2,12 @@
 //! Not here: moving bytes over them (`drive`).
 
 use std::collections::HashMap;
-use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::hub::{Channel, LinkName};
+use super::hub::Dialled;
+use super::link::Link;
+use super::name::{Channel, LinkName};
 use crate::process::Process;
 use crate::shm::{Context, Stop};
 
@@ -17,9 +17,6 @@ pub(super) const NAP: Duration = Duration::from_millis(20);
 /// How long the link of a rank that has left may take to come in.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// Bytes that may be under way on a link in each direction.
-const SOCKET_BUFFER: usize = 4 << 20;
-
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
 pub(crate) struct Mesh {
@@ -27,7 +24,7 @@ pub(crate) struct Mesh {
     process: Arc<Process>,
     members: Vec<usize>,
     me: usize,
-    pub(super) links: HashMap<usize, TcpStream>,
+    pub(super) links: HashMap<usize, Link>,
     /// Tries before sleeping; none when ranks outnumber cores.
     pub(super) spins: u32,
     /// Room for what is received only to be reduced, kept from call to call: new memory costs a page fault each 4 KiB.
@@ -59,32 +56,34 @@ impl Mesh {
 
     pub(super) fn ensure(&mut self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
         if !self.links.contains_key(&peer) {
-            let stream = self.open(cx, peer)?;
-            prepare(&stream).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
-            self.links.insert(peer, stream);
+            let link = self.open(cx, peer)?;
+            self.links.insert(peer, link);
         }
         Ok(())
     }
 
-    fn open(&self, cx: &Context<'_>, peer: usize) -> Result<TcpStream, Stop> {
+    fn open(&self, cx: &Context<'_>, peer: usize) -> Result<Link, Stop> {
         let begin = Instant::now();
         let link = |cause: String| Stop::Link { peer, cause };
         let hub = self.process.hub().map_err(|error| link(error.to_string()))?;
         let connects = self.me > peer;
-        let from = if connects { self.me } else { peer };
-        let name = LinkName { group: self.group.clone(), channel: Channel::Data, from };
+        let (from, to) = if connects { (self.me, peer) } else { (peer, self.me) };
+        let (group, channel) = (self.group.clone(), Channel::Data);
+        let name = LinkName { group, channel, from: self.members[from], to: self.members[to] };
         let mut last_error = String::new();
         let mut left_since = None;
         loop {
             if connects {
-                let outcome = self.process.hub_address(self.members[peer], begin + cx.watch.timeout);
-                match outcome.and_then(|address| hub.connect(address, &name, begin + cx.watch.timeout)) {
-                    Ok(stream) => return Ok(stream),
-                    Err(error) => last_error = error,
+                let deadline = begin + cx.watch.timeout;
+                let address = self.process.hub_address(self.members[peer], deadline).map_err(Dialled::Failed);
+                match address.and_then(|address| Link::dialled(hub, address, &name, deadline)) {
+                    Ok(link) => return Ok(link),
+                    Err(Dialled::Refused(reason)) => return Err(link(reason)),
+                    Err(Dialled::Failed(error)) => last_error = error,
                 }
                 std::thread::sleep(NAP);
-            } else if let Some(stream) = hub.claim(&name) {
-                return Ok(stream);
+            } else if let Some(link) = Link::arrived(hub, &name) {
+                return Ok(link);
             } else {
                 hub.wait_for_news(NAP);
             }
@@ -97,35 +96,29 @@ impl Mesh {
             }
         }
     }
+
+    /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
+    /// another side that wants it no more is of no concern unless the link is `needed`.
+    pub(super) fn look_after_links(&mut self, cx: &Context<'_>, needed: &[usize]) -> Result<(), Stop> {
+        let Ok(hub) = self.process.hub() else { return Ok(()) };
+        for (&peer, link) in &mut self.links {
+            let (outcome, is_needed) = (link.look_after(hub), needed.contains(&peer));
+            if is_needed && link.is_broken() && cx.watch.has_left(peer) {
+                return Err(Stop::Left(peer));
+            }
+            if let Some(cause) = outcome.err().and_then(|unmended| unmended.cause(is_needed)) {
+                return Err(Stop::Link { peer, cause });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Of a link that ended while its process was not known to.
 pub(crate) const CLOSED: &str = "the other side closed it; try looking at what that rank wrote last";
 
-/// Small packets at once, no blocking, and an end to links whose other side no longer answers.
-pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
-    use rustix::net::sockopt;
-    stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)?;
-    // Enough to keep both sides busy while one of them reduces; the kernel may grant less.
-    let _ = sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
-    let _ = sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(3))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
-    sockopt::set_tcp_keepcnt(stream, 3)?;
-    // No time limit for data under way: it would also end the link to a peer that is alive and busy with other things, whose
-    // window is closed. Its death is news of the store, and its silence has the call's deadline.
-    sockopt::set_tcp_user_timeout(stream, 0)?;
-    Ok(())
-}
-
 impl Drop for Mesh {
     fn drop(&mut self) {
-        // What was sent goes out before the end is told. Only if the peer sent something that was not read here does the
-        // close that follows reset the link, and what the peer has not read by then may be lost.
-        for stream in self.links.values() {
-            let _ = stream.shutdown(std::net::Shutdown::Write);
-        }
+        self.links.values_mut().for_each(Link::say_goodbye);
     }
 }

@@ -1,15 +1,27 @@
 //! Ranks of different nodes: authenticated links and the collectives over them.
 //!
-//! `hub` (how links begin) → `mesh` (those of a group) → `drive` (bytes over several at once) → `collectives`; `frame` is
-//! what precedes data.
+//! `hub` (how links begin, under a `name`) → `mesh` (those of a group) → `drive` (bytes over several at once) →
+//! `collectives`; `frame` is what precedes data. A `link` is a `pipe`, which outlives its connections thanks to a `ring` of
+//! what it sent last, with `record`s above it if its `security` asks for them.
 
 mod collectives;
 mod drive;
 pub(crate) mod frame;
 mod hub;
+mod link;
 mod mesh;
+mod name;
+mod pipe;
+mod record;
+mod ring;
+mod security;
 
 pub(crate) use collectives::Team;
 pub(crate) use drive::UNDER_WAY;
-pub(crate) use hub::{Channel, Hub, LinkName};
-pub(crate) use mesh::{CLOSED, GRACE, Mesh, prepare};
+pub(crate) use hub::{Dialled, Hub, LinkRules};
+pub(crate) use link::Link;
+pub(crate) use mesh::{CLOSED, GRACE, Mesh};
+#[cfg(fuzzing)]
+pub(crate) use name::LinkNote;
+pub(crate) use name::{Channel, LinkName};
+pub use security::LinkSecurity;

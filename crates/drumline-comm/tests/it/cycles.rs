@@ -54,7 +54,7 @@ fn count(folder: &str) -> Result<usize> {
 /// Two ranks form a group, use every part of it, disagree, and give it up.
 fn one_cycle(index: usize) {
     let transport = if index.is_multiple_of(2) { Transport::Shm } else { Transport::Tcp };
-    let options = GroupOptions { transport, timeout: Duration::from_secs(20) };
+    let options = GroupOptions { transport, timeout: Duration::from_secs(20), ..GroupOptions::default() };
     let outcomes = LocalGroup::outcomes(2, &options, |group| use_and_disagree(&group));
     for outcome in outcomes {
         let text = outcome.expect_err("the ranks disagree").to_string();
@@ -105,7 +105,7 @@ ranks_test!(a_thousand_cycles_leave_nothing, 1, { go_round()? }, |ranks| {
 /// Subgroups of one long-lived group come and go.
 fn children_come_and_go() -> Result<()> {
     for transport in [Transport::Shm, Transport::Tcp] {
-        let options = GroupOptions { transport, timeout: Duration::from_secs(20) };
+        let options = GroupOptions { transport, timeout: Duration::from_secs(20), ..GroupOptions::default() };
         let cycle = |group: &ProcessGroup| {
             let child = group.new_group(&[0, 1])?.expect("both are in it");
             child.all_reduce(&mut [1u8; 1000], ReduceOp::Sum)?;

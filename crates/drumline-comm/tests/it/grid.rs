@@ -16,7 +16,7 @@ const LENGTHS: [usize; 8] = [0, 1, 3, 12, 13, 100, 1_000, 70_001];
 type Result<T = ()> = std::result::Result<T, CommError>;
 
 fn options(transport: Transport) -> GroupOptions {
-    GroupOptions { transport, timeout: Duration::from_secs(60) }
+    GroupOptions { transport, timeout: Duration::from_secs(60), ..GroupOptions::default() }
 }
 
 fn on_grid(transport: Transport, lengths: &[usize], test: impl Fn(&ProcessGroup, usize) -> Result + Sync) {

@@ -31,7 +31,8 @@ impl Job {
     fn group(&self, rank: usize) -> Result<ProcessGroup> {
         let limit = Duration::from_secs(20);
         let member = Member::in_process(rank, RANKS, Arc::new(self.store.clone()), self.key.clone(), limit);
-        ProcessGroup::new(member, GroupOptions { transport: Transport::Tcp, timeout: limit })
+        let options = GroupOptions { transport: Transport::Tcp, timeout: limit, ..GroupOptions::default() };
+        ProcessGroup::new(member, options)
     }
 
     /// Where a rank listens; waits until it does.
@@ -158,12 +159,19 @@ fn silent_and_slow_strangers_keep_nobody_out() {
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }
 
+/// What is said of a link of a group `x`, for collectives, in the first meeting and without protection.
+fn note(from: usize, to: usize) -> Vec<u8> {
+    let (channel, meeting, received) = ([1, 0, 0], 1u64.to_le_bytes(), [0; 8]);
+    let ranks = [from as u32, to as u32].map(u32::to_le_bytes).concat();
+    [&channel[..], &meeting, &received, &ranks, b"x"].concat()
+}
+
 #[test]
 fn another_key_is_refused() {
     let job = Job::new();
     job.disturbed(make_links, |job, rank| {
         let Some(mut stream) = dial(job.address(rank)) else { return };
-        let hello = Hello::new(Role::Link).member(0, RANKS).note(&[1, 0, 0, 0, 0, b'w']);
+        let hello = Hello::new(Role::Link).member(0, RANKS).note(&note(0, rank));
         let soon = Instant::now() + Duration::from_secs(5);
         assert!(handshake::connect(&mut stream, &JobKey::random(), &hello, soon).is_err());
         assert!(answer(&mut stream).is_empty());
@@ -188,7 +196,7 @@ fn record(job: &Job, rank: usize, hello: &Hello) -> Option<(Vec<u8>, TcpStream)>
 fn a_recorded_handshake_is_worth_nothing() {
     let job = Job::new();
     job.disturbed(make_links, |job, rank| {
-        let hello = Hello::new(Role::Link).member(1, RANKS).note(&[1, 1, 0, 0, 0, b'x']);
+        let hello = Hello::new(Role::Link).member(1, RANKS).note(&note(1, rank));
         let Some((recorded, mut stream)) = record(job, rank, &hello) else { return };
         // The one it was made for is let in: the control.
         let mut verdict = [9];
@@ -203,12 +211,20 @@ fn a_recorded_handshake_is_worth_nothing() {
 }
 
 #[test]
-fn the_right_key_in_the_wrong_round_or_role_is_refused_with_the_reason() {
+fn the_right_key_in_the_wrong_round_role_or_place_is_refused_with_the_reason() {
     let job = Job::new();
     job.disturbed(make_links, |job, rank| {
+        let elsewhere = (rank + 1) % RANKS;
+        let [mut protected, mut another_meeting, mut resumed] = [(); 3].map(|()| note(1, rank));
+        (protected[1], another_meeting[3], resumed[2]) = (2, 9, 1);
         let cases = [
             (Hello::new(Role::Link).member(1, RANKS).round(7), "round 7 met round 0"),
             (Hello::new(Role::Store).member(1, RANKS), "this is a rank, not the store"),
+            (Hello::new(Role::Link).member(1, RANKS).note(&note(1, elsewhere)), "came in at rank"),
+            (Hello::new(Role::Link).member(1, RANKS).note(&note(2, rank)), "made by rank 1"),
+            (Hello::new(Role::Link).member(1, RANKS).note(&protected), "`aead`, rank"),
+            (Hello::new(Role::Link).member(1, RANKS).note(&another_meeting), "meeting 9 met meeting 1"),
+            (Hello::new(Role::Link).member(1, RANKS).note(&resumed), "has let go of the group"),
         ];
         for (hello, words) in cases {
             let Some((_, mut stream)) = record(job, rank, &hello) else { return };

@@ -33,7 +33,7 @@ pub(crate) fn outcomes<R: Send + 'static>(
     timeout: Duration,
     body: impl Fn(&ProcessGroup) -> Result<R> + Send + Sync + 'static,
 ) -> Vec<Result<R>> {
-    let options = GroupOptions { transport, timeout };
+    let options = GroupOptions { transport, timeout, ..GroupOptions::default() };
     within(LIMIT, move || LocalGroup::outcomes(ranks, &options, |group| body(&group)))
 }
 

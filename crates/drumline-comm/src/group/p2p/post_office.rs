@@ -18,7 +18,7 @@ use crate::error::CommError;
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{KnownSites, Node, Stop, Watch};
-use crate::tcp::frame::{HEADER, MAX_UNEXPECTED, MailHeader};
+use crate::tcp::frame::{GOODBYE, HEADER, MAX_UNEXPECTED, MailHeader};
 
 #[derive(Debug)]
 pub(crate) struct PostOffice<C = Streams> {
@@ -258,12 +258,16 @@ impl<C: Carrier> PostOffice<C> {
     /// One read of what precedes a message.
     fn receive_header(&mut self, from: usize, slots: &mut [Slot<'_>]) -> Result<Moved, Halt> {
         let arriving = &mut self.arriving[from];
-        let read = self.streams.read(from, &mut arriving.header[arriving.got..], arriving.got > 0)?;
+        let read = self.streams.read(from, &mut arriving.header[arriving.got..])?;
         arriving.got += read;
         if arriving.got < HEADER {
             return Ok(if read > 0 { Moved::Beside } else { Moved::Nothing });
         }
         arriving.got = 0;
+        if arriving.header == GOODBYE {
+            self.streams.end(from);
+            return Ok(Moved::Nothing);
+        }
         let header = MailHeader::decode(&arriving.header)
             .map_err(|error| Stop::Link { peer: from, cause: error.to_string() })?;
         let slot = take_slot(slots, from, &header)?;
@@ -288,13 +292,13 @@ impl<C: Carrier> PostOffice<C> {
                 let Way::Receive { bytes, .. } = &mut slots[*index].message.way else {
                     unreachable!("only receives are given messages")
                 };
-                (self.streams.read(from, &mut bytes[arriving.got..], true)?, true)
+                (self.streams.read(from, &mut bytes[arriving.got..])?, true)
             }
             To::Nobody(data) => {
                 // Memory grows with what has arrived, not with what was announced.
                 let len = (header.bytes() as usize).min(arriving.got + (64 << 10));
                 data.resize(len, 0);
-                let read = self.streams.read(from, &mut data[arriving.got..], true)?;
+                let read = self.streams.read(from, &mut data[arriving.got..])?;
                 (read, fitting(slots, from, header)?.is_some())
             }
             To::Later => return Ok(Moved::Nothing),

@@ -3,10 +3,8 @@
 //! A link carries messages one way, from the rank that made it; the receiver finds it among those that came in.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -14,7 +12,10 @@ use rustix::event::{PollFd, PollFlags};
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Mail, Stop, Watch};
-use crate::tcp::{CLOSED, Channel, GRACE, LinkName, UNDER_WAY, prepare};
+use crate::tcp::{CLOSED, Channel, Dialled, GRACE, Link, LinkName, UNDER_WAY};
+
+/// How often links are looked after while nothing moves.
+const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct Streams {
@@ -24,9 +25,11 @@ pub(crate) struct Streams {
     /// For each rank of the group its place on this node, if it is here and shares memory.
     places: Vec<Option<usize>>,
     mail: Option<Mail>,
-    pub(super) out: HashMap<usize, TcpStream>,
-    pub(super) inward: HashMap<usize, TcpStream>,
-    /// Ranks that have closed their link, and since when: nothing more will come.
+    pub(super) out: HashMap<usize, Link>,
+    pub(super) inward: HashMap<usize, Link>,
+    /// When the links were last looked after.
+    looked: Instant,
+    /// Ranks that have said goodbye over their link, and since when: nothing more will come.
     ended: HashMap<usize, Instant>,
     /// Ranks that have left and of which no link has come in, since that was noticed.
     left_since: HashMap<usize, Instant>,
@@ -39,8 +42,11 @@ pub(crate) trait Carrier {
     /// Writes as much as the stream to `to` takes.
     fn write(&mut self, watch: &Watch<'_>, to: usize, bytes: &[u8]) -> Result<usize, Stop>;
 
-    /// Reads what has come from `from`; `due` says that more of a message must come.
-    fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop>;
+    /// Reads what has come from `from`.
+    fn read(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Stop>;
+
+    /// `from` has said goodbye: nothing more will come.
+    fn end(&mut self, from: usize);
 
     /// Why nothing more will come from `from`, once that is certain: it is gone, and all it sent has been read.
     fn end_of(&mut self, watch: &Watch<'_>, from: usize) -> Option<Stop>;
@@ -73,6 +79,7 @@ impl Streams {
             mail,
             out: HashMap::new(),
             inward: HashMap::new(),
+            looked: Instant::now(),
             ended: HashMap::new(),
             left_since: HashMap::new(),
             given_up_since: None,
@@ -86,34 +93,35 @@ impl Carrier for Streams {
             return Ok(mail.give(place, bytes));
         }
         if !self.out.contains_key(&to) {
-            let stream = self.connect(watch, to)?;
-            self.out.insert(to, stream);
+            let link = self.connect(watch, to)?;
+            self.out.insert(to, link);
         }
-        let written = settle(to, (&self.out[&to]).write(bytes))?;
+        let Some(link) = self.out.get_mut(&to) else { return Ok(0) };
+        let written = link.write(bytes, &[]);
+        // What was sent is its owner's again as soon as the message is, which only the caller knows.
+        link.keep(&bytes[..written]);
         self.given_up_since = self.given_up_since.filter(|_| written == 0);
         Ok(written)
     }
 
-    fn read(&mut self, from: usize, into: &mut [u8], due: bool) -> Result<usize, Stop> {
+    fn read(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Stop> {
         if into.is_empty() {
             return Ok(0);
         }
         if let (Some(place), Some(mail)) = (self.places[from], &mut self.mail) {
             return Ok(mail.take(place, into));
         }
-        if !self.find(from) {
+        if self.ended.contains_key(&from) {
             return Ok(0);
         }
-        let outcome = (&self.inward[&from]).read(into);
-        match outcome {
-            Ok(0) if due => {
-                return Err(Stop::Link { peer: from, cause: "it closed the link inside a message".into() });
-            }
-            Ok(0) => drop(self.ended.entry(from).or_insert_with(Instant::now)),
-            Ok(_) => self.given_up_since = None,
-            Err(_) => {}
-        }
-        settle(from, outcome)
+        let Some(link) = self.find(from) else { return Ok(0) };
+        let read = link.read(into, &mut []).map_err(|cause| Stop::Link { peer: from, cause })?;
+        self.given_up_since = self.given_up_since.filter(|_| read == 0);
+        Ok(read)
+    }
+
+    fn end(&mut self, from: usize) {
+        self.ended.entry(from).or_insert_with(Instant::now);
     }
 
     fn end_of(&mut self, watch: &Watch<'_>, from: usize) -> Option<Stop> {
@@ -132,8 +140,10 @@ impl Carrier for Streams {
             };
         }
         // News may overtake data: only a link's own end says that nothing more will come over it.
-        if !has_left || self.inward.contains_key(&from) {
-            return None;
+        match self.inward.get(&from) {
+            _ if !has_left => return None,
+            Some(link) => return link.is_broken().then_some(Stop::Left(from)),
+            None => {}
         }
         let since = self.left_since.entry(from).or_insert_with(Instant::now);
         (since.elapsed() > GRACE).then_some(Stop::Left(from))
@@ -163,6 +173,7 @@ impl Carrier for Streams {
         // Between nodes: sleep on the links, but not for long if rings are waited for as well.
         let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
         self.doze(senders, receivers, rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap });
+        self.look_after_links(receivers)?;
         let may_move = senders.iter().any(|rank| !self.ended.contains_key(rank)) || !receivers.is_empty();
         match watch.check(begin, None, &|| false) {
             // A rank may die when it has done its part, and what it and the others sent is on its way.
@@ -180,56 +191,73 @@ impl Streams {
     /// Sleeps until one of these links can move.
     fn doze(&self, senders: &[usize], receivers: &[usize], nap: rustix::fs::Timespec) {
         let open = senders.iter().filter(|rank| !self.ended.contains_key(rank));
-        let inward = open.filter_map(|rank| self.inward.get(rank)).map(|stream| (stream, PollFlags::IN));
-        let out =
-            receivers.iter().filter_map(|rank| self.out.get(rank)).map(|stream| (stream, PollFlags::OUT));
-        let streams: Vec<_> = inward.chain(out).map(|(stream, flags)| (stream.as_fd(), flags)).collect();
+        let inward = open.filter_map(|rank| self.inward.get(rank)).map(|link| (link, PollFlags::IN));
+        let out = receivers.iter().filter_map(|rank| self.out.get(rank)).map(|link| (link, PollFlags::OUT));
+        let links = inward.chain(out).filter_map(|(link, flags)| Some((link.descriptor()?, flags)));
+        let streams: Vec<_> = links.collect();
         let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let _ = rustix::event::poll(&mut fds, Some(&nap));
     }
 
-    fn name(&self, from: usize) -> LinkName {
-        LinkName { group: self.fate.group.clone(), channel: Channel::Mail, from }
+    /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
+    /// another side that wants it no more is of no concern unless something is to be sent there.
+    fn look_after_links(&mut self, receivers: &[usize]) -> Result<(), Stop> {
+        let Ok(hub) = self.process.hub() else { return Ok(()) };
+        if self.looked.elapsed() < LOOK {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let inward = self.inward.iter_mut().filter(|(from, _)| !self.ended.contains_key(from));
+        let out = self.out.iter_mut().map(|(to, link)| (to, link, receivers.contains(to)));
+        for (&peer, link, is_needed) in inward.map(|(from, link)| (from, link, false)).chain(out) {
+            let unmended = link.look_after(hub).err();
+            if let Some(cause) = unmended.and_then(|unmended| unmended.cause(is_needed)) {
+                return Err(Stop::Link { peer, cause });
+            }
+        }
+        Ok(())
     }
 
-    /// Whether the link from `from` is there; looks among those that came in.
-    fn find(&mut self, from: usize) -> bool {
-        if self.inward.contains_key(&from) {
-            return true;
-        }
-        let Ok(hub) = self.process.hub() else { return false };
-        let Some(stream) = hub.claim(&self.name(from)) else { return false };
-        if prepare(&stream).is_ok() {
-            self.inward.insert(from, stream);
-        }
-        self.inward.contains_key(&from)
+    fn name(&self, from: usize, to: usize) -> LinkName {
+        let (group, members) = (self.fate.group.clone(), &self.fate.members);
+        LinkName { group, channel: Channel::Mail, from: members[from], to: members[to] }
     }
 
-    fn connect(&self, watch: &Watch<'_>, to: usize) -> Result<TcpStream, Stop> {
+    /// The link from `from`, if it has come in.
+    fn find(&mut self, from: usize) -> Option<&mut Link> {
+        if !self.inward.contains_key(&from) {
+            let link = Link::arrived(self.process.hub().ok()?, &self.name(from, self.me))?;
+            self.inward.insert(from, link);
+        }
+        self.inward.get_mut(&from)
+    }
+
+    fn connect(&self, watch: &Watch<'_>, to: usize) -> Result<Link, Stop> {
         let begin = Instant::now();
         let link = |cause: String| Stop::Link { peer: to, cause };
         let hub = self.process.hub().map_err(link)?;
+        let name = self.name(self.me, to);
         loop {
             let deadline = begin + watch.timeout;
-            let address = self.process.hub_address(self.fate.members[to], deadline);
-            match address.and_then(|address| hub.connect(address, &self.name(self.me), deadline)) {
-                Ok(stream) => {
-                    return prepare(&stream).map(|()| stream).map_err(|error| link(error.to_string()));
-                }
-                Err(cause) => match watch.check(begin, Some(to), &|| false) {
+            let address = self.process.hub_address(self.fate.members[to], deadline).map_err(Dialled::Failed);
+            match address.and_then(|address| Link::dialled(hub, address, &name, deadline)) {
+                Ok(link) => return Ok(link),
+                Err(Dialled::Refused(reason)) => return Err(link(reason)),
+                Err(Dialled::Failed(cause)) => match watch.check(begin, Some(to), &|| false) {
                     Err(Stop::TimedOut) => return Err(link(cause)),
                     other => other?,
                 },
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(LOOK);
         }
     }
 }
 
-fn settle(peer: usize, outcome: std::io::Result<usize>) -> Result<usize, Stop> {
-    match outcome {
-        Ok(bytes) => Ok(bytes),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
-        Err(error) => Err(Stop::Link { peer, cause: error.to_string() }),
+impl Drop for Streams {
+    fn drop(&mut self) {
+        // A group that was given up may have stopped in the middle of a message.
+        if !self.fate.given_up.load(Ordering::Acquire) {
+            self.out.values_mut().for_each(Link::say_goodbye);
+        }
     }
 }

@@ -133,7 +133,7 @@ fn outcomes(
     (transport, timeout): (Transport, Duration),
     body: impl Fn(ProcessGroup) -> Result<(), CommError> + Sync,
 ) -> Vec<Result<(), CommError>> {
-    LocalGroup::outcomes(ranks, &GroupOptions { transport, timeout }, body)
+    LocalGroup::outcomes(ranks, &GroupOptions { transport, timeout, ..GroupOptions::default() }, body)
 }
 
 /// Longer than rings and socket buffers, so that its sender feels that it is not taken.
@@ -301,9 +301,10 @@ fn links_for_messages_end_when_the_other_side_no_longer_answers() {
         group.send(&[1u8], other, 0)?;
         group.recv(&mut [0u8], Source::Any, 0)?;
         let post = group.inner.post();
-        for stream in [&post.streams.out[&other], &post.streams.inward[&other]] {
+        for link in [&post.streams.out[&other], &post.streams.inward[&other]] {
+            let stream = link.descriptor().unwrap();
             assert!(socket_keepalive(stream).unwrap());
-            assert_eq!(tcp_keepcnt(stream).unwrap(), 3);
+            assert_eq!(tcp_keepcnt(stream).unwrap(), 5);
         }
         Ok(())
     });

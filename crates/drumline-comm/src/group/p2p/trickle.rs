@@ -29,13 +29,17 @@ impl Carrier for Trickle {
         Ok(bytes.len())
     }
 
-    fn read(&mut self, from: usize, into: &mut [u8], _: bool) -> Result<usize, Stop> {
+    fn read(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Stop> {
         let most = self.pieces.pop_front().unwrap_or(usize::MAX);
         let len = into.len().min(self.from[from].len()).min(most);
         for (place, byte) in into.iter_mut().zip(self.from[from].drain(..len)) {
             *place = byte;
         }
         Ok(len)
+    }
+
+    fn end(&mut self, from: usize) {
+        self.from[from].clear();
     }
 
     fn end_of(&mut self, _: &Watch<'_>, _: usize) -> Option<Stop> {

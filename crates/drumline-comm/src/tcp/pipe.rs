@@ -1,0 +1,185 @@
+//! A stream of bytes in both directions that outlives its TCP connection.
+//!
+//! ```text
+//!   sent ──▶ our kernel ──▶ network ──▶ their kernel ──▶ read          what is under way is lost with the connection
+//!    └─ ring: the last bytes, as many as both kernels may hold
+//! ```
+//! When the connection breaks, both sides tell how many bytes they have read, and each sends again what the other lacks. So
+//! nothing is lost, nothing comes twice, and the bytes are the same. Not here: how a new connection is made (`link`).
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Instant;
+
+use super::ring::Ring;
+
+/// Both directions of a link.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    connection: Result<TcpStream, Break>,
+    /// Bytes given to the kernel, counted from the link's beginning. Behind the ring's end after a resumption, and while a
+    /// record waits to go out; ahead of it while sent bytes can still be had from their owner.
+    sent: u64,
+    ring: Ring,
+    received: u64,
+}
+
+/// How and when a connection ended.
+#[derive(Debug, Clone)]
+pub(super) struct Break {
+    pub(super) since: Instant,
+    pub(super) cause: String,
+    /// The other host did not answer for as long as hosts are waited for.
+    pub(super) timed_out: bool,
+}
+
+impl Break {
+    fn new(error: &io::Error) -> Self {
+        let cause = match error.kind() {
+            ErrorKind::UnexpectedEof => "it ended without a goodbye".into(),
+            _ => error.to_string(),
+        };
+        Self { since: Instant::now(), cause, timed_out: error.kind() == ErrorKind::TimedOut }
+    }
+}
+
+impl Pipe {
+    /// Over `stream`, which must not block. `window` is the most that both kernels may hold.
+    pub(super) fn new(stream: TcpStream, window: usize) -> Self {
+        Self { connection: Ok(stream), sent: 0, ring: Ring::new(window), received: 0 }
+    }
+
+    pub(super) fn stream(&self) -> Option<&TcpStream> {
+        self.connection.as_ref().ok()
+    }
+
+    pub(super) fn broken(&self) -> Option<&Break> {
+        self.connection.as_ref().err()
+    }
+
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Gives the kernel what it takes, past the ring: see [`keep`](Self::keep).
+    pub(super) fn write(&mut self, pieces: &[IoSlice<'_>]) -> usize {
+        if !self.flush() {
+            return 0;
+        }
+        let written = self.act(|mut stream| stream.write_vectored(pieces));
+        self.sent += written as u64;
+        written
+    }
+
+    /// Remembers bytes that were written, in the order in which they were: before their owner takes them back, and before
+    /// the link is resumed.
+    pub(super) fn keep(&mut self, bytes: &[u8]) {
+        self.ring.push(bytes);
+    }
+
+    /// Has `bytes` sent by [`flush`](Self::flush).
+    pub(super) fn stage(&mut self, bytes: &[u8]) {
+        self.ring.push(bytes);
+    }
+
+    /// Whether something is staged, or must be sent again, and can be.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.sent < self.ring.end() && self.connection.is_ok()
+    }
+
+    /// Gives the kernel what it takes of what is staged or must be sent again; says whether that was all.
+    pub(super) fn flush(&mut self) -> bool {
+        while self.sent < self.ring.end() {
+            let Some(pieces) = self.ring.since(self.sent) else { return false };
+            let pieces = pieces.map(IoSlice::new);
+            let written = match &mut self.connection {
+                Ok(stream) => once(stream, |mut stream| stream.write_vectored(&pieces)),
+                Err(_) => return false,
+            };
+            match written {
+                Ok(0) => return false,
+                Ok(written) => self.sent += written as u64,
+                Err(error) => {
+                    self.fail(&error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Reads what has come.
+    pub(super) fn read(&mut self, pieces: &mut [IoSliceMut<'_>]) -> usize {
+        if pieces.iter().all(|piece| piece.is_empty()) {
+            return 0;
+        }
+        let read = self.act(|mut stream| match stream.read_vectored(pieces) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            other => other,
+        });
+        self.received += read as u64;
+        read
+    }
+
+    /// Looks at what has come without taking it, and so notices if the connection has ended.
+    pub(super) fn peek(&mut self, into: &mut [u8]) -> usize {
+        self.act(|stream| match stream.peek(into) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            other => other,
+        })
+    }
+
+    /// One call on the connection; 0 if it would block or has broken.
+    fn act(&mut self, call: impl FnMut(&TcpStream) -> io::Result<usize>) -> usize {
+        let Ok(stream) = &self.connection else { return 0 };
+        match once(stream, call) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.fail(&error);
+                0
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.connection = Err(Break::new(error));
+    }
+
+    /// The other side says that the connection has ended: it has made a new one.
+    pub(super) fn leave_connection(&mut self) {
+        if self.connection.is_ok() {
+            self.fail(&io::Error::other("the other side gave it up"));
+        }
+    }
+
+    /// Continues over a new connection with a side that has received so many bytes.
+    pub(super) fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), String> {
+        if self.ring.since(received_there).is_none() {
+            return Err(format!(
+                "the other side has received {received_there} bytes of {}, and what follows is no longer kept",
+                self.ring.end()
+            ));
+        }
+        self.sent = received_there;
+        self.connection = Ok(stream);
+        Ok(())
+    }
+
+    /// Says to the kernel that nothing more will be sent.
+    pub(super) fn shut(&self) {
+        if let Ok(stream) = &self.connection {
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+/// The call, again if a signal interrupted it; 0 if it would block.
+fn once(stream: &TcpStream, mut call: impl FnMut(&TcpStream) -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call(stream) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
+            other => return other,
+        }
+    }
+}

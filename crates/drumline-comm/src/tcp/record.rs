@@ -1,0 +1,296 @@
+//! Records: what a protected link carries, each piece of data with its length and a tag that proves its origin and its place.
+//!
+//! ```text
+//!   length 4, its complement 4 | data, at most 64 KiB | tag 16          mac: plain data; aead: encrypted data
+//! ```
+//! The n-th record of a direction has the nonce n under that direction's key, so a record that is changed, repeated, left
+//! out, moved to another place or taken from another link does not verify. A length is proved only once all of the record
+//! has come; its complement shows a changed one at once, where a reader would wait for bytes that are not due. Both modes are AES-256-GCM: `mac` authenticates
+//! the data without encrypting it (GMAC). Not here: where keys come from (the handshake), how bytes move (`pipe`).
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+
+use super::security::LinkSecurity;
+
+/// The most data in one record.
+pub(super) const MAX_DATA: usize = 64 << 10;
+
+/// Bytes of the length that precedes data, and of its complement.
+const LENGTH: usize = 8;
+
+/// Bytes of the tag that follows it.
+const TAG: usize = 16;
+
+/// The longest record.
+pub(super) const MAX_RECORD: usize = LENGTH + MAX_DATA + TAG;
+
+/// Room for what is read at once.
+const READ_AHEAD: usize = 4 * MAX_RECORD;
+
+/// Why a record is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadRecord {
+    /// It was changed, or it is not the one that is due.
+    #[error(
+        "record {number} does not prove its origin: it was changed, repeated, left out or moved on its way; try finding out \
+         who sits between the two hosts"
+    )]
+    Tag {
+        /// Its number in the stream.
+        number: u64,
+    },
+    /// No record has that length.
+    #[error(
+        "record {number} begins with {begin:02x?}, which is no length of a record: it was changed on its way; try finding out \
+         who sits between the two hosts"
+    )]
+    Length {
+        /// Its number in the stream.
+        number: u64,
+        /// Its first bytes.
+        begin: [u8; LENGTH],
+    },
+}
+
+fn encode_length(len: usize) -> [u8; LENGTH] {
+    let len = len as u64 & 0xffff_ffff;
+    (len | !len << 32).to_le_bytes()
+}
+
+fn decode_length(bytes: [u8; LENGTH]) -> Option<usize> {
+    let len = u64::from_le_bytes(bytes) as u32 as usize;
+    ((1..=MAX_DATA).contains(&len) && encode_length(len) == bytes).then_some(len)
+}
+
+/// One direction's key, and the number of its next record.
+struct Counter {
+    key: LessSafeKey,
+    next: u64,
+    encrypts: bool,
+}
+
+impl Counter {
+    fn new(security: LinkSecurity, key: &[u8; 32]) -> Self {
+        let key = UnboundKey::new(&AES_256_GCM, key).expect("AES-256 has keys of 32 bytes");
+        Self { key: LessSafeKey::new(key), next: 0, encrypts: security == LinkSecurity::Aead }
+    }
+
+    fn nonce(&self) -> Nonce {
+        let mut nonce = [0; 12];
+        nonce[..8].copy_from_slice(&self.next.to_le_bytes());
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+/// Makes the records of one direction.
+pub(super) struct Sealer {
+    counter: Counter,
+    record: Vec<u8>,
+}
+
+impl Sealer {
+    pub(super) fn new(security: LinkSecurity, key: &[u8; 32]) -> Self {
+        Self { counter: Counter::new(security, key), record: Vec::with_capacity(MAX_RECORD) }
+    }
+
+    /// The next record, with as much of the pieces as it can hold; and how much that is.
+    pub(super) fn seal(&mut self, pieces: [&[u8]; 2]) -> (&[u8], usize) {
+        self.record.clear();
+        self.record.extend_from_slice(&[0; LENGTH]);
+        for piece in pieces {
+            let room = LENGTH + MAX_DATA - self.record.len();
+            self.record.extend_from_slice(&piece[..piece.len().min(room)]);
+        }
+        let len = self.record.len() - LENGTH;
+        self.record[..LENGTH].copy_from_slice(&encode_length(len));
+        let Counter { key, encrypts, .. } = &self.counter;
+        let nonce = self.counter.nonce();
+        let tag = if *encrypts {
+            let (length, data) = self.record.split_at_mut(LENGTH);
+            key.seal_in_place_separate_tag(nonce, Aad::from(&*length), data)
+        } else {
+            key.seal_in_place_separate_tag(nonce, Aad::from(&self.record), &mut [])
+        };
+        let tag = tag.expect("a record is far shorter than AES-GCM's limit");
+        self.record.extend_from_slice(tag.as_ref());
+        self.counter.next += 1;
+        (&self.record, len)
+    }
+}
+
+/// Reads the records of one direction: bytes go in as they come, data comes out once it is proved.
+pub(super) struct Opener {
+    counter: Counter,
+    buffer: Box<[u8]>,
+    /// What has been read and not been looked at: `buffer[begin..end]`.
+    begin: usize,
+    end: usize,
+    /// Proved data that nobody has taken: `buffer[data.0..data.1]`.
+    data: (usize, usize),
+}
+
+impl Opener {
+    pub(super) fn new(security: LinkSecurity, key: &[u8; 32]) -> Self {
+        let buffer = vec![0; READ_AHEAD].into_boxed_slice();
+        Self { counter: Counter::new(security, key), buffer, begin: 0, end: 0, data: (0, 0) }
+    }
+
+    /// Proved data that nobody has taken.
+    pub(super) fn data(&self) -> &[u8] {
+        &self.buffer[self.data.0..self.data.1]
+    }
+
+    /// So much of the data was taken.
+    pub(super) fn take(&mut self, len: usize) {
+        self.data.0 += len;
+    }
+
+    /// Room for bytes that come; of use once there is no data and no whole record.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        self.buffer.copy_within(self.begin..self.end, 0);
+        (self.begin, self.end, self.data) = (0, self.end - self.begin, (0, 0));
+        &mut self.buffer[self.end..]
+    }
+
+    /// So many bytes were put into the room.
+    pub(super) fn fill(&mut self, len: usize) {
+        self.end += len;
+    }
+
+    /// Proves the next record, if all of it has come; says whether there is data now.
+    pub(super) fn open(&mut self) -> Result<bool, BadRecord> {
+        let number = self.counter.next;
+        let Some((length, rest)) = self.buffer[self.begin..self.end].split_first_chunk::<LENGTH>() else {
+            return Ok(false);
+        };
+        let len = decode_length(*length).ok_or(BadRecord::Length { number, begin: *length })?;
+        if rest.len() < len + TAG {
+            return Ok(false);
+        }
+        let (nonce, encrypts) = (self.counter.nonce(), self.counter.encrypts);
+        let record = &mut self.buffer[self.begin..][..LENGTH + len + TAG];
+        let (aad, sealed) = record.split_at_mut(if encrypts { LENGTH } else { LENGTH + len });
+        let opened = self.counter.key.open_in_place(nonce, Aad::from(&*aad), sealed);
+        if opened.is_err() {
+            return Err(BadRecord::Tag { number });
+        }
+        self.counter.next += 1;
+        self.data = (self.begin + LENGTH, self.begin + LENGTH + len);
+        self.begin += LENGTH + len + TAG;
+        Ok(true)
+    }
+}
+
+/// Keys are nobody's to read in a log.
+impl std::fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sealer(record {})", self.counter.next)
+    }
+}
+
+impl std::fmt::Debug for Opener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Opener(record {})", self.counter.next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KEY: [u8; 32] = [7; 32];
+
+    fn modes() -> [LinkSecurity; 2] {
+        [LinkSecurity::Mac, LinkSecurity::Aead]
+    }
+
+    fn seal_all(sealer: &mut Sealer, mut data: &[u8]) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while !data.is_empty() {
+            let (head, tail) = data.split_at(data.len() / 3);
+            let (record, len) = sealer.seal([head, tail]);
+            sent.extend_from_slice(record);
+            data = &data[len..];
+        }
+        sent
+    }
+
+    /// What comes out when `sent` goes in, in pieces of these sizes.
+    fn open_all(
+        opener: &mut Opener,
+        mut sent: &[u8],
+        mut pieces: impl Iterator<Item = usize>,
+    ) -> Result<Vec<u8>, BadRecord> {
+        let mut got = Vec::new();
+        loop {
+            if opener.open()? {
+                got.extend_from_slice(opener.data());
+                opener.take(opener.data().len());
+            } else if sent.is_empty() {
+                return Ok(got);
+            } else {
+                let room = opener.room();
+                let len = pieces.next().unwrap_or(usize::MAX).min(room.len()).min(sent.len());
+                room[..len].copy_from_slice(&sent[..len]);
+                opener.fill(len);
+                sent = &sent[len..];
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn data_comes_out_as_it_went_in(
+            len in 0usize..300_000,
+            pieces in prop::collection::vec(1usize..100_000, 0..20),
+        ) {
+            let data: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+            for mode in modes() {
+                let sent = seal_all(&mut Sealer::new(mode, &KEY), &data);
+                let got = open_all(&mut Opener::new(mode, &KEY), &sent, pieces.iter().copied());
+                prop_assert!(got.unwrap() == data);
+            }
+        }
+
+        #[test]
+        fn every_changed_bit_is_noticed(bit in 0usize..8 * (3 * (LENGTH + TAG) + 300)) {
+            for mode in modes() {
+                let mut sealer = Sealer::new(mode, &KEY);
+                let mut sent: Vec<u8> = (0..3).flat_map(|_| seal_all(&mut sealer, &[5; 100])).collect();
+                sent[bit / 8] ^= 1 << (bit % 8);
+                let mut opener = Opener::new(mode, &KEY);
+                prop_assert!(open_all(&mut opener, &sent, std::iter::empty()).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn records_that_are_repeated_left_out_swapped_or_of_another_link_are_refused() {
+        for mode in modes() {
+            let mut sealer = Sealer::new(mode, &KEY);
+            let records: Vec<_> = (0..3).map(|byte| seal_all(&mut sealer, &[byte; 50])).collect();
+            let foreign = seal_all(&mut Sealer::new(mode, &[8; 32]), &[0; 50]);
+            let open =
+                |order: &[&[u8]]| open_all(&mut Opener::new(mode, &KEY), &order.concat(), std::iter::empty());
+            let [a, b, c] = &records[..] else { panic!() };
+            assert_eq!(open(&[a, b, c]).unwrap().len(), 150, "control");
+            assert_eq!(open(&[a, a]), Err(BadRecord::Tag { number: 1 }), "repeated");
+            assert_eq!(open(&[a, c]), Err(BadRecord::Tag { number: 1 }), "left out");
+            assert_eq!(open(&[b, a]), Err(BadRecord::Tag { number: 0 }), "swapped");
+            assert_eq!(open(&[&foreign]), Err(BadRecord::Tag { number: 0 }), "of another link");
+        }
+        let other = seal_all(&mut Sealer::new(LinkSecurity::Aead, &KEY), &[0; 50]);
+        let opened = open_all(&mut Opener::new(LinkSecurity::Mac, &KEY), &other, std::iter::empty());
+        assert!(opened.is_err(), "of another mode");
+    }
+
+    #[test]
+    fn encrypted_data_cannot_be_read_and_authenticated_data_can() {
+        let contains = |mode| {
+            let sent = seal_all(&mut Sealer::new(mode, &KEY), b"a secret gradient");
+            sent.windows(8).any(|window| window == b"gradient")
+        };
+        assert!(!contains(LinkSecurity::Aead) && contains(LinkSecurity::Mac));
+    }
+}

@@ -1,0 +1,47 @@
+//! How the data between two ranks is protected on its way.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How links protect what they carry. The handshake proves the job's key in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum LinkSecurity {
+    /// Plain TCP: whoever sits between two hosts can read the data and change it.
+    None = 0,
+    /// Each record bears a message authentication code (AES-256-GMAC) and is numbered: changes, replays and swaps are
+    /// noticed. The data can be read on its way.
+    Mac = 1,
+    /// Each record is encrypted and authenticated (AES-256-GCM), and numbered.
+    Aead = 2,
+}
+
+impl LinkSecurity {
+    /// What links between hosts have unless something else is asked for. Inside a host nobody else can reach the data.
+    pub(crate) const BETWEEN_HOSTS: Self = Self::None;
+
+    const ALL: [Self; 3] = [Self::None, Self::Mac, Self::Aead];
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|security| *security as u8 == code)
+    }
+}
+
+impl fmt::Display for LinkSecurity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Mac => "mac",
+            Self::Aead => "aead",
+        })
+    }
+}
+
+impl FromStr for LinkSecurity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|security| security.to_string() == text);
+        found.ok_or_else(|| format!("no link security `{text}`; try none, mac or aead"))
+    }
+}
