@@ -12,7 +12,7 @@ use crate::cores::Cores;
 use crate::error::CommError;
 use crate::monitor::Monitor;
 use crate::shm::Pace;
-use crate::tcp::{Hub, LinkRules, LinkSecurity};
+use crate::tcp::{Hub, LinkFaults, LinkRules, LinkSecurity};
 
 /// How often a wait for the store looks up to see who is gone.
 const LOOK: Duration = Duration::from_millis(100);
@@ -151,6 +151,8 @@ pub(crate) struct Process {
     hub_start: Mutex<()>,
     pub(crate) who: Vec<Who>,
     pub(crate) options: GroupOptions,
+    /// Faults on purpose.
+    pub(crate) link_faults: LinkFaults,
     /// Groups of this process that are in use.
     pub(crate) num_groups: AtomicUsize,
     /// The part of the store that belongs to this meeting.
@@ -187,8 +189,8 @@ impl Process {
         }
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
         let store = store(&member);
-        let num_groups = AtomicUsize::new(0);
-        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, num_groups, store, member }))
+        let (num_groups, link_faults) = (AtomicUsize::new(0), LinkFaults::default());
+        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, link_faults, num_groups, store, member }))
     }
 
     /// Whether two ranks of the job share memory.

@@ -13,6 +13,8 @@ mod corners;
 mod cycles;
 #[path = "it/death.rs"]
 mod death;
+#[path = "it/faults.rs"]
+mod faults;
 #[path = "it/frozen.rs"]
 mod frozen;
 #[path = "it/frozen_host.rs"]
