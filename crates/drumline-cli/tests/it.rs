@@ -7,6 +7,7 @@ mod it {
     mod dry_run;
     mod every_op;
     mod failing;
+    mod faults;
     mod fleet;
     mod fleet_job;
     mod habits;

@@ -25,11 +25,13 @@ pub use elsewhere::{Announced, Standing};
 pub(crate) use p2p::fuzzing;
 pub use p2p::{Letter, P2p, Source};
 
+use drumline_rendezvous::fault::LinkFault;
+
 use crate::call::{Call, Trace, UnderWay};
 use crate::element::DType;
 use crate::error::CommError;
 use crate::monitor::Fate;
-use crate::process::Process;
+use crate::process::{Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{Context, Passing, Stop, Watch};
 use async_calls::Queue;
@@ -142,6 +144,25 @@ impl ProcessGroup {
             _ if nodes.iter().all(|node| node.len() == 1) => "tcp",
             _ => "shm+tcp",
         }
+    }
+
+    /// A fault on purpose (`drumline run --fault`): breaks or slows this process's links to another rank of the job. A broken
+    /// connection is made again, and no data is lost.
+    ///
+    /// Ranks that share memory have no link, and a rank that is not in the job has none either: then nothing happens, and
+    /// stderr says so.
+    pub fn inject(&self, fault: LinkFault) {
+        let (LinkFault::Drop(peer) | LinkFault::Delay { peer, .. }) = fault;
+        let (process, own) = (&self.inner.process, self.inner.process.member.rank);
+        let why = match process.who.len() {
+            _ if peer == own => "a rank has no link to itself",
+            ranks if peer >= ranks => "there is no such rank",
+            _ if process.options.transport != Transport::Tcp && process.same_node(own, peer) => {
+                "the two ranks share memory; try DRUMLINE_TRANSPORT=tcp"
+            }
+            _ => return process.link_faults.add(fault),
+        };
+        eprintln!("drumline: no effect on the link of rank {own} to rank {peer}: {why}");
     }
 
     fn engine(&self) -> MutexGuard<'_, Engine> {

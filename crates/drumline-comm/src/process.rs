@@ -12,7 +12,7 @@ use crate::cores::Cores;
 use crate::error::CommError;
 use crate::monitor::{Monitor, Neighbour};
 use crate::shm::Pace;
-use crate::tcp::{Hub, LinkRules, LinkSecurity};
+use crate::tcp::{Hub, LinkFaults, LinkRules, LinkSecurity};
 
 /// How often a wait for the store looks up to see who is gone.
 const LOOK: Duration = Duration::from_millis(100);
@@ -155,6 +155,8 @@ pub(crate) struct Process {
     hub_start: Mutex<()>,
     pub(crate) who: Vec<Who>,
     pub(crate) options: GroupOptions,
+    /// Faults on purpose.
+    pub(crate) link_faults: LinkFaults,
     /// Groups of this process that are in use.
     pub(crate) num_groups: AtomicUsize,
     /// The part of the store that belongs to this meeting.
@@ -192,8 +194,8 @@ impl Process {
         monitor.watch_processes(neighbours(&who, member.rank)).map_err(|error| init(error.to_string()))?;
         let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
         let store = store(&member);
-        let num_groups = AtomicUsize::new(0);
-        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, num_groups, store, member }))
+        let (num_groups, link_faults) = (AtomicUsize::new(0), LinkFaults::default());
+        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, link_faults, num_groups, store, member }))
     }
 
     /// Whether two ranks of the job share memory.

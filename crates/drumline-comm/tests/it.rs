@@ -13,6 +13,8 @@ mod corners;
 mod cycles;
 #[path = "it/death.rs"]
 mod death;
+#[path = "it/faults.rs"]
+mod faults;
 #[path = "it/forked.rs"]
 mod forked;
 #[path = "it/frozen.rs"]

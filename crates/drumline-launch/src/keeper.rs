@@ -16,6 +16,7 @@
 mod handle;
 mod process;
 mod protocol;
+mod rehearsal;
 mod sweep;
 
 pub(crate) use handle::{Keeper, Parting, Told};

@@ -21,6 +21,8 @@ pub(crate) use workers::tests;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use drumline_rendezvous::fault::Fault;
+
 pub use contact::{Contact, HostTimeout, HostTimeoutError};
 pub use gpus::{installed_gpus, visible_gpus};
 pub use hostfile::{HostSlots, HostfileError, exclude_slots, include_slots, parse_hostfile};
@@ -76,6 +78,8 @@ pub struct LaunchPlan {
     pub devices: Option<Vec<String>>,
     /// `OMP_NUM_THREADS` of each worker; a fair share of the cores if `None`.
     pub omp: Option<usize>,
+    /// Faults on purpose.
+    pub faults: Vec<Fault>,
     /// The rank that waits for a debugger.
     pub debug_rank: Option<HeldRank>,
     /// The other hosts, if this launcher starts theirs.
@@ -111,6 +115,7 @@ impl LaunchPlan {
             virtual_local_rank: false,
             devices: None,
             omp: None,
+            faults: Vec::new(),
             debug_rank: None,
             fleet: None,
             slurm_step: None,

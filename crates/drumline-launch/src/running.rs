@@ -191,6 +191,14 @@ impl JobControl {
         self.0.lock().workers.iter().map(Worker::pid).collect()
     }
 
+    /// Signals one worker, if it is this node's and runs.
+    pub(crate) fn signal_rank(&self, rank: usize, signal: Signal) {
+        if let Ok(worker) = self.0.lock().worker(rank) {
+            // An error: it has ended.
+            let _ = worker.signal(signal);
+        }
+    }
+
     /// Hands a signal on to every worker that runs.
     pub(crate) fn signal_all(&self, signal: Signal) {
         for worker in &self.0.lock().workers {

@@ -16,6 +16,7 @@ pub mod core;
 mod doorstep;
 pub mod error_file;
 pub mod events;
+pub mod fault;
 pub mod frame;
 mod free_port;
 pub mod handshake;

@@ -119,6 +119,8 @@ pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
 /// Set for a single rank that no launcher started: by its end it tells of signals itself.
 pub const DRUMLINE_ALONE: &str = "DRUMLINE_ALONE";
+/// Faults on purpose, as `drumline run --fault` has them, joined by `;` (see [`fault`](crate::fault)).
+pub const DRUMLINE_FAULTS: &str = "DRUMLINE_FAULTS";
 /// The user's terminal, where ranks on its machine may draw; their own output goes through the launcher.
 pub const DRUMLINE_TERMINAL: &str = "DRUMLINE_TERMINAL";
 

@@ -41,6 +41,7 @@ mod main_first;
 mod metrics;
 mod predictions;
 mod quiet;
+mod rehearsal;
 mod run_error;
 mod sampler;
 mod scaling;
@@ -67,6 +68,8 @@ mod guides {
     mod data_parallel {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
+    #[doc = include_str!("../../../docs/faults.md")]
+    mod faults {}
     #[doc = include_str!("../../../docs/hangs.md")]
     mod hangs {}
     #[doc = include_str!("../../../docs/install.md")]
@@ -96,6 +99,7 @@ pub use drumline_parallel::{
     Traffic, Turn, Uneven, broadcast_optimizer_state, subgroup,
 };
 pub use drumline_rendezvous::error_file::{install_panic_file, record_error};
+pub use drumline_rendezvous::fault::{FaultError, Faults, LinkFault};
 pub use drumline_rendezvous::{
     InitError, InitOptions, JobKey, Member, Store, StoreError, from_env, init, worker_env,
 };

@@ -8,11 +8,14 @@ use drumline_launch::{
     JobReport, LocalJob, OnFailure, Output, RunOptions, RunningJob, StopPolicy, StopReason,
 };
 
+use drumline_rendezvous::fault::parse_faults;
+use drumline_rendezvous::worker_env;
+
+use crate::in_rank;
 use crate::leftovers::Watch;
 use crate::netns::Hosts;
 use crate::placement::Placement;
 use crate::running::RunningRanks;
-use crate::{fault, in_rank};
 
 /// When a test is stopped unless it says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -54,10 +57,10 @@ impl Ranks {
         self
     }
 
-    /// Faults that ranks do to themselves, such as `kill:rank=2@step=5` (see [`fault`]). Panics on nonsense.
+    /// Faults that ranks do to themselves, such as `rank=2,step=5,kill` (see [`fault`](crate::fault)). Panics on nonsense.
     pub fn fault(self, spec: &str) -> Self {
-        fault::parse_all(spec).unwrap_or_else(|error| panic!("{error:#}"));
-        self.env([(fault::FAULTS, spec)])
+        parse_faults(spec).unwrap_or_else(|error| panic!("{error}"));
+        self.env([(worker_env::DRUMLINE_FAULTS, spec)])
     }
 
     /// Runs the ranks on several hosts: the n-th list has those of the n-th host. Rank 0 hosts the store.

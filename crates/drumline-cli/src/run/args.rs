@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use drumline_launch::{HostTimeout, NodeRange, NumaBinding, RdzvConf, StdOf, parse_seconds};
+use drumline_rendezvous::fault::{Fault, parse_faults};
 
 use super::deepspeed::DeepspeedArgs;
 use super::nproc::Nproc;
@@ -34,7 +35,11 @@ Examples:
 Flags come before PROGRAM; all that follows it is the program's own. Every flag can be written with _ for -, be cut short \
 as long as it is clear, and have its default in a variable: --nnodes in PET_NNODES. A flag wins over its variable.
 
-A .py file is run by $PYTHON_EXEC, or by python3; anything else is executed.";
+A .py file is run by $PYTHON_EXEC, or by python3; anything else is executed.
+
+Faults, several as several --fault: rank=N, when (step=N in programs on Drumline's training loops, after=30s in any), and what \
+(kill, stop, stop=5s; with a step also exit=3, panic, sleep=250ms, slow=2, drop=RANK, delay=50ms,peer=RANK). Each happens before \
+the first restart; restart=N or restart=any choose others. More: docs/faults.md.";
 
 /// Start this node's ranks of a program: takes torchrun's command lines
 #[derive(Debug, clap::Args)]
@@ -129,6 +134,10 @@ pub(crate) struct RunArgs {
     /// Signals that are handed on to the ranks
     #[arg(long, value_name = "LIST", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", help_heading = LIFE)]
     pub(super) signals_to_handle: String,
+
+    /// Make this happen, to rehearse it, such as rank=1,step=20,kill [see below]
+    #[arg(long = "fault", value_name = "FAULT", value_parser = parse_faults, help_heading = LIFE)]
+    pub(super) faults: Vec<Vec<Fault>>,
 
     /// Where log files go, in a folder for each run
     #[arg(long, alias = "logdir", value_name = "FOLDER", help_heading = OUTPUT)]

@@ -87,6 +87,7 @@ fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
     facts.extend(plan.logs.filter.as_ref().map(|ranks| ("shown ranks", format!("{ranks:?}"))));
     facts.extend(plan.logs.quiet_ranks.then(|| ("shown", "rank 0 only".to_string())));
     facts.extend(plan.numa.map(|numa| ("numa binding", format!("{numa:?}"))));
+    facts.extend(plan.faults.iter().map(|fault| ("fault", fault.to_string())));
     facts.extend(plan.debug_rank.as_ref().map(|held| ("held for debugger", format!("rank {}", held.rank))));
     facts
 }

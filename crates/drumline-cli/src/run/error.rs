@@ -7,6 +7,7 @@ use std::time::Duration;
 use drumline_launch::{
     EndpointError, EnvFileError, HostTimeoutError, HostfileError, NodeRange, SecondsError, SignalsError,
 };
+use drumline_rendezvous::fault::Fault;
 use drumline_rendezvous::node_list::NodeListError;
 
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +68,8 @@ pub(crate) enum PlanError {
     HostTimeout { value: String, source: HostTimeoutError },
     #[error("--rdzv-conf keep_alive_interval times keep_alive_max_attempt is {meant:?}: {source}")]
     KeepAlive { meant: Duration, source: HostTimeoutError },
+    #[error("--fault {fault}: there are ranks 0 to {} only", world - 1)]
+    FaultRank { fault: Fault, world: usize },
     #[error("TORCH_ELASTIC_SHUTDOWN_TIMEOUT is `{value}`: {source}")]
     ShutdownTimeout { value: String, source: SecondsError },
     #[error("cannot read the hostfile {}: {source}; try --hostfile FILE", path.display())]

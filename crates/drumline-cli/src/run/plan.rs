@@ -6,9 +6,10 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use drumline_launch::{
-    Bars, Fleet, HeldRank, HostTimeout, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
-    Rendezvous, Std, parse_seconds, parse_signals, split_endpoint,
+    Bars, Fleet, HeldRank, HostTimeout, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange,
+    Program, Rendezvous, Std, parse_seconds, parse_signals, split_endpoint,
 };
+use drumline_rendezvous::fault::Fault;
 use drumline_rendezvous::worker_env;
 
 use super::args::{RunArgs, StartMethod};
@@ -71,6 +72,7 @@ impl RunArgs {
             virtual_local_rank: self.virtual_local_rank,
             devices: hosts.devices,
             omp: self.threads()?,
+            faults: self.faults(world(nodes, nproc, hosts.fleet.as_ref()))?,
             debug_rank: self.held_rank(world(nodes, nproc, hosts.fleet.as_ref()), host)?,
             fleet: hosts.fleet,
             slurm_step: step.map(|step| step.name),
@@ -246,6 +248,15 @@ impl RunArgs {
 
     fn threads(&self) -> Result<Option<usize>, PlanError> {
         if self.omp == Some(0) { Err(PlanError::NoThreads) } else { Ok(self.omp) }
+    }
+
+    fn faults(&self, world: Option<usize>) -> Result<Vec<Fault>, PlanError> {
+        let faults: Vec<Fault> = self.faults.iter().flatten().copied().collect();
+        let is_strange = |fault: &&Fault| world.is_some_and(|world| fault.rank >= world);
+        match (faults.iter().find(is_strange), world) {
+            (Some(fault), Some(world)) => Err(PlanError::FaultRank { fault: *fault, world }),
+            _ => Ok(faults),
+        }
     }
 
     fn held_rank(&self, world: Option<usize>, host: &Host<'_>) -> Result<Option<HeldRank>, PlanError> {

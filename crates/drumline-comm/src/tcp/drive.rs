@@ -36,9 +36,11 @@ impl Mesh {
         step: u32,
         sends: impl IntoIterator<Item = (usize, &'d [u8])>,
     ) -> Result<Drive<'m, 'd>, Stop> {
+        self.rehearse();
         let mut drive = Drive { mesh: self, cx, step, sends: Vec::new(), opened: Vec::new() };
         for (peer, data) in sends {
             drive.mesh.ensure(cx, peer)?;
+            drive.mesh.hold_back(peer);
             let header = drive.header(data.len()).encode();
             drive.sends.push(Sending { peer, header, data, sent: 0, kept: 0 });
         }

@@ -278,6 +278,11 @@ impl Link {
         ))
     }
 
+    /// Breaks the connection as a network would; the link is then made again.
+    pub(crate) fn break_connection(&mut self) {
+        self.pipe.break_connection();
+    }
+
     /// Says that nothing more will be sent, and that the link need not be made again.
     pub(crate) fn say_goodbye(&mut self) {
         let deadline = Instant::now() + FAREWELL;

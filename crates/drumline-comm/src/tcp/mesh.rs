@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::faults::Rehearsed;
 use super::hub::Dialled;
 use super::link::Link;
 use super::name::{Channel, LinkName};
@@ -27,6 +28,7 @@ pub(crate) struct Mesh {
     pub(super) links: HashMap<usize, Link>,
     /// Tries before sleeping; none when ranks outnumber cores.
     pub(super) spins: u32,
+    rehearsed: Rehearsed,
     /// Room for what is received only to be reduced, kept from call to call: new memory costs a page fault each 4 KiB.
     scratch: Vec<u64>,
 }
@@ -39,7 +41,8 @@ impl Mesh {
         me: usize,
         spins: u32,
     ) -> Self {
-        Self { group, process, members, me, links: HashMap::new(), spins, scratch: Vec::new() }
+        let (links, rehearsed, scratch) = (HashMap::new(), Rehearsed::default(), Vec::new());
+        Self { group, process, members, me, links, spins, rehearsed, scratch }
     }
 
     pub(crate) fn me(&self) -> usize {
@@ -60,6 +63,22 @@ impl Mesh {
             self.links.insert(peer, link);
         }
         Ok(())
+    }
+
+    /// Faults on purpose: breaks the connections that are to be broken.
+    pub(super) fn rehearse(&mut self) {
+        for rank in self.rehearsed.catch_up(&self.process.link_faults) {
+            let peer = self.members.iter().position(|member| *member == rank);
+            if let Some(link) = peer.and_then(|peer| self.links.get_mut(&peer)) {
+                tracing::warn!(group = self.group, "fault: the connection to rank {rank} is broken");
+                link.break_connection();
+            }
+        }
+    }
+
+    /// Faults on purpose: waits as long as data for this peer is held back.
+    pub(super) fn hold_back(&self, peer: usize) {
+        self.rehearsed.hold_back(self.members[peer]);
     }
 
     fn open(&self, cx: &Context<'_>, peer: usize) -> Result<Link, Stop> {

@@ -6,6 +6,7 @@
 
 mod collectives;
 mod drive;
+mod faults;
 pub(crate) mod frame;
 mod hub;
 mod link;
@@ -18,6 +19,7 @@ mod security;
 
 pub(crate) use collectives::Team;
 pub(crate) use drive::UNDER_WAY;
+pub(crate) use faults::LinkFaults;
 pub(crate) use hub::{Dialled, Hub, LinkRules};
 pub(crate) use link::Link;
 pub(crate) use mesh::{CLOSED, GRACE, Mesh};

@@ -145,6 +145,14 @@ impl Pipe {
         self.connection = Err(Break::new(error));
     }
 
+    /// Ends the connection from this side, whatever is under way.
+    pub(super) fn break_connection(&mut self) {
+        if let Ok(stream) = &self.connection {
+            let _ = stream.shutdown(Shutdown::Both);
+            self.fail(&io::Error::other("broken on purpose"));
+        }
+    }
+
     /// The other side says that the connection has ended: it has made a new one.
     pub(super) fn leave_connection(&mut self) {
         if self.connection.is_ok() {

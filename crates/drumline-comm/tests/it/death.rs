@@ -153,7 +153,7 @@ struct Deed {
 }
 
 const KILL: Deed = Deed { fault: "kill", words: "killed by signal 9 (SIGKILL)", exit: Exit::Signal(9) };
-const EXIT: Deed = Deed { fault: "exit3", words: "exited with code 3", exit: Exit::Code(3) };
+const EXIT: Deed = Deed { fault: "exit=3", words: "exited with code 3", exit: Exit::Code(3) };
 const PANIC: Deed = Deed { fault: "panic", words: "panicked", exit: Exit::Code(101) };
 
 /// One run of three ranks in which `victim` is struck at `step`.
@@ -170,7 +170,7 @@ fn blow(phase: &'static str, victim: usize, step: u64, deed: Deed) -> Blow {
 
 impl Blow {
     fn spec(&self) -> String {
-        format!("{}:rank={}@step={}", self.deed.fault, self.victim, self.step)
+        format!("rank={},step={},{}", self.victim, self.step, self.deed.fault)
     }
 
     /// Starts the ranks and waits until the victim is struck.
@@ -178,7 +178,7 @@ impl Blow {
         let victim = self.victim.to_string();
         let env = [("PHASE", self.phase), ("DRUMLINE_TRANSPORT", transport), ("VICTIM", &victim)];
         let running = ranks.clone().env(env).fault(&self.spec()).start()?;
-        running.wait_for_line(self.victim, "rank-test: fault", SOON)?;
+        running.wait_for_line(self.victim, "drumline: fault", SOON)?;
         Ok((running, Instant::now()))
     }
 

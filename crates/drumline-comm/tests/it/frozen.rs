@@ -190,7 +190,7 @@ fn start(
     phases: &[&str],
     timeout: Duration,
 ) -> Result<RunningRanks> {
-    let faults = phases.iter().map(|phase| format!("stop:rank={victim}@step={}", step_of(phase)));
+    let faults = phases.iter().map(|phase| format!("rank={victim},step={},stop", step_of(phase)));
     let faults: Vec<String> = faults.collect();
     let pairs = [
         ("DRUMLINE_TRANSPORT", transport.to_string()),
@@ -201,7 +201,7 @@ fn start(
 }
 
 fn wait_until_struck(running: &RunningRanks, victim: usize, phase: &str) -> Result<Instant> {
-    let fault = format!("fault stop:rank={victim}@step={}", step_of(phase));
+    let fault = format!("fault rank={victim},step={},stop", step_of(phase));
     running.wait_for_line(victim, &fault, SOON)?;
     running.wait_until_stopped(victim, SOON)?;
     Ok(Instant::now())

@@ -105,8 +105,8 @@ fn duration(line: &str) -> Result<Duration> {
 }
 
 fn freeze_the_host(ranks: &Ranks, transport: &str) -> Result<()> {
-    let running = ranks.clone().fault("stop:rank=0@step=1").start()?;
-    running.wait_for_line(0, "rank-test: fault", SOON)?;
+    let running = ranks.clone().fault("rank=0,step=1,stop").start()?;
+    running.wait_for_line(0, "drumline: fault", SOON)?;
     running.wait_until_stopped(0, SOON)?;
     for rank in [1, 2] {
         running.wait_for_line(rank, "worked on", SOON)?;

@@ -56,7 +56,8 @@ impl Ground<'_> {
             host_timeout: self.plan.contact.host_timeout,
         };
         let stop = StopPolicy { grace: self.plan.shutdown_timeout, ..StopPolicy::default() };
-        Some(Start { workers, logs, stop, key: Secret(*self.key.as_bytes()), lease: self.lease, store })
+        let (key, faults) = (Secret(*self.key.as_bytes()), self.plan.timed_faults(round.restarts));
+        Some(Start { workers, logs, stop, key, lease: self.lease, store, faults })
     }
 
     fn places(&self, round: &Round, node_rank: usize) -> impl Iterator<Item = Place> {

@@ -32,6 +32,7 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
         // In the environment, as CUDA_VISIBLE_DEVICES.
         devices: _,
         omp,
+        faults,
         debug_rank,
         fleet: _,
         slurm_step: _,
@@ -55,6 +56,7 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
     words.add_some("numa-binding", numa.map(|numa| binding(numa).to_string()));
     words.add_if("virtual-local-rank", *virtual_local_rank);
     words.add_some("omp", omp.map(|omp| omp.to_string()));
+    faults.iter().for_each(|fault| words.add("fault", fault.to_string()));
     words.add_some("debug-rank", debug_rank.as_ref().map(|held| held.rank.to_string()));
     words.program(program);
     words.extend(args.iter().cloned());

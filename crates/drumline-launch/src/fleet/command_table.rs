@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use drumline_rendezvous::fault::parse_faults;
+
 use super::*;
 use crate::{
     Bars, Fleet, HeldRank, HostSlots, LaunchPlan, LineFilters, LocalRankArg, LogPlan, NodeRange, Program,
@@ -99,6 +101,7 @@ fn an_agent_is_told_the_plan_again() {
         numa: Some(crate::NumaBinding::CoreComplex),
         virtual_local_rank: true,
         omp: Some(4),
+        faults: parse_faults("rank=1,step=2,kill;rank=0,after=1s,stop").unwrap(),
         debug_rank: Some(HeldRank { rank: 1, holder: "only here".into() }),
         logs,
         ..plan()
@@ -108,7 +111,8 @@ fn an_agent_is_told_the_plan_again() {
         "launch --rank-spelling=underscore --led ",
         "--nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=a:1 --rdzv-conf=join_timeout=9,",
         "--log-dir=/l --redirects=3 --tee=0:1 --local-ranks-filter=0,2 --quiet-ranks \
-         --duplicate-stdout-filters=a,,b,c --numa-binding=core-complex --virtual-local-rank --omp=4 --debug-rank=1 \
+         --duplicate-stdout-filters=a,,b,c --numa-binding=core-complex --virtual-local-rank --omp=4 --fault=rank=1,step=2,kill \
+         --fault=rank=0,after=1s,stop --debug-rank=1 \
          --module -- m --lr",
     ] {
         assert!(said.contains(part), "no `{part}` in {said}");

@@ -9,10 +9,12 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use drumline_rendezvous::fault::Fault;
 use drumline_rendezvous::{JobKey, ServerOptions, TcpStoreServer};
 use rustix::process::{Signal, getpid, set_child_subreaper, set_parent_process_death_signal, setsid};
 
 use super::protocol::{News, Start, Wish, receive, send};
+use super::rehearsal::Rehearsal;
 use super::sweep::{reap_all_but, sweep};
 use crate::LaunchError;
 use crate::agent::clock;
@@ -92,12 +94,13 @@ struct Kept {
     job: RunningJob,
     logs: AttemptLogs,
     lease: Option<Duration>,
+    faults: Vec<Fault>,
     _store: Option<TcpStoreServer>,
 }
 
 impl Kept {
     fn start(start: Start, teller: &Teller) -> Result<Self, LaunchError> {
-        let Start { mut workers, logs, stop, key, lease, store } = start;
+        let Start { mut workers, logs, stop, key, lease, store, faults } = start;
         let key = JobKey::from_bytes(key.0);
         let memory = KeyMemory::new(&key)?;
         for worker in &mut workers {
@@ -115,12 +118,13 @@ impl Kept {
         let hooks = Hooks { on_exit, on_end: Box::new(sweep_all) };
         let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
         let job = RunningJob::supervised(workers, options, hooks, None)?;
-        Ok(Self { job, logs, lease, _store: hosted })
+        Ok(Self { job, logs, lease, faults, _store: hosted })
     }
 
     /// Obeys until the agent is gone and nothing runs any more.
     fn until_over(self, agent: &UnixStream, teller: &Teller) {
         let control = self.job.control();
+        let _rehearsal = Rehearsal::start(&self.faults, &control);
         let (job, teller) = (self.job, teller.clone());
         let waiter = std::thread::Builder::new().name("drumline-waiter".to_string()).spawn(move || {
             teller.tell(News::Over(job.wait()));

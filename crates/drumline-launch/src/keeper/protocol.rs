@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use drumline_rendezvous::fault::Fault;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,8 @@ pub(crate) struct Start {
     /// Until when they may run if nothing more is said; `None`: for ever.
     pub(crate) lease: Option<Duration>,
     pub(crate) store: StoreOrder,
+    /// Faults on purpose that are the launcher's to carry out.
+    pub(crate) faults: Vec<Fault>,
 }
 
 /// The bytes of the job's key.

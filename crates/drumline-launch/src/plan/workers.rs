@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use drumline_rendezvous::fault::{Fault, When};
 use drumline_rendezvous::worker_env as names;
 
 use crate::environment::{Environment, Place, chosen_threads, terminal};
@@ -40,11 +41,26 @@ impl LaunchPlan {
             (names::LOCAL_RANK, self.told_local_rank(place).to_string()),
             (names::DRUMLINE_HOST_TIMEOUT, format!("{}s", self.contact.host_timeout.as_secs_f64())),
         ];
+        env.extend(self.step_faults().map(|faults| (names::DRUMLINE_FAULTS, faults)));
         env.extend(self.omp.map(|threads| (names::OMP_NUM_THREADS, threads.to_string())));
         env.extend(self.devices_of(place, visible).map(|devices| (names::CUDA_VISIBLE_DEVICES, devices)));
         let env = env.into_iter().map(|(name, value)| (name.into(), Some(value.into())));
         let terminal = terminal().filter(|_| place.num_nodes == 1);
         env.chain(terminal.map(|path| (names::DRUMLINE_TERMINAL.into(), Some(path.into())))).collect()
+    }
+
+    /// The faults that the ranks carry out themselves, as they are handed to them.
+    fn step_faults(&self) -> Option<String> {
+        let faults = self.faults.iter().filter(|fault| matches!(fault.when, When::Step(_)));
+        let faults: Vec<_> = faults.map(Fault::to_string).collect();
+        (!faults.is_empty()).then(|| faults.join(";"))
+    }
+
+    /// The faults that the launcher carries out in the run after `restarts` restarts.
+    pub(crate) fn timed_faults(&self, restarts: usize) -> Vec<Fault> {
+        let is_due =
+            |fault: &Fault| matches!(fault.when, When::After(_)) && fault.restarts.includes(restarts);
+        self.faults.iter().copied().filter(is_due).collect()
     }
 
     /// `OMP_NUM_THREADS` of each worker where the launcher chooses it by itself.

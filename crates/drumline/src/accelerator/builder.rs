@@ -129,7 +129,7 @@ impl AcceleratorBuilder {
         let scaler = agree::<_, AcceleratorError>(&group, scaler.map_err(Trouble::from))?;
         let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
         Ok(Accelerator {
-            shared: Rc::new(Shared::new(group, device, (self.precision, scaler), window)),
+            shared: Rc::new(Shared::new(group, device, (self.precision, scaler), window)?),
             models: Default::default(),
             optimizers: Default::default(),
             schedules: Default::default(),

@@ -49,6 +49,7 @@ impl<O: Optimizer> PreparedOptimizer<O> {
             return Ok(());
         }
         self.shared.check_reduced()?;
+        self.shared.come_to(self.steps.get() + self.skipped_steps() + 1);
         let mut optimizer = self.optimizer.borrow_mut();
         let made = match self.shared.scaled(&self.grads) {
             Some(scaled) => scaled.step(&mut *optimizer)?,

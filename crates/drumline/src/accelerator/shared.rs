@@ -13,6 +13,7 @@ use super::save::Place;
 use super::scaling::{OwnGrads, Scaled, Scaling};
 use super::window::{Turn, Window};
 use crate::alike::mistake;
+use crate::rehearsal::Rehearsal;
 use crate::trainer::Precision;
 
 pub(super) struct Shared {
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     is_unreduced: Cell<bool>,
     /// Models that have trained, and whose buffers are not yet the same on all ranks.
     stale: RefCell<Vec<Rc<dyn Replica>>>,
+    rehearsal: RefCell<Rehearsal>,
     /// What a forward could not return; backward does.
     trouble: RefCell<Option<AcceleratorError>>,
 }
@@ -45,8 +47,9 @@ impl Shared {
         device: Device,
         (precision, scaler): (Precision, Option<LossScaler>),
         window: usize,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
+            rehearsal: Rehearsal::from_env(&group)?.into(),
             group,
             device,
             precision,
@@ -60,7 +63,12 @@ impl Shared {
             is_unreduced: Cell::new(false),
             stale: RefCell::default(),
             trouble: RefCell::default(),
-        }
+        })
+    }
+
+    /// An optimizer comes to its step number `step`: faults on purpose happen here.
+    pub(super) fn come_to(&self, step: u64) {
+        self.rehearsal.borrow_mut().at(step, &self.group);
     }
 
     /// The turn that is on.

@@ -28,6 +28,7 @@ use super::waits::Waits;
 use crate::alike::{Given, check_alike};
 use crate::checkpoint::Checkpoints;
 use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
+use crate::rehearsal::Rehearsal;
 use crate::sampler::{DataId, EvalSampler, Sampler, SamplerOptions, SamplerPosition};
 use crate::scaling::scaler_for;
 use crate::shared_failure::{SharedFailure, Trouble, agree};
@@ -191,6 +192,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
         group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
         let has_callbacks = has_callbacks[0] > 0;
         let graphs = graphs_of(&asked.settings, asked.store)?;
+        let rehearsal = Rehearsal::from_env(&group)?;
         let state = TrainState::new(Start {
             device: asked.store.device(),
             optimizer: parts.optimizer,
@@ -210,6 +212,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
             train_scores: asked.train_scores,
             loaded: asked.loaded,
             tracer: asked.tracer,
+            rehearsal,
             waits,
             has_callbacks,
             is_unsaved: false,

@@ -34,6 +34,7 @@ use super::tracer::Tracer;
 use super::waits::Waits;
 use crate::checkpoint::{Checkpoints, Loaded};
 use crate::loader::{Loader, Sample};
+use crate::rehearsal::Rehearsal;
 use crate::sampler::{DataId, SamplerPosition};
 use crate::shared_failure::{Trouble, agree, in_words, panic_words};
 use crate::stop_request::StopRequest;
@@ -147,6 +148,7 @@ pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// Whether the optimizer has made a step in this run: it has all that it keeps for what had a gradient then.
     pub(super) has_stepped: bool,
     pub(super) tracer: Tracer,
+    pub(super) rehearsal: Rehearsal,
     pub(super) waits: Arc<Waits>,
     /// Whether any rank has callbacks of either kind.
     pub(super) has_callbacks: bool,

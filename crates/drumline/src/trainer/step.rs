@@ -51,6 +51,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         agreed: &Agreed,
         supply: &mut Supply<B>,
     ) -> Result<(), TrainerError> {
+        self.rehearsal.at(self.state.step + 1, &self.state.group);
         let (begin, loaded) = (Instant::now(), self.state.times.load);
         if agreed.count <= 0.0 {
             return Err(self.nothing_counts().into());

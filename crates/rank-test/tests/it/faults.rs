@@ -23,7 +23,7 @@ ranks_test!(
     },
     |ranks| {
         let struck =
-            ranks.clone().fault("kill:rank=1@step=2; exit3:rank=2@step=0").start()?.wait_all(SOON)?;
+            ranks.clone().fault("rank=1,step=2,kill; rank=2,step=0,exit=3").start()?.wait_all(SOON)?;
         let exits: Vec<_> = struck.ranks.iter().map(|rank| rank.exit).collect();
         assert_eq!(exits, [Exit::Code(0), Exit::Signal(9), Exit::Code(3)]);
         assert_eq!(struck.ranks[1].stdout, b"step 0 done\nstep 1 done\n");
@@ -40,8 +40,8 @@ ranks_test!(
         work(2);
     },
     |ranks| {
-        let running = ranks.fault("stop:rank=0@step=1").start()?;
-        running.wait_for_line(0, "fault stop:rank=0@step=1", SOON)?;
+        let running = ranks.fault("rank=0,step=1,stop").start()?;
+        running.wait_for_line(0, "fault rank=0,step=1,stop", SOON)?;
         running.wait_until_stopped(0, SOON)?;
         assert_eq!(running.wait_rank(1, SOON)?, Exit::Code(0));
         assert!(running.wait_rank(0, Duration::from_millis(100)).is_err());
@@ -62,7 +62,7 @@ ranks_test!(
     },
     |ranks| {
         let start = Instant::now();
-        ranks.fault("sleep300ms:rank=0@step=0").pass()?;
+        ranks.fault("rank=0,step=0,sleep=300ms").pass()?;
         assert!(start.elapsed() >= Duration::from_millis(300));
     }
 );

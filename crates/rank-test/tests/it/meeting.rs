@@ -82,7 +82,7 @@ ranks_test!(
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         assert_eq!(running.wait_all(SOON)?.ranks[0].exit, Exit::Code(0));
 
-        let running = ranks.fault("exit3:rank=1@step=0").start()?;
+        let running = ranks.fault("rank=1,step=0,exit=3").start()?;
         running.wait_for_line(0, "rank 1: (Some(3), None)", SOON)?;
     }
 );

@@ -1,0 +1,160 @@
+//! The faults of one rank at work.
+
+use super::grammar::{Deed, Fault, FaultError, When, parse_faults};
+use crate::worker_env;
+use rustix::process::{Signal, getpid, kill_process};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The faults that this rank has in this run of the job. A loop asks [`at`](Self::at) in each of its steps; without
+/// faults that costs nothing.
+///
+/// ```
+/// use drumline_rendezvous::fault::Faults;
+/// let mut faults = Faults::from_env()?; // what `drumline run --fault …` said
+/// for step in 0..10 {
+///     faults.at(step);
+///     // forward, backward, …
+/// }
+/// # Ok::<(), drumline_rendezvous::fault::FaultError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Faults {
+    mine: Vec<Fault>,
+    /// Each step takes longer from now on.
+    slow: Option<Slow>,
+}
+
+#[derive(Debug)]
+struct Slow {
+    /// How much longer, as a share of what the step takes.
+    more: f64,
+    /// When the step under way began.
+    began: Instant,
+}
+
+/// What is to be done to the link to another rank: the group's business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkFault {
+    /// Break the connections to this rank.
+    Drop(usize),
+    /// Hold back what is sent to `peer` from now on.
+    Delay {
+        /// To which rank.
+        peer: usize,
+        /// For how long.
+        by: Duration,
+    },
+}
+
+impl Faults {
+    /// The faults that the launcher passed on and that are of this rank and restart.
+    pub fn from_env() -> Result<Faults, FaultError> {
+        let Ok(text) = std::env::var(worker_env::DRUMLINE_FAULTS) else { return Ok(Faults::default()) };
+        let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+        let restarts = number(worker_env::TORCHELASTIC_RESTART_COUNT);
+        Ok(Faults::of(parse_faults(&text)?, number(worker_env::RANK), restarts))
+    }
+
+    /// Those of `faults` that rank `rank` has in the run after `restarts` restarts.
+    pub fn of(faults: Vec<Fault>, rank: usize, restarts: usize) -> Faults {
+        let is_mine = |fault: &Fault| fault.rank == rank && fault.restarts.includes(restarts);
+        Faults { mine: faults.into_iter().filter(is_mine).collect(), slow: None }
+    }
+
+    /// This rank has come to `step`: does what its faults say, on stderr and then for real, each once. What concerns links
+    /// is returned.
+    pub fn at(&mut self, step: u64) -> Vec<LinkFault> {
+        self.slow_down();
+        if self.mine.is_empty() {
+            return Vec::new();
+        }
+        let due: Vec<Fault> = self.mine.extract_if(.., |fault| fault.when == When::Step(step)).collect();
+        due.into_iter().filter_map(|fault| self.commit(fault)).collect()
+    }
+
+    fn commit(&mut self, fault: Fault) -> Option<LinkFault> {
+        eprintln!("drumline: fault {fault}");
+        match fault.deed {
+            Deed::Kill => raise(Signal::KILL),
+            Deed::Stop(time) => stand_still(time),
+            Deed::Exit(code) => std::process::exit(code),
+            Deed::Panic => panic!("a fault was asked for here: {fault}"),
+            Deed::Sleep(time) => std::thread::sleep(time),
+            Deed::Slow(factor) => {
+                self.slow = Some(Slow { more: f64::from(factor) / 1000.0 - 1.0, began: Instant::now() });
+            }
+            Deed::Drop(peer) => return Some(LinkFault::Drop(peer)),
+            Deed::Delay { peer, by } => return Some(LinkFault::Delay { peer, by }),
+        }
+        None
+    }
+
+    /// Sleeps as long as the step that has just ended took, times what it should have taken more.
+    fn slow_down(&mut self) {
+        if let Some(slow) = &mut self.slow {
+            std::thread::sleep(slow.began.elapsed().mul_f64(slow.more));
+            slow.began = Instant::now();
+        }
+    }
+}
+
+/// A process that has stopped cannot continue itself: a child does, if the stop is to end. Another thread may be the one
+/// to take the signal, so this one waits until it must have reached them all.
+fn stand_still(time: Option<Duration>) {
+    if let Some(time) = time {
+        let script = format!("sleep {:.3}; kill -CONT {}", time.as_secs_f64(), std::process::id());
+        let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn();
+        match child {
+            Ok(mut child) => {
+                raise(Signal::STOP);
+                // Woken by its last act.
+                let _ = child.wait();
+            }
+            Err(error) => eprintln!("drumline: fault without effect, there is nobody to end it: {error}"),
+        }
+        return;
+    }
+    raise(Signal::STOP);
+    std::thread::sleep(Duration::from_millis(200));
+}
+
+fn raise(signal: Signal) {
+    kill_process(getpid(), signal).expect("a process may signal itself");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(text: &str, rank: usize, restarts: usize) -> Faults {
+        Faults::of(parse_faults(text).unwrap(), rank, restarts)
+    }
+
+    #[test]
+    fn a_rank_has_its_own_faults_of_this_run_and_no_others() {
+        let text = "rank=1,step=3,drop=0; rank=1,step=3,restart=1,drop=2; rank=0,step=3,drop=1; rank=1,step=4,restart=any,drop=3";
+        let dropped = |rank, restarts, step| {
+            let links = faults(text, rank, restarts).at(step);
+            links.into_iter().map(|link| matches!(link, LinkFault::Drop(_))).count()
+        };
+        assert_eq!([dropped(1, 0, 3), dropped(1, 1, 3), dropped(1, 2, 3), dropped(2, 0, 3)], [1, 1, 0, 0]);
+        assert_eq!([dropped(1, 0, 4), dropped(1, 7, 4), dropped(1, 0, 5)], [1, 1, 0]);
+        assert_eq!(faults(text, 1, 1).at(3), [LinkFault::Drop(2)]);
+    }
+
+    #[test]
+    fn a_slow_rank_is_slow_from_its_step_on() {
+        let mut faults = faults("rank=0,step=1,slow=3", 0, 0);
+        let mut step = |number| {
+            let began = Instant::now();
+            faults.at(number);
+            let waited = began.elapsed();
+            std::thread::sleep(Duration::from_millis(40));
+            waited
+        };
+        let waits = [step(0), step(1), step(2), step(3)];
+        assert!(waits[..2].iter().all(|wait| *wait < Duration::from_millis(40)), "{waits:?}");
+        assert!(waits[2..].iter().all(|wait| *wait >= Duration::from_millis(75)), "{waits:?}");
+    }
+}
