@@ -137,9 +137,9 @@ fn wrong_bytes(got: &[u8], expected: &[u8]) -> u64 {
 /// For each rank the seconds by which its clock is ahead of rank 0's. Called by all ranks.
 pub(super) fn clock_skews(group: &ProcessGroup) -> Result<Vec<f64>, CommError> {
     let mut skews = vec![0.0; group.size()];
-    for rank in 1..group.size() {
+    for (rank, skew) in skews.iter_mut().enumerate().skip(1) {
         match group.rank() {
-            0 => skews[rank] = skew_of(group, rank)?,
+            0 => *skew = skew_of(group, rank)?,
             own if own == rank => {
                 for _ in 0..CLOCK_PINGS {
                     group.recv(&mut [0.0f64], Source::Rank(0), TAG)?;

@@ -115,7 +115,7 @@ fn help_shows_flags_that_work_and_those_without_effect_last() {
     let place = |text: &str| run.find(text).unwrap_or_else(|| panic!("{text}: {run}"));
     let accepted = place("Accepted from");
     for flag in ["--nnodes", "--max-restarts", "--log-dir", "--omp", "--hostfile", "--help"] {
-        assert!(place(&format!("{flag}")) < accepted, "{flag} stands behind those without effect");
+        assert!(place(flag) < accepted, "{flag} stands behind those without effect");
     }
     assert!(place("--start-method") > accepted && place("--save-pid") > accepted);
     for command in ["train", "test", "translate"] {

@@ -89,13 +89,19 @@ fn take_followers(recording: u64) -> Vec<Followed> {
     followers().extract_if(.., |known| known.recording == recording).collect()
 }
 
+/// A follower of a graph, with its calls in it, in order.
+#[derive(Debug)]
+struct Recorded {
+    follower: Weak<dyn Follower>,
+    calls: Arc<[String]>,
+}
+
 /// Recorded work.
 #[derive(Debug)]
 pub struct Graph {
     raw: *mut CudaGraph,
     functions: &'static Functions,
-    /// With their calls, in order.
-    followers: Vec<(Weak<dyn Follower>, Arc<[String]>)>,
+    followers: Vec<Recorded>,
 }
 
 // SAFETY: libtorch's object belongs to no thread; it is changed only while it is recorded, which takes it whole.
@@ -126,7 +132,8 @@ impl Graph {
             "what was recorded cannot be launched",
         );
         let followed = take_followers(recording).into_iter();
-        graph.followers = followed.map(|one| (one.follower, one.calls.into())).collect();
+        graph.followers =
+            followed.map(|one| Recorded { follower: one.follower, calls: one.calls.into() }).collect();
         let made = made.unwrap_or_else(|panic| resume_unwind(panic))?;
         ended?;
         Ok((graph, made))
@@ -143,15 +150,11 @@ impl Graph {
         self.launch_for(&self.followers, Some(step))
     }
 
-    fn launch_for(
-        &self,
-        followers: &[(Weak<dyn Follower>, Arc<[String]>)],
-        step: Option<u64>,
-    ) -> Result<(), TorchError> {
+    fn launch_for(&self, followers: &[Recorded], step: Option<u64>) -> Result<(), TorchError> {
         match followers {
             // SAFETY: the graph lives.
             [] => check(unsafe { (self.functions.graph_replay)(self.raw) }, "cannot launch a graph"),
-            [(first, calls), rest @ ..] => match first.upgrade() {
+            [Recorded { follower, calls }, rest @ ..] => match follower.upgrade() {
                 Some(first) => {
                     let launched = Launched { step, calls: Arc::clone(calls) };
                     first.launch(launched, &mut || self.launch_for(rest, step))
