@@ -115,8 +115,7 @@ ranks_test!(
         let net = Net::new(&store);
         let trainer = trainer(&group, &net, &store, 64)?.print_every(1).use_tqdm(false).save_path(folder()?);
         // The checkpoint of step 1 is asked for before the weights are spoilt.
-        let trainer =
-            trainer.callback(Checkpoint::every(Every::Steps(1))).callback(Spoil);
+        let trainer = trainer.callback(Checkpoint::every(Every::Steps(1))).callback(Spoil);
         end_as_a_program(trainer.train(LoadBestModel::No))
     },
     |ranks| {
