@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::faults::Rehearsed;
 use super::hub::Dialled;
 use super::link::Link;
 use super::name::{Channel, LinkName};
+use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Context, Stop};
 
@@ -21,9 +23,8 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    group: String,
+    fate: Arc<Fate>,
     process: Arc<Process>,
-    members: Vec<usize>,
     me: usize,
     pub(super) links: HashMap<usize, Link>,
     /// Tries before sleeping; none when ranks outnumber cores.
@@ -34,15 +35,9 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    pub(crate) fn new(
-        group: String,
-        process: Arc<Process>,
-        members: Vec<usize>,
-        me: usize,
-        spins: u32,
-    ) -> Self {
+    pub(crate) fn new(fate: Arc<Fate>, process: Arc<Process>, me: usize, spins: u32) -> Self {
         let (links, rehearsed, scratch) = (HashMap::new(), Rehearsed::default(), Vec::new());
-        Self { group, process, members, me, links, spins, rehearsed, scratch }
+        Self { fate, process, me, links, spins, rehearsed, scratch }
     }
 
     pub(crate) fn me(&self) -> usize {
@@ -68,9 +63,9 @@ impl Mesh {
     /// Faults on purpose: breaks the connections that are to be broken.
     pub(super) fn rehearse(&mut self) {
         for rank in self.rehearsed.catch_up(&self.process.link_faults) {
-            let peer = self.members.iter().position(|member| *member == rank);
+            let peer = self.fate.members.iter().position(|member| *member == rank);
             if let Some(link) = peer.and_then(|peer| self.links.get_mut(&peer)) {
-                tracing::warn!(group = self.group, "fault: the connection to rank {rank} is broken");
+                tracing::warn!(group = self.fate.group, "fault: the connection to rank {rank} is broken");
                 link.break_connection();
             }
         }
@@ -78,7 +73,7 @@ impl Mesh {
 
     /// Faults on purpose: waits as long as data for this peer is held back.
     pub(super) fn hold_back(&self, peer: usize) {
-        self.rehearsed.hold_back(self.members[peer]);
+        self.rehearsed.hold_back(self.fate.members[peer]);
     }
 
     fn open(&self, cx: &Context<'_>, peer: usize) -> Result<Link, Stop> {
@@ -87,14 +82,14 @@ impl Mesh {
         let hub = self.process.hub().map_err(|error| link(error.to_string()))?;
         let connects = self.me > peer;
         let (from, to) = if connects { (self.me, peer) } else { (peer, self.me) };
-        let (group, channel) = (self.group.clone(), Channel::Data);
-        let name = LinkName { group, channel, from: self.members[from], to: self.members[to] };
+        let (group, members, channel) = (self.fate.group.clone(), &self.fate.members, Channel::Data);
+        let name = LinkName { group, channel, from: members[from], to: members[to] };
         let mut last_error = String::new();
         let mut left_since = None;
         loop {
             if connects {
                 let deadline = begin + cx.watch.timeout;
-                let address = self.process.hub_address(self.members[peer], deadline).map_err(Dialled::Failed);
+                let address = self.process.hub_address(members[peer], deadline).map_err(Dialled::Failed);
                 match address.and_then(|address| Link::dialled(hub, address, &name, deadline)) {
                     Ok(link) => return Ok(link),
                     Err(Dialled::Refused(reason)) => return Err(link(reason)),
@@ -138,6 +133,9 @@ pub(crate) const CLOSED: &str = "the other side closed it; try looking at what t
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        self.links.values_mut().for_each(Link::say_goodbye);
+        // The others are to hear why a group was given up, not only that this rank has left it.
+        if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
+            self.links.values_mut().for_each(Link::say_goodbye);
+        }
     }
 }

@@ -12,6 +12,7 @@ mod hub;
 mod link;
 mod mesh;
 mod name;
+mod outstanding;
 mod pipe;
 mod record;
 mod ring;
