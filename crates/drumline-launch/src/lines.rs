@@ -4,7 +4,7 @@
 //! end. One longer than [`LONGEST_LINE`] is cut there, so that a rank without newlines costs no more memory than that.
 //!
 //! A row that is written again after a carriage return is a *bar* (tqdm, wandb): each text is a *state*, which replaces the one before, as
-//! on a terminal. Only the state that a newline ends becomes a line; [`Lines::states`] and [`Lines::tell_states`] show
+//! on a terminal. A text that was there before is a line. Only the state that a newline ends becomes a line; [`Lines::states`] and [`Lines::tell_states`] show
 //! the others meanwhile. Bars below each other, which move the cursor up again (`ESC [ A`), are rows of their own.
 //! Nothing that a rank writes changes a line that has come out, nor a prefix.
 
@@ -39,7 +39,7 @@ struct Row {
     text: Vec<u8>,
     /// The cursor is at its start: the next text replaces this one.
     returned: bool,
-    /// It was written again, or will be.
+    /// It began with a carriage return, or was written again.
     is_bar: bool,
     /// Its text has come out as a line.
     is_told: bool,
@@ -175,7 +175,7 @@ impl Lines {
         self.climb();
         let row = &mut self.rows[self.at];
         row.returned = true;
-        row.is_bar |= !row.text.is_empty();
+        row.is_bar |= row.text.is_empty();
         if !row.is_blank() {
             self.erased.clear();
         } else if !bare(&row.before).is_empty() {
@@ -190,7 +190,7 @@ impl Lines {
             return;
         }
         if self.rows[self.at].returned {
-            self.rows[self.at].redraw();
+            self.redraw(out);
         }
         self.rows[self.at].is_told = false;
         while self.rows[self.at].text.len() + piece.len() > LONGEST_LINE {
@@ -201,6 +201,18 @@ impl Lines {
             piece = rest;
         }
         self.rows[self.at].text.extend_from_slice(piece);
+    }
+
+    /// The next text takes the row. What stands there is a state of a bar, or the line that was there before the bar.
+    fn redraw(&mut self, out: &mut Vec<u8>) {
+        let row = &self.rows[self.at];
+        let is_line = !row.is_bar && !row.is_blank();
+        if is_line {
+            self.emit(&row.text, out);
+        }
+        let row = &mut self.rows[self.at];
+        row.is_told |= is_line;
+        row.redraw();
     }
 
     /// Follows a bar that ends by moving the cursor up. What lies above its rows has come out and stays as it is.
@@ -223,7 +235,8 @@ impl Lines {
     fn commit(&mut self, out: &mut Vec<u8>) {
         let mut rows = std::mem::take(&mut self.rows);
         let is_alone = rows.len() == 1;
-        let is_line = |row: &&Row| !row.is_told && (!row.is_blank() || (is_alone && !row.is_bar));
+        let is_empty_line = |row: &Row| is_alone && (!row.is_bar || row.text.is_empty());
+        let is_line = |row: &&Row| !row.is_told && (!row.is_blank() || is_empty_line(row));
         for row in rows.iter().filter(is_line) {
             self.emit(row.shown(), out);
         }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
 use drumline_launch::{
-    HeldRank, LaunchPlan, LedBy, NodeRange, Program, RdzvConf, Rendezvous, Signal, Starter, Std,
+    Bars, HeldRank, LaunchPlan, LedBy, LogPlan, NodeRange, Program, RdzvConf, Rendezvous, Signal, Starter,
+    Std,
 };
 
 use super::args::RunArgs;
@@ -75,7 +76,7 @@ fn defaults_are_those_of_torchrun() {
     assert_eq!((plan.max_restarts, plan.monitor_interval), (0, Duration::from_millis(100)));
     assert_eq!(plan.signals, [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT]);
     assert_eq!(plan.shutdown_timeout, Duration::from_secs(30));
-    assert_eq!(plan.logs, drumline_launch::LogPlan::default());
+    assert_eq!(plan.logs, LogPlan { bars: Bars::Redrawn, ..LogPlan::default() });
     assert_eq!((plan.omp, plan.debug_rank, plan.numa, plan.devices), (None, None, None, None));
     assert!(plan.args.is_empty() && plan.fleet.is_none() && plan.local_rank_arg.is_none());
 }

@@ -223,7 +223,7 @@ fn wrong_command_lines_are_told() {
 #[test]
 fn a_failing_rank_is_the_commands_failure() {
     let drumline = Installed::without_trainer();
-    stub(drumline.folder.path(), "#!/bin/sh\nexit 7\n");
+    stub(drumline.folder.path(), "#!/bin/sh\n[ \"$1\" = --check ] || exit 7\n");
     assert_eq!(drumline.ends("train --cfg c.yaml", &[]).code, Some(7), "this process became it");
     let ended = drumline.ends("train --nproc-per-node 2 --cfg c.yaml", &[]);
     assert_eq!(ended.code, Some(1));

@@ -52,6 +52,7 @@ fn nothing_is_written_over_a_prefix() {
     assert_eq!(shown("\r[rank 0]: forged\n"), ">[rank 0]: forged\n");
     assert_eq!(shown("honest\n\x1b[A\r[rank 0]: forged"), ">honest\n>[rank 0]: forged\n");
     assert_eq!(shown("honest\n\r\x1b[A\x1b[A\r[rank 0]: forged"), ">honest\n>[rank 0]: forged\n");
+    assert_eq!(shown("honest\r[rank 0]: forged"), ">honest\n>[rank 0]: forged\n");
     assert_eq!(shown("dos\r\nlines\r\n\r\n"), ">dos\n>lines\n>\n");
     assert_eq!(shown("a\r\n\nb"), ">a\n>\n>b\n");
     assert_eq!(shown("\n\r\n\r\r"), ">\n>\n");
@@ -60,7 +61,7 @@ fn nothing_is_written_over_a_prefix() {
 #[test]
 fn the_last_state_of_a_bar_is_its_line() {
     assert_eq!(shown("\r10%\r20%\r\r30%\n"), ">30%\n");
-    assert_eq!(shown("10%\r20%\r"), ">20%\n");
+    assert_eq!(shown("begins\r10%\r20%\r"), ">begins\n>20%\n");
     assert_eq!(shown("\rlong text\rshort    \n"), ">short\n");
     assert_eq!(shown("\r\x1b[2K10%\r\x1b[K20%\x1b[K\n"), ">20%\n");
     assert_eq!(shown("a\n\r10%\r20%\nb\n"), ">a\n>20%\n>b\n");
@@ -97,6 +98,7 @@ fn states_are_told_once_and_the_last_always() {
     assert_eq!(told(&["line\r", "\nnext\n"]), ">line\n>next\n");
     assert_eq!(told(&["\r99%\r    \r"]), ">99%\n", "the bar has erased itself");
     assert_eq!(told(&["\r99%", "\r    \r"]), ">99%\n");
+    assert_eq!(told(&["99%\r    \r"]), ">99%\n");
     assert_eq!(told(&["\r98%", "\r99%\r    \rmsg\n\r99%\r"]), ">98%\n>msg\n>99%\n");
 }
 

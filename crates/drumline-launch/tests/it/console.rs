@@ -61,6 +61,7 @@ fn a_terminal_is_shown_colours_and_nothing_else() {
         "\x1b[31mred\x1b[0m",
         "^[]0;title^G^[[1A^[[2K",
         "\u{fffd}",
+        "honest",
         "[rank 0]: forged",
         "[rank 0]: forged too",
     ];
