@@ -67,7 +67,7 @@ fn decode_length(bytes: [u8; LENGTH]) -> Option<usize> {
 /// One direction's key.
 enum Key {
     Mac([u8; 32]),
-    Aead(LessSafeKey),
+    Aead(Box<LessSafeKey>),
 }
 
 impl Key {
@@ -76,7 +76,7 @@ impl Key {
             return Self::Mac(*key);
         }
         let key = UnboundKey::new(&AES_256_GCM, key).expect("AES-256 has keys of 32 bytes");
-        Self::Aead(LessSafeKey::new(key))
+        Self::Aead(Box::new(LessSafeKey::new(key)))
     }
 
     fn tag_len(&self) -> usize {
