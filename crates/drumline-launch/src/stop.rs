@@ -81,10 +81,14 @@ impl Request {
     /// The usual way.
     pub(crate) const STOP: Request = Request::Stop { signal: Signal::TERM, grace: None, not_before: None };
 
-    /// What is left to be done of an earlier request and a later one: the signal stays, the hurry wins.
+    /// What is left to be done of an earlier request and a later one: the hurry wins, and the signal of the one that comes first
+    /// to the workers.
     pub(crate) fn and(self, later: Request, policy: &StopPolicy) -> Request {
         let Request::Stop { signal, grace, not_before } = self else { return Request::Kill };
-        let Request::Stop { grace: other, not_before: earlier, .. } = later else { return Request::Kill };
+        let Request::Stop { signal: another, grace: other, not_before: earlier } = later else {
+            return Request::Kill;
+        };
+        let signal = if earlier < not_before { another } else { signal };
         let grace = grace.unwrap_or(policy.grace).min(other.unwrap_or(policy.grace));
         // `None` is the least: at once.
         Request::Stop { signal, grace: Some(grace), not_before: not_before.min(earlier) }
@@ -247,6 +251,9 @@ mod tests {
         let later = t + policy.settle;
         assert_eq!(decide(later, Phase::Running, &view, &policy), Phase::Terminating { since: later });
         let hurried = View { request: Some(request.and(Request::STOP, &policy)), ..view };
+        let own = Request::Stop { signal: Signal::USR1, grace: None, not_before: None };
+        assert_eq!(request.and(own, &policy).signal(), Signal::USR1, "it comes to the workers first");
+        assert_eq!(own.and(request, &policy).signal(), Signal::USR1);
         assert_eq!(decide(t, Phase::Running, &hurried, &policy), Phase::Terminating { since: t });
     }
 

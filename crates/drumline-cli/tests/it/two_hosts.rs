@@ -113,7 +113,7 @@ fn a_node_with_another_key_is_refused_and_one_without_is_told_how_to_make_one() 
     let mut keyless = net.hosts.command(1, BINARY);
     keyless.arg("run").args(net.fixed(0).replace("10.77.0.1", "10.77.0.2").split_whitespace()).arg("true");
     let (code, text) = Job::of(keyless).end(LONG);
-    assert!(code == 1 && text.contains("DRUMLINE_JOB_KEY_FILE"), "{text}");
+    assert!(code == 2 && text.contains("DRUMLINE_JOB_KEY_FILE"), "{text}");
     first.signal(Signal::TERM);
     assert_eq!(first.end(LONG).0, 143);
 }

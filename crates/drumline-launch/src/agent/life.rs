@@ -28,6 +28,9 @@ use crate::stop::StopPolicy;
 const TICK: Duration = Duration::from_millis(250);
 /// What workers get whose peers are gone.
 const SHORT_GRACE: Duration = Duration::from_secs(2);
+/// A signal for the whole job reaches its nodes so far apart: what it means to ranks is lost if another node's answer to it
+/// stops them before it is here.
+const APART: Duration = Duration::from_secs(1);
 /// A signal that comes twice within this time was sent once, by two who meant the same (Slurm's daemon and `srun`).
 /// Nobody presses Ctrl-C for another.
 const ECHO: Duration = Duration::from_millis(500);
@@ -285,8 +288,10 @@ impl<'a> Life<'a> {
     fn leave(&mut self, signal: Signal) -> Vec<Event> {
         self.stopped_by = self.stopped_by.or(Some((signal, Instant::now())));
         self.own.met.control.leave(signal);
-        if self.keeper.is_some() {
+        if let Some(keeper) = &mut self.keeper {
             let (name, time) = (signal_name(signal.as_raw()), self.own.plan.shutdown_timeout);
+            // A stop for another node's sake that has not reached the ranks yet reaches them with this signal.
+            keeper.stop(signal, Duration::ZERO, time);
             self.waiting.is_for(Some(format!(
                 "{name} was handed on to the ranks, which have {time:?} to end; once more kills them now"
             )));
@@ -360,7 +365,11 @@ impl<'a> Life<'a> {
         let signal = signal.or_else(|| why.signal()).unwrap_or(Signal::TERM);
         let longest = self.own.plan.shutdown_timeout;
         // The rank at fault may be here, and not have spoken yet, also where another node was the first to tell.
-        let settle = if why.is_failure() { StopPolicy::default().settle } else { Duration::ZERO };
+        let settle = match () {
+            () if why.is_failure() => StopPolicy::default().settle,
+            () if why.is_departure() => APART,
+            () => Duration::ZERO,
+        };
         match grace {
             Grace::Full => keeper.stop(signal, settle, longest),
             Grace::Short => keeper.stop(signal, settle, longest.min(SHORT_GRACE)),

@@ -197,6 +197,17 @@ impl Reason {
         }
     }
 
+    /// Whether it is that an agent was asked to leave, on whatever node.
+    pub fn is_departure(&self) -> bool {
+        match self {
+            Reason::Closing(cause)
+            | Reason::TooFewLeft { cause, .. }
+            | Reason::NoRestartLeft { cause, .. } => matches!(cause, Cause::Left(_)),
+            Reason::JobOver(ending) => matches!(&**ending, Ending::Failure(why) if why.is_departure()),
+            _ => false,
+        }
+    }
+
     /// Whether it is that a worker failed, on whatever node.
     pub fn is_failure(&self) -> bool {
         match self {
