@@ -340,10 +340,10 @@ fn the_best_model_of_a_run_before_is_not_exported() {
         let args = ["export", "--from", &from, "--out", &out].map(str::to_owned);
         ended(start(1, args.to_vec())).remove(0).stdout
     };
-    assert!(exported("a").contains("checkpoints/best/model.safetensors"), "control");
+    assert!(exported("a").contains("checkpoints/step-00000002/model.safetensors"), "control");
     let words = "train GPT.DEV null TRAIN.AUTO_RESUME False TRAIN.MAX_STEPS 3";
     place.passes(1, words);
-    assert!(exported("b").contains("checkpoints/latest/model.safetensors"));
+    assert!(exported("b").contains("checkpoints/step-00000003/model.safetensors"));
     let again = place.passes(1, "train GPT.DEV null TRAIN.MAX_STEPS 3");
     assert!(again.contains("nothing left to do after step 3, 0 epochs in "), "no best is made up: {again}");
 }

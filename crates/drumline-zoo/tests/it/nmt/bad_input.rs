@@ -89,7 +89,7 @@ fn a_checkpoint_of_other_sizes_is_refused_and_stays() {
     .unwrap();
     let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
     let told = refused(&task, &format!("{translate} --config DIR/wide.yaml"));
-    assert!(told.contains("save/best/model.safetensors") && told.contains("is [32, 16]"), "{told}");
+    assert!(told.contains("save/step-00000004/model.safetensors") && told.contains("is [32, 16]"), "{told}");
     let told = refused(&task, &translate.replace("DIR/save", "DIR/nothing"));
     assert!(
         told.contains("no weights in ") && told.contains("the folder of a training's checkpoints"),

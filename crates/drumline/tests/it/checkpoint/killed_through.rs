@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -121,7 +122,7 @@ fn points(test: &str, base: &Path, epochs: u64) -> Vec<Point> {
     found.into_iter().collect()
 }
 
-/// What a killed rank has left, and whether it was killed at all.
+/// What killed ranks have left. strace ends as its rank does.
 fn killed(test: &str, base: &Path, epochs: u64, points: &[Point]) -> Vec<tempfile::TempDir> {
     let start = |Point { call, nth }: &Point| {
         let (dir, inject) = (copied(base), format!("inject={call}:signal=KILL:when={nth}"));
@@ -130,7 +131,7 @@ fn killed(test: &str, base: &Path, epochs: u64, points: &[Point]) -> Vec<tempfil
     };
     let started: Vec<_> = points.iter().map(start).collect();
     let ended = started.into_iter().zip(points).map(|((mut rank, dir), point)| {
-        assert!(!rank.wait().unwrap().success(), "{point:?} did not kill it");
+        assert_eq!(rank.wait().unwrap().signal(), Some(9), "{point:?} did not kill it");
         dir
     });
     ended.collect()

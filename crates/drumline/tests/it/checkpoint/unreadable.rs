@@ -52,7 +52,7 @@ fn a_file_or_folder_without_the_right_to_read_it() {
         let dir = two();
         let path = dir.path().join(name);
         let mode = fs::metadata(&path).unwrap().permissions();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
         assert_stops(
             dir.path(),
             &["Permission denied", "try the user who saved it, or `chmod"],
@@ -73,7 +73,7 @@ fn a_best_that_cannot_be_read_is_not_replaced() {
         checkpoints.save(&state_of(3, 10), Mark::Latest, group).unwrap();
     });
     let file = dir.path().join("step-00000002/rng.safetensors");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
     assert_stops(dir.path(), &["rng.safetensors cannot be read: Permission denied"], load_as_anybody);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(whole_step(&load_as_anybody(dir.path()).unwrap().unwrap()), 3);
