@@ -60,7 +60,7 @@ pub(in crate::program) struct NmtArgs {
 
 impl NmtArgs {
     /// The file's configuration, as the flags change it.
-    pub(super) fn config(self) -> anyhow::Result<NmtConfig> {
+    pub(in crate::program) fn config(self) -> anyhow::Result<NmtConfig> {
         if let Some(flag) = self.pairs.iter().step_by(2).find(|key| key.starts_with("--")) {
             bail!("there is no flag {flag}; try drumline-train nmt --help");
         }
