@@ -356,7 +356,8 @@ impl<M> Ddp<M> {
     /// forwards, and backwards of which the last reduces, and the others call [`backward_nothing`](Self::backward_nothing). That ends the step.
     #[track_caller]
     pub fn begin_step(&self, buffers_of: usize) -> Result {
-        self.sync_group.iter().for_each(|group| group.called_at(call_site()));
+        let site = call_site();
+        self.sync_group.iter().for_each(|group| group.called_at(site));
         self.buffers_of.set(buffers_of);
         self.is_new_step.set(true);
         self.is_begun.set(true);
@@ -385,7 +386,9 @@ impl<M> Ddp<M> {
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
         let is_begun = self.is_begun.get();
         if !is_begun {
-            self.sync_group.iter().for_each(|group| group.called_at(call_site()));
+            // In a closure it would be the closure's place.
+            let site = call_site();
+            self.sync_group.iter().for_each(|group| group.called_at(site));
         }
         if self.is_new_step.replace(self.is_syncing.get() && !is_begun) {
             if !is_begun {

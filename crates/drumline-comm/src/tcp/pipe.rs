@@ -11,13 +11,16 @@
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::outstanding::num_outstanding;
 use super::ring::Ring;
 
 /// More than any kernel holds of what one side has not read.
 const MAX_DRAINED: u64 = 64 << 20;
+
+/// How long the other side may take to notice that a connection is broken on purpose.
+const NOTICED: Duration = Duration::from_secs(5);
 
 /// Both directions of a link.
 #[derive(Debug)]
@@ -192,12 +195,20 @@ impl Pipe {
         }
     }
 
-    /// Ends the connection from this side, whatever is under way.
+    /// Breaks the connection on purpose: says no more over it, and leaves it when the other side has noticed. What comes until
+    /// then has arrived for the other kernel, which will not send it again.
     pub(super) fn break_connection(&mut self) {
-        if let Ok(stream) = &self.connection {
-            let _ = stream.shutdown(Shutdown::Both);
-            self.fail(&io::Error::other("broken on purpose"));
+        let Ok(stream) = &self.connection else { return };
+        let _ = stream.shutdown(Shutdown::Write);
+        let (deadline, before) = (Instant::now() + NOTICED, self.drained.len());
+        while let Err(error) = (&*stream).read_to_end(&mut self.drained)
+            && error.kind() == ErrorKind::WouldBlock
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
         }
+        self.num_drained += self.drained.len() - before;
+        self.fail(&io::Error::other("broken on purpose"));
     }
 
     /// The other side says that the connection has ended: it has made a new one.

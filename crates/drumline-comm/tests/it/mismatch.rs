@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drumline_comm::{ProcessGroup, ReduceOp, Transport};
+use drumline_comm::{Element, ProcessGroup, ReduceOp, Transport};
 
 use crate::threads::{BOTH, Result, outcomes};
 
@@ -224,15 +224,23 @@ fn a_mismatch_in_one_group_leaves_the_others_alone() {
 /// The last line of what ranks hear is made for what is different.
 #[test]
 fn the_advice_fits_and_the_list_is_in_order() {
-    let advice: [(Act, Act, &str); 4] = [
+    // One place in the program for both ranks: another place is a branch.
+    fn sum<T: Element + Default>(group: &ProcessGroup, len: usize) -> Result {
+        group.all_reduce(&mut vec![T::default(); len], SUM)
+    }
+    fn share(group: &ProcessGroup, root: usize) -> Result {
+        group.broadcast(&mut [0u8], root)
+    }
+    let advice: [(Act, Act, &str); 5] = [
         (|group| group.barrier(), |group| group.all_reduce(&mut [0u8], SUM), "branch"),
         (
             |group| group.all_reduce(&mut [0u8; 2], SUM),
             |group| group.all_reduce(&mut [0u8; 3], SUM),
-            "length",
+            "branch",
         ),
-        (|group| group.all_reduce(&mut [0u8; 2], SUM), |group| group.all_reduce(&mut [0i8; 2], SUM), "type"),
-        (|group| group.broadcast(&mut [0u8], 0), |group| group.broadcast(&mut [0u8], 1), "same root"),
+        (|group| sum::<u8>(group, 2), |group| sum::<u8>(group, 3), "length"),
+        (|group| sum::<u8>(group, 2), |group| sum::<i8>(group, 2), "type"),
+        (|group| share(group, 0), |group| share(group, 1), "same root"),
     ];
     for transport in BOTH {
         for (most, one, words) in advice {

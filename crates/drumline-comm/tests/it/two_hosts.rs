@@ -354,10 +354,10 @@ ranks_test!(an_outage_only_stalls_what_is_under_way, 2, { sums_with_a_pause()? }
     ensure!(report.is_success(), "{report}");
 });
 
-/// All-reduces and messages with known answers while somebody resets the links, as a firewall does; says how many ended well.
+/// All-reduces with known answers while somebody resets the links, as a firewall does; says how many ended well.
 fn sums_under_fire() -> Result<()> {
     let group = ProcessGroup::from_env()?;
-    let (me, other) = (group.rank() as u32, 1 - group.rank());
+    let me = group.rank() as u32;
     let mut begin = Instant::now();
     let (mut round, mut may_go_on) = (0, [true]);
     while may_go_on[0] {
@@ -367,10 +367,6 @@ fn sums_under_fire() -> Result<()> {
             data.iter().zip(0..).all(|(&sum, i)| sum == 3 * i + 2 * round),
             "a wrong sum in round {round}"
         );
-        let mut theirs = vec![0u32; 100_000];
-        let sends = [P2p::send(&data[..100_000], other, 0), P2p::recv(&mut theirs, Source::Rank(other), 0)];
-        group.batch(sends.into_iter().collect())?;
-        ensure!(theirs == data[..100_000], "a wrong message in round {round}");
         if round == 3 {
             println!("under way");
             begin = Instant::now();

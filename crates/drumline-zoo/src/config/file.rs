@@ -46,6 +46,10 @@ fn root(path: &Path) -> Result<Value, ConfigError> {
 }
 
 fn what_is_wrong(error: &serde_saphyr::Error) -> String {
+    // An error behind an alias comes wrapped in where that is.
+    if let serde_saphyr::Error::AliasError { error, .. } = error.without_snippet() {
+        return what_is_wrong(error);
+    }
     match error.without_snippet() {
         serde_saphyr::Error::Budget { .. } => {
             "the file has more values, or deeper ones, than a configuration may have, once its aliases (*name) are put in; try to write \
