@@ -211,14 +211,19 @@ impl Process {
 
     /// How the data between this rank and another is protected. Both ranks come to the same answer.
     fn link_security(&self, rank: usize) -> LinkSecurity {
-        let is_here = self.who[rank].network == self.who[self.member.rank].network;
-        let default = if is_here { LinkSecurity::None } else { LinkSecurity::BETWEEN_HOSTS };
+        let default = if self.is_here(rank) { LinkSecurity::None } else { LinkSecurity::BETWEEN_HOSTS };
         self.options.link_security.unwrap_or(default)
+    }
+
+    /// Whether the data between this rank and another does not leave the machine.
+    fn is_here(&self, rank: usize) -> bool {
+        self.who[rank].network == self.who[self.member.rank].network
     }
 
     fn link_rules(&self) -> LinkRules {
         LinkRules {
             security: (0..self.who.len()).map(|rank| self.link_security(rank)).collect(),
+            is_here: (0..self.who.len()).map(|rank| self.is_here(rank)).collect(),
             meeting: self.member.incarnation,
             patience: self.options.host_timeout,
         }

@@ -167,7 +167,7 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     let local = topology.nodes[topology.node].clone();
     let (node, passing) = share_memory(&process, &fate, &local, topology.place, pace)?;
     let spins = if pace == Pace::Roomy { 60 } else { 0 };
-    let mesh = Mesh::new(name, process.clone(), members, rank, spins);
+    let mesh = Mesh::new(fate.clone(), process.clone(), rank, spins);
     let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
     if let Some(node) = &node {
         let _ = fate.board.set(node.board());

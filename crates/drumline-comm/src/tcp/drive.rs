@@ -5,7 +5,7 @@
 //! are busy at the same time without a thread for each, and a piece can be reduced while the next one arrives.
 //!
 //! What is sent is the caller's until the step is over, so a link need not copy it in case it must be sent again: only what
-//! may still be under way then, at the step's end, and when a link breaks.
+//! has not arrived by then, at the step's end, and when a link breaks.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -36,6 +36,7 @@ impl Mesh {
         step: u32,
         sends: impl IntoIterator<Item = (usize, &'d [u8])>,
     ) -> Result<Drive<'m, 'd>, Stop> {
+        self.links.values_mut().for_each(Link::mark);
         let mut drive = Drive { mesh: self, cx, step, sends: Vec::new(), opened: Vec::new() };
         for (peer, data) in sends {
             drive.mesh.ensure(cx, peer)?;
@@ -153,6 +154,7 @@ impl Drive<'_, '_> {
                 // What came with a header of another call may be of another type: it must not stay in the buffer.
                 self.check(piece, &state.header).inspect_err(|_| piece.into.fill(0))?;
                 self.opened.push(peer);
+                self.mesh.links.get_mut(&peer).into_iter().for_each(Link::acknowledge);
             }
         }
         Ok(state.got > before)

@@ -17,6 +17,7 @@ use drumline_rendezvous::{
 use rustix::net::sockopt;
 
 use super::name::{LinkName, LinkNote};
+use super::record::MAX_RECORD;
 use super::security::LinkSecurity;
 
 /// How long one handshake may take.
@@ -28,17 +29,19 @@ const ATTEMPT: Duration = Duration::from_millis(500);
 /// Groups remembered that are over: long enough for links that were on their way when they ended.
 const REMEMBERED: usize = 1024;
 
-/// Bytes that may be under way on a link in each direction, on each side. The kernel may grant less, and counts double.
-const SOCKET_BUFFER: usize = 1 << 20;
+/// Bytes that may be under way on a link in each direction.
+const SOCKET_BUFFER: usize = 4 << 20;
 
-/// The most that the kernels of both sides hold of what one side has sent.
-pub(super) const WINDOW: usize = 2 * SOCKET_BUFFER + 2 * SOCKET_BUFFER;
+/// The most that the kernel holds of what one side has sent: it may grant less than was asked for, or twice that.
+const WINDOW: usize = 2 * SOCKET_BUFFER;
 
 /// What all links of a process have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct LinkRules {
     /// How links to and from each rank of the job are protected.
     pub(crate) security: Vec<LinkSecurity>,
+    /// Whether each rank of the job is reached without leaving this machine.
+    pub(crate) is_here: Vec<bool>,
     /// The number of the meeting.
     pub(crate) meeting: u64,
     /// How long a silent host is waited for.
@@ -114,8 +117,21 @@ impl Hub {
 
     /// How this link, of which this process is one end, is protected.
     pub(super) fn security(&self, name: &LinkName) -> LinkSecurity {
-        let other = if self.hello.rank == Some(name.from as u32) { name.to } else { name.from };
-        self.rules.security[other]
+        self.rules.security[self.other(name)]
+    }
+
+    /// How much of what is sent over this link must be remembered. Nobody breaks connections inside a machine, where to
+    /// remember would cost a tenth of the rate and more.
+    pub(super) fn window(&self, name: &LinkName) -> usize {
+        match self.security(name) {
+            LinkSecurity::None if self.rules.is_here[self.other(name)] => 0,
+            LinkSecurity::None => WINDOW,
+            _ => WINDOW + MAX_RECORD,
+        }
+    }
+
+    fn other(&self, name: &LinkName) -> usize {
+        if self.hello.rank == Some(name.from as u32) { name.to } else { name.from }
     }
 
     /// Takes the link if it has come in.
@@ -267,7 +283,12 @@ mod tests {
 
     fn hub_of(rank: usize, key: &JobKey, security: LinkSecurity) -> Hub {
         let hello = Hello::new(Role::Link).member(rank, 4);
-        let rules = LinkRules { security: vec![security; 4], meeting: 1, patience: Duration::from_secs(5) };
+        let rules = LinkRules {
+            security: vec![security; 4],
+            is_here: vec![true; 4],
+            meeting: 1,
+            patience: Duration::from_secs(5),
+        };
         Hub::open(Ipv4Addr::LOCALHOST.into(), key.clone(), hello, rules).unwrap()
     }
 

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use drumline_rendezvous::handshake::Session;
 
 use super::frame::{GOODBYE, HEADER};
-use super::hub::{Arrival, Dialled, Hub, WINDOW};
+use super::hub::{Arrival, Dialled, Hub};
 use super::name::LinkName;
 use super::pipe::{Break, Pipe};
-use super::record::{MAX_RECORD, Opener, Sealer};
+use super::record::{Opener, Sealer};
 use super::security::LinkSecurity;
 
 /// Rest between two attempts to make a connection again.
@@ -38,6 +38,8 @@ pub(crate) struct Link {
     pipe: Pipe,
     records: Option<Records>,
     attempt: Attempt,
+    /// What was sent before this position is read when the other side sends the next header.
+    mark: u64,
     /// A frame has begun and not ended, so a goodbye would be taken for a part of it.
     pub(crate) is_mid_frame: bool,
 }
@@ -112,9 +114,9 @@ impl Link {
                 staged: 0,
             }),
         };
-        let pipe = Pipe::new(stream, WINDOW + MAX_RECORD);
+        let pipe = Pipe::new(stream, hub.window(name));
         let attempt = Attempt::At(Instant::now());
-        Self { name: name.clone(), dials, pipe, records, attempt, is_mid_frame: false }
+        Self { name: name.clone(), dials, pipe, records, attempt, mark: 0, is_mid_frame: false }
     }
 
     /// What to wait for; `None` while it is broken.
@@ -145,6 +147,16 @@ impl Link {
         if self.records.is_none() {
             self.pipe.keep(bytes);
         }
+    }
+
+    /// A step begins. The other side begins it, too, only when it has read what was sent before.
+    pub(crate) fn mark(&mut self) {
+        self.mark = self.pipe.position();
+    }
+
+    /// The other side has begun the step that was marked: what was sent before need not be remembered.
+    pub(crate) fn acknowledge(&mut self) {
+        self.pipe.forget(self.mark);
     }
 
     /// Reads what has come into the two pieces, and says how much that is.

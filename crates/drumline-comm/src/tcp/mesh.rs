@@ -3,11 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::hub::Dialled;
 use super::link::Link;
 use super::name::{Channel, LinkName};
+use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Context, Stop};
 
@@ -20,9 +22,8 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    group: String,
+    fate: Arc<Fate>,
     process: Arc<Process>,
-    members: Vec<usize>,
     me: usize,
     pub(super) links: HashMap<usize, Link>,
     /// Tries before sleeping; none when ranks outnumber cores.
@@ -32,14 +33,8 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    pub(crate) fn new(
-        group: String,
-        process: Arc<Process>,
-        members: Vec<usize>,
-        me: usize,
-        spins: u32,
-    ) -> Self {
-        Self { group, process, members, me, links: HashMap::new(), spins, scratch: Vec::new() }
+    pub(crate) fn new(fate: Arc<Fate>, process: Arc<Process>, me: usize, spins: u32) -> Self {
+        Self { fate, process, me, links: HashMap::new(), spins, scratch: Vec::new() }
     }
 
     pub(crate) fn me(&self) -> usize {
@@ -68,14 +63,14 @@ impl Mesh {
         let hub = self.process.hub().map_err(|error| link(error.to_string()))?;
         let connects = self.me > peer;
         let (from, to) = if connects { (self.me, peer) } else { (peer, self.me) };
-        let (group, channel) = (self.group.clone(), Channel::Data);
-        let name = LinkName { group, channel, from: self.members[from], to: self.members[to] };
+        let (group, members, channel) = (self.fate.group.clone(), &self.fate.members, Channel::Data);
+        let name = LinkName { group, channel, from: members[from], to: members[to] };
         let mut last_error = String::new();
         let mut left_since = None;
         loop {
             if connects {
                 let deadline = begin + cx.watch.timeout;
-                let address = self.process.hub_address(self.members[peer], deadline).map_err(Dialled::Failed);
+                let address = self.process.hub_address(members[peer], deadline).map_err(Dialled::Failed);
                 match address.and_then(|address| Link::dialled(hub, address, &name, deadline)) {
                     Ok(link) => return Ok(link),
                     Err(Dialled::Refused(reason)) => return Err(link(reason)),
@@ -119,6 +114,9 @@ pub(crate) const CLOSED: &str = "the other side closed it; try looking at what t
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        self.links.values_mut().for_each(Link::say_goodbye);
+        // The others are to hear why a group was given up, not only that this rank has left it.
+        if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
+            self.links.values_mut().for_each(Link::say_goodbye);
+        }
     }
 }

@@ -11,6 +11,7 @@ mod hub;
 mod link;
 mod mesh;
 mod name;
+mod outstanding;
 mod pipe;
 mod record;
 mod ring;
@@ -24,4 +25,6 @@ pub(crate) use mesh::{CLOSED, GRACE, Mesh};
 #[cfg(fuzzing)]
 pub(crate) use name::LinkNote;
 pub(crate) use name::{Channel, LinkName};
+#[cfg(fuzzing)]
+pub(crate) use record::opens_any;
 pub use security::LinkSecurity;

@@ -1,17 +1,23 @@
 //! A stream of bytes in both directions that outlives its TCP connection.
 //!
 //! ```text
-//!   sent ──▶ our kernel ──▶ network ──▶ their kernel ──▶ read          what is under way is lost with the connection
-//!    └─ ring: the last bytes, as many as both kernels may hold
+//!   sent ──▶ our kernel ──▶ network ──▶ their kernel ──▶ read
+//!            lost with the connection    drained when it breaks
+//!    └─ ring: the bytes that their kernel has not acknowledged
 //! ```
-//! When the connection breaks, both sides tell how many bytes they have read, and each sends again what the other lacks. So
-//! nothing is lost, nothing comes twice, and the bytes are the same. Not here: how a new connection is made (`link`).
+//! When the connection breaks, each side drains what its kernel still has, both tell how many bytes they have, and each sends
+//! again what the other lacks. So nothing is lost, nothing comes twice, and the bytes are the same. A proxy that acknowledges
+//! in the other side's place may lose more than is kept, which is an error. Not here: how a new connection is made (`link`).
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Instant;
 
+use super::outstanding::num_outstanding;
 use super::ring::Ring;
+
+/// More than any kernel holds of what one side has not read.
+const MAX_DRAINED: u64 = 64 << 20;
 
 /// Both directions of a link.
 #[derive(Debug)]
@@ -21,7 +27,11 @@ pub(super) struct Pipe {
     /// record waits to go out; ahead of it while sent bytes can still be had from their owner.
     sent: u64,
     ring: Ring,
+    /// Bytes that were read by whoever uses the link.
     received: u64,
+    /// What came over a connection that has ended and has not been read: the last bytes of this many.
+    drained: Vec<u8>,
+    num_drained: usize,
 }
 
 /// How and when a connection ended.
@@ -44,9 +54,11 @@ impl Break {
 }
 
 impl Pipe {
-    /// Over `stream`, which must not block. `window` is the most that both kernels may hold.
+    /// Over `stream`, which must not block. `window` is the most that this kernel may hold of what is sent; 0 to remember
+    /// nothing.
     pub(super) fn new(stream: TcpStream, window: usize) -> Self {
-        Self { connection: Ok(stream), sent: 0, ring: Ring::new(window), received: 0 }
+        let (ring, drained) = (Ring::new(window), Vec::new());
+        Self { connection: Ok(stream), sent: 0, ring, received: 0, drained, num_drained: 0 }
     }
 
     pub(super) fn stream(&self) -> Option<&TcpStream> {
@@ -57,8 +69,9 @@ impl Pipe {
         self.connection.as_ref().err()
     }
 
+    /// Bytes that need not be sent again.
     pub(super) fn received(&self) -> u64 {
-        self.received
+        self.received + self.num_drained as u64
     }
 
     /// Gives the kernel what it takes, past the ring: see [`keep`](Self::keep).
@@ -74,7 +87,22 @@ impl Pipe {
     /// Remembers bytes that were written, in the order in which they were: before their owner takes them back, and before
     /// the link is resumed.
     pub(super) fn keep(&mut self, bytes: &[u8]) {
-        self.ring.push(bytes);
+        let num_kept = match &self.connection {
+            _ if self.ring.capacity() == 0 => 0,
+            Ok(stream) => num_outstanding(stream).unwrap_or(self.ring.capacity()),
+            Err(_) => self.ring.capacity(),
+        };
+        self.ring.push_last(bytes, num_kept);
+    }
+
+    /// The bytes that were sent so far; those of the ring's that have not gone out count.
+    pub(super) fn position(&self) -> u64 {
+        self.sent.max(self.ring.end())
+    }
+
+    /// The other side has read all bytes before this position.
+    pub(super) fn forget(&mut self, position: u64) {
+        self.ring.forget(position);
     }
 
     /// Has `bytes` sent by [`flush`](Self::flush).
@@ -113,16 +141,30 @@ impl Pipe {
         if pieces.iter().all(|piece| piece.is_empty()) {
             return 0;
         }
-        let read = self.act(|mut stream| match stream.read_vectored(pieces) {
-            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            other => other,
-        });
+        let read = if self.num_drained > 0 {
+            let rest = &self.drained[self.drained.len() - self.num_drained..];
+            let read = (&*rest).read_vectored(pieces).unwrap_or(0);
+            self.num_drained -= read;
+            read
+        } else {
+            self.act(|mut stream| match stream.read_vectored(pieces) {
+                Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+                other => other,
+            })
+        };
         self.received += read as u64;
+        if self.num_drained == 0 {
+            self.drained = Vec::new();
+        }
         read
     }
 
     /// Looks at what has come without taking it, and so notices if the connection has ended.
     pub(super) fn peek(&mut self, into: &mut [u8]) -> usize {
+        if self.num_drained > 0 {
+            let rest = &self.drained[self.drained.len() - self.num_drained..];
+            return (&*rest).read(into).unwrap_or(0);
+        }
         self.act(|stream| match stream.peek(into) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             other => other,
@@ -142,7 +184,12 @@ impl Pipe {
     }
 
     fn fail(&mut self, error: &io::Error) {
-        self.connection = Err(Break::new(error));
+        if let Ok(stream) = std::mem::replace(&mut self.connection, Err(Break::new(error))) {
+            let before = self.drained.len();
+            // The kernel holds less; one that would block or has failed has no more.
+            let _ = stream.take(MAX_DRAINED).read_to_end(&mut self.drained);
+            self.num_drained += self.drained.len() - before;
+        }
     }
 
     /// The other side says that the connection has ended: it has made a new one.

@@ -1,11 +1,14 @@
 //! The last bytes that were sent over a link, kept until the other side must have read them.
 //!
-//! Bytes are numbered from the link's beginning. A ring holds those from `end - len` to `end`.
+//! Bytes are numbered from the link's beginning. A ring holds those from `end - len` to `end`. One that has been emptied begins
+//! again at its first place, so that short messages always use the same memory, which the caches hold.
 
 /// The last bytes of a stream, as many as it was made for.
 #[derive(Debug)]
 pub(super) struct Ring {
     bytes: Box<[u8]>,
+    /// The number of the byte whose place is the first.
+    base: u64,
     end: u64,
     len: usize,
 }
@@ -13,7 +16,7 @@ pub(super) struct Ring {
 impl Ring {
     /// Its memory is taken by the system only as it is filled.
     pub(super) fn new(capacity: usize) -> Self {
-        Self { bytes: vec![0; capacity.max(1)].into_boxed_slice(), end: 0, len: 0 }
+        Self { bytes: vec![0; capacity].into_boxed_slice(), base: 0, end: 0, len: 0 }
     }
 
     /// The number of bytes that have gone through it.
@@ -21,16 +24,37 @@ impl Ring {
         self.end
     }
 
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Adds `bytes`; the oldest make room.
     pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.push_last(bytes, bytes.len());
+    }
+
+    /// Adds `bytes`, of which only the last `num_kept`, and then none before them, are of use.
+    pub(super) fn push_last(&mut self, bytes: &[u8], num_kept: usize) {
         let capacity = self.bytes.len();
-        let kept = &bytes[bytes.len().saturating_sub(capacity)..];
+        let kept = &bytes[bytes.len() - num_kept.min(capacity).min(bytes.len())..];
         self.end += bytes.len() as u64;
+        if kept.len() < bytes.len() {
+            (self.base, self.len) = (self.end - kept.len() as u64, 0);
+        }
         self.len = (self.len + kept.len()).min(capacity);
         let at = self.index(self.end - kept.len() as u64);
         let (first, second) = kept.split_at(kept.len().min(capacity - at));
         self.bytes[at..][..first.len()].copy_from_slice(first);
         self.bytes[..second.len()].copy_from_slice(second);
+    }
+
+    /// The other side has read all bytes before number `position`.
+    pub(super) fn forget(&mut self, position: u64) {
+        let left = usize::try_from(self.end.saturating_sub(position)).unwrap_or(usize::MAX);
+        self.len = self.len.min(left);
+        if self.len == 0 {
+            self.base = self.end;
+        }
     }
 
     /// The bytes from number `from` on, in two pieces; `None` if some of them are no longer there, or never were.
@@ -42,7 +66,7 @@ impl Ring {
     }
 
     fn index(&self, position: u64) -> usize {
-        (position % self.bytes.len() as u64) as usize
+        ((position - self.base) % self.bytes.len().max(1) as u64) as usize
     }
 }
 
@@ -55,17 +79,27 @@ mod tests {
         /// Against a plain vector of everything that was ever sent.
         #[test]
         fn holds_the_last_bytes_and_no_others(
-            capacity in 1usize..40,
-            pushes in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..20),
+            capacity in 0usize..40,
+            pushes in prop::collection::vec(
+                (prop::collection::vec(any::<u8>(), 0..60), 0u64..700, 0usize..120), 0..20
+            ),
             from in 0u64..600,
         ) {
-            let (mut ring, mut all) = (Ring::new(capacity), Vec::new());
-            for bytes in &pushes {
-                ring.push(bytes);
+            let (mut ring, mut all, mut oldest) = (Ring::new(capacity), Vec::new(), 0);
+            for (bytes, read, kept) in &pushes {
+                ring.push_last(bytes, *kept);
                 all.extend_from_slice(bytes);
+                if *kept < bytes.len() {
+                    oldest = (all.len() - kept) as u64;
+                }
                 prop_assert_eq!(ring.end(), all.len() as u64);
+                oldest = oldest.max(all.len().saturating_sub(capacity) as u64);
+                // The other side has often read nothing new, and at most everything.
+                if *read <= all.len() as u64 {
+                    ring.forget(*read);
+                    oldest = oldest.max(*read);
+                }
             }
-            let oldest = all.len().saturating_sub(capacity) as u64;
             let held = ring.since(from).map(|pieces| pieces.concat());
             let expected = (oldest..=all.len() as u64).contains(&from).then(|| all[from as usize..].to_vec());
             prop_assert_eq!(held, expected);

@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub enum LinkSecurity {
     /// Plain TCP: whoever sits between two hosts can read the data and change it.
     None = 0,
-    /// Each record bears a message authentication code (AES-256-GMAC) and is numbered: changes, replays and swaps are
+    /// Each record bears a message authentication code (BLAKE3, keyed) and is numbered: changes, replays and swaps are
     /// noticed. The data can be read on its way.
     Mac = 1,
     /// Each record is encrypted and authenticated (AES-256-GCM), and numbered.

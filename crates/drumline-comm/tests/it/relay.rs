@@ -18,8 +18,11 @@ const SOON: Duration = Duration::from_secs(30);
 /// Elements of each all-reduce: 1 MiB, so that a rank sends the other half of it, in several records.
 const LEN: usize = 1 << 18;
 
-/// A whole record.
+/// A whole record of the shorter kind, so that what follows it lies in the next one of either kind.
 const RECORD: usize = 8 + (64 << 10) + 16;
+
+/// The same of the longer kind.
+const LONG_RECORD: usize = RECORD + 16;
 
 /// What the relay does to what ranks send to rank 0, once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -325,6 +328,8 @@ fn whatever_is_done_to_protected_data_is_noticed_and_named() {
         Mischief::Flip(5 * RECORD + 777),
         Mischief::Repeat(RECORD, RECORD),
         Mischief::Reorder(RECORD, RECORD),
+        Mischief::Repeat(LONG_RECORD, LONG_RECORD),
+        Mischief::Reorder(LONG_RECORD, LONG_RECORD),
         Mischief::Swap,
     ];
     for security in PROTECTED {
@@ -345,13 +350,27 @@ fn what_is_done_to_plain_data_is_believed() {
 }
 
 #[test]
-fn a_connection_that_is_reset_is_made_again_and_nothing_is_lost() {
-    for security in [LinkSecurity::None, LinkSecurity::Mac, LinkSecurity::Aead] {
+fn a_protected_connection_that_is_reset_is_made_again_and_nothing_is_lost() {
+    for security in PROTECTED {
         for cut in [Mischief::Cut(10, 1), Mischief::Cut(100_001, 3), Mischief::Cut(350_000, 5)] {
             assert_eq!(relayed(cut, options(security), sums), vec![Ok(true); 3], "{security} and {cut:?}");
         }
         let cut = Mischief::Cut(100_001, 4);
         assert_eq!(relayed(cut, options(security), messages), vec![Ok(true); 3], "{security}: messages");
+    }
+}
+
+/// The relay acknowledges what it has not passed on, which nobody keeps: it may be lost, and then that is said. That a plain
+/// connection is made again where no such proxy stands between is shown in `two_hosts`.
+#[test]
+fn what_a_proxy_loses_of_plain_data_is_an_error_and_never_wrong() {
+    for body in [sums, messages] {
+        let verdicts = relayed(Mischief::Cut(100_001, 1), options(LinkSecurity::None), body);
+        let is_honest = |verdict: &Verdict| match verdict {
+            Ok(is_right) => *is_right,
+            Err(error) => error.contains("is no longer kept"),
+        };
+        assert!(verdicts.iter().all(is_honest), "{verdicts:#?}");
     }
 }
 

@@ -353,3 +353,61 @@ ranks_test!(an_outage_only_stalls_what_is_under_way, 2, { sums_with_a_pause()? }
     let report = running.wait_all(SOON)?;
     ensure!(report.is_success(), "{report}");
 });
+
+/// All-reduces and messages with known answers while somebody resets the links, as a firewall does; says how many ended well.
+fn sums_under_fire() -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    let (me, other) = (group.rank() as u32, 1 - group.rank());
+    let mut begin = Instant::now();
+    let (mut round, mut may_go_on) = (0, [true]);
+    while may_go_on[0] {
+        let mut data: Vec<u32> = (0..200_000).map(|i| i * (me + 1) + round).collect();
+        group.all_reduce(&mut data, ReduceOp::Sum)?;
+        ensure!(
+            data.iter().zip(0..).all(|(&sum, i)| sum == 3 * i + 2 * round),
+            "a wrong sum in round {round}"
+        );
+        let mut theirs = vec![0u32; 100_000];
+        let sends = [P2p::send(&data[..100_000], other, 0), P2p::recv(&mut theirs, Source::Rank(other), 0)];
+        group.batch(sends.into_iter().collect())?;
+        ensure!(theirs == data[..100_000], "a wrong message in round {round}");
+        if round == 3 {
+            println!("under way");
+            begin = Instant::now();
+        }
+        round += 1;
+        may_go_on[0] = round < 5 || begin.elapsed() < Duration::from_secs(4);
+        group.broadcast(&mut may_go_on, 0)?;
+    }
+    println!("verdict: {round} rounds");
+    Ok(())
+}
+
+/// Resets the connections that host 1 has to ranks on host 0, but not those to the store; says how many.
+fn reset_links(hosts: &Hosts) -> Result<usize> {
+    let filter =
+        ["-K", "-t", "-n", "-H", "state", "established", "dst", "10.77.0.1", "dport", "gt", ":30000"];
+    let output = hosts.command(1, "ss").args(filter).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().count())
+}
+
+ranks_test!(links_that_are_reset_are_made_again, 2, { sums_under_fire()? }, |ranks| {
+    let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
+    if !rank_test::require_tool("ss") {
+        return Ok(());
+    }
+    for security in ["none", "mac", "aead"] {
+        let ranks = ranks.clone().env([("DRUMLINE_LINK_SECURITY", security)]).on_hosts(&hosts, &[&[0], &[1]]);
+        let running = ranks.start()?;
+        (0..2).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
+        let mut num_reset = 0;
+        for _ in 0..20 {
+            num_reset += reset_links(&hosts)?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        ensure!(num_reset >= 3, "{security}: only {num_reset} connections were reset");
+        (0..2).try_for_each(|rank| running.wait_for_line(rank, "verdict: ", SOON).map(drop))?;
+        let report = running.wait_all(SOON)?;
+        ensure!(report.is_success(), "{security}: {report}");
+    }
+});

@@ -256,7 +256,7 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         // A group that was given up may have stopped in the middle of a message.
-        if !self.fate.given_up.load(Ordering::Acquire) {
+        if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
             self.out.values_mut().for_each(Link::say_goodbye);
         }
     }
