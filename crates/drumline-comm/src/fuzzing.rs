@@ -1,7 +1,7 @@
 //! Doors for the fuzzer to what stands behind the handshake: headers of frames, names of links, messages.
 
-use crate::tcp::LinkNote;
 use crate::tcp::frame::{DataHeader, HEADER, MailHeader};
+use crate::tcp::{LinkNote, LinkSecurity, opens_any};
 
 pub use crate::group::fuzzing::messages;
 
@@ -22,4 +22,14 @@ pub fn link_name(bytes: &[u8]) {
     if let Some(note) = LinkNote::decode(bytes) {
         assert_eq!(note.encode(), bytes);
     }
+}
+
+/// Any bytes as records of a protected link, in pieces of any size: without the key nothing comes out.
+pub fn records(bytes: &[u8]) {
+    let Some((&[mode, piece], sent)) = bytes.split_first_chunk::<2>() else { return };
+    let security = if mode % 2 == 0 { LinkSecurity::Mac } else { LinkSecurity::Aead };
+    assert!(
+        !opens_any(security, sent.chunks(usize::from(piece) + 1)),
+        "a record without the key was believed"
+    );
 }

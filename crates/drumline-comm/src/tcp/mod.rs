@@ -27,4 +27,6 @@ pub(crate) use mesh::{CLOSED, GRACE, Mesh};
 #[cfg(fuzzing)]
 pub(crate) use name::LinkNote;
 pub(crate) use name::{Channel, LinkName};
+#[cfg(fuzzing)]
+pub(crate) use record::opens_any;
 pub use security::LinkSecurity;
