@@ -46,13 +46,18 @@ fn root(path: &Path) -> Result<Value, ConfigError> {
 }
 
 fn what_is_wrong(error: &serde_saphyr::Error) -> String {
-    match error.without_snippet() {
-        serde_saphyr::Error::Budget { .. } => {
+    use serde_saphyr::Error;
+    let mut cause = error;
+    while let Error::AliasError { error, .. } | Error::WithSnippet { error, .. } = cause {
+        cause = error;
+    }
+    match cause {
+        Error::Budget { .. } => {
             "the file has more values, or deeper ones, than a configuration may have, once its aliases (*name) are put in; try to write \
              values out instead of aliases of aliases"
                 .to_owned()
         }
-        error => error.to_string().lines().next().unwrap_or_default().to_owned(),
+        _ => error.to_string().lines().next().unwrap_or_default().to_owned(),
     }
 }
 
