@@ -46,17 +46,18 @@ fn root(path: &Path) -> Result<Value, ConfigError> {
 }
 
 fn what_is_wrong(error: &serde_saphyr::Error) -> String {
-    // An error behind an alias comes wrapped in where that is.
-    if let serde_saphyr::Error::AliasError { error, .. } = error.without_snippet() {
-        return what_is_wrong(error);
+    use serde_saphyr::Error;
+    let mut cause = error;
+    while let Error::AliasError { error, .. } | Error::WithSnippet { error, .. } = cause {
+        cause = error;
     }
-    match error.without_snippet() {
-        serde_saphyr::Error::Budget { .. } => {
+    match cause {
+        Error::Budget { .. } => {
             "the file has more values, or deeper ones, than a configuration may have, once its aliases (*name) are put in; try to write \
              values out instead of aliases of aliases"
                 .to_owned()
         }
-        error => error.to_string().lines().next().unwrap_or_default().to_owned(),
+        _ => error.to_string().lines().next().unwrap_or_default().to_owned(),
     }
 }
 
