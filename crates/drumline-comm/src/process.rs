@@ -12,7 +12,7 @@ use crate::cores::Cores;
 use crate::error::CommError;
 use crate::monitor::{Monitor, Neighbour};
 use crate::shm::Pace;
-use crate::tcp::{Hub, LinkFaults, LinkRules, LinkSecurity};
+use crate::tcp::{Hub, LinkFaults, LinkRules, LinkSecurity, Mender, SharedLinks};
 
 /// How often a wait for the store looks up to see who is gone.
 const LOOK: Duration = Duration::from_millis(100);
@@ -151,8 +151,9 @@ impl Who {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) monitor: Monitor,
-    hub: OnceLock<Hub>,
-    hub_start: Mutex<()>,
+    /// The listener for links, and who keeps them whole.
+    links: OnceLock<Mender>,
+    links_start: Mutex<()>,
     pub(crate) who: Vec<Who>,
     pub(crate) options: GroupOptions,
     /// Faults on purpose.
@@ -192,10 +193,20 @@ impl Process {
             monitor.store_ends_with(rank, who[rank].host.clone(), who[rank].pid);
         }
         monitor.watch_processes(neighbours(&who, member.rank)).map_err(|error| init(error.to_string()))?;
-        let (hub, hub_start) = (OnceLock::new(), Mutex::new(()));
+        let (links, links_start) = (OnceLock::new(), Mutex::new(()));
         let store = store(&member);
         let (num_groups, link_faults) = (AtomicUsize::new(0), LinkFaults::default());
-        Ok(Arc::new(Self { monitor, hub, hub_start, who, options, link_faults, num_groups, store, member }))
+        Ok(Arc::new(Self {
+            monitor,
+            links,
+            links_start,
+            who,
+            options,
+            link_faults,
+            num_groups,
+            store,
+            member,
+        }))
     }
 
     /// Whether two ranks of the job share memory.
@@ -237,12 +248,21 @@ impl Process {
 
     /// The listener for links, opened and announced when first needed.
     pub(crate) fn hub(&self) -> Result<&Hub, String> {
-        if let Some(hub) = self.hub.get() {
-            return Ok(hub);
+        self.links().map(Mender::hub)
+    }
+
+    /// Has these links made again that break while no call uses them.
+    pub(crate) fn look_after(&self, links: &SharedLinks) -> Result<(), String> {
+        self.links().map(|mender| mender.add(links))
+    }
+
+    fn links(&self) -> Result<&Mender, String> {
+        if let Some(links) = self.links.get() {
+            return Ok(links);
         }
-        let _guard = self.hub_start.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(hub) = self.hub.get() {
-            return Ok(hub);
+        let _guard = self.links_start.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(links) = self.links.get() {
+            return Ok(links);
         }
         let member = &self.member;
         let hello =
@@ -250,15 +270,16 @@ impl Process {
         let hub = Hub::open(member.listen_ip, member.key.clone(), hello, self.link_rules())
             .map_err(|error| format!("cannot listen on {}: {error}", member.listen_ip))?;
         let address = hub.address().to_string();
+        let mender = Mender::start(hub).map_err(|error| format!("cannot start a thread: {error}"))?;
         tracing::debug!(rank = member.rank, address, "listening for links");
         self.store().set(&hub_key(member.rank), address.as_bytes()).map_err(|error| error.to_string())?;
-        Ok(self.hub.get_or_init(|| hub))
+        Ok(self.links.get_or_init(|| mender))
     }
 
     /// A group is over, or never came to be: links that came in for it are closed.
     pub(crate) fn forget_links(&self, group: &str) {
-        if let Some(hub) = self.hub.get() {
-            hub.forget(group);
+        if let Some(links) = self.links.get() {
+            links.hub().forget(group);
         }
     }
 

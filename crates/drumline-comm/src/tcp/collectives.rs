@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::drive::{BURST, Drive, Piece};
+use super::drive::{BURST, Drive, Paused, Piece};
 use super::mesh::Mesh;
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
@@ -33,25 +33,34 @@ pub(crate) struct Team<'t> {
 
 /// An exchange under way.
 pub(crate) struct Step<'s, 'd> {
-    drive: Drive<'s, 'd>,
+    drive: Paused<'s, 'd>,
     ranks: &'s [usize],
 }
 
 impl Step<'_, '_> {
     /// The second half: takes what comes, and sends what is left.
     pub(crate) fn finish<'d, T: Element>(
-        mut self,
+        self,
         takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
     ) -> Result<(), Stop> {
-        let piece = |(place, into): (usize, &'d mut [T])| Piece {
-            peer: self.ranks[place],
-            total: size_of_val(into),
-            into: bytes::of_mut(into),
-        };
-        let mut pieces: Vec<Piece<'_>> = takes.into_iter().map(piece).collect();
-        self.drive.receive(&mut pieces)?;
-        self.drive.finish()
+        take(self.drive.resume(), self.ranks, takes)
     }
+}
+
+/// Takes what comes from these places among `ranks`, and sends what is left.
+fn take<'d, T: Element>(
+    mut drive: Drive<'_, '_>,
+    ranks: &[usize],
+    takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
+) -> Result<(), Stop> {
+    let piece = |(place, into): (usize, &'d mut [T])| Piece {
+        peer: ranks[place],
+        total: size_of_val(into),
+        into: bytes::of_mut(into),
+    };
+    let mut pieces: Vec<Piece<'_>> = takes.into_iter().map(piece).collect();
+    drive.receive(&mut pieces)?;
+    drive.finish()
 }
 
 impl<'t> Team<'t> {
@@ -81,7 +90,8 @@ impl<'t> Team<'t> {
         gives: impl IntoIterator<Item = (usize, &'d [T])>,
         takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
     ) -> Result<(), Stop> {
-        self.begin(cx, gives)?.finish(takes)
+        let ranks = self.ranks;
+        take(self.drive(cx, gives)?, ranks, takes)
     }
 
     /// The first half of an exchange: what is given is on its way while the caller does something else.
@@ -91,10 +101,19 @@ impl<'t> Team<'t> {
         gives: impl IntoIterator<Item = (usize, &'d [T])>,
     ) -> Result<Step<'s, 'd>, Stop> {
         let ranks = self.ranks;
+        Ok(Step { drive: self.drive(cx, gives)?.pause(), ranks })
+    }
+
+    fn drive<'s, 'd, T: Element>(
+        &'s mut self,
+        cx: &'s Context<'s>,
+        gives: impl IntoIterator<Item = (usize, &'d [T])>,
+    ) -> Result<Drive<'s, 'd>, Stop> {
+        let ranks = self.ranks;
         let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
         let drive = self.mesh.drive(cx, self.step, sends)?;
         self.step += 1;
-        Ok(Step { drive, ranks })
+        Ok(drive)
     }
 
     /// Nobody returns before all have called.

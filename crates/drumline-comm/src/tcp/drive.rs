@@ -5,15 +5,17 @@
 //! are busy at the same time without a thread for each, and a piece can be reduced while the next one arrives.
 //!
 //! What is sent is the caller's until the step is over, so a link need not copy it in case it must be sent again: only what
-//! has not arrived by then, at the step's end, and when a link breaks.
+//! has not arrived by then, at the step's end, when a link breaks, and when the caller does something else in between.
 
 use std::collections::HashMap;
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::frame::{DataHeader, GOODBYE, HEADER};
 use super::link::Link;
+use super::mender::Links;
 use super::mesh::{CLOSED, Mesh, NAP};
 use crate::shm::{Context, Stop};
 
@@ -37,10 +39,11 @@ impl Mesh {
         sends: impl IntoIterator<Item = (usize, &'d [u8])>,
     ) -> Result<Drive<'m, 'd>, Stop> {
         self.rehearse();
-        self.links.values_mut().for_each(Link::mark);
-        let mut drive = Drive { mesh: self, cx, step, sends: Vec::new(), opened: Vec::new() };
+        let links = self.links.lock();
+        let mut drive = Drive { mesh: self, links, cx, step, sends: Vec::new(), opened: Vec::new() };
+        drive.links.values_mut().for_each(Link::mark);
         for (peer, data) in sends {
-            drive.mesh.ensure(cx, peer)?;
+            drive.ensure(peer)?;
             drive.mesh.hold_back(peer);
             let header = drive.header(data.len()).encode();
             drive.sends.push(Sending { peer, header, data, sent: 0, kept: 0 });
@@ -62,12 +65,29 @@ struct Sending<'d> {
 
 /// One step of a collective under way.
 pub(crate) struct Drive<'m, 'd> {
-    mesh: &'m mut Mesh,
+    mesh: &'m Mesh,
+    links: MutexGuard<'m, Links>,
     cx: &'m Context<'m>,
     step: u32,
     sends: Vec<Sending<'d>>,
     /// Peers whose header has come.
     opened: Vec<usize>,
+}
+
+/// A step that waits while its caller does something else: the mender has the links.
+pub(crate) struct Paused<'m, 'd> {
+    mesh: &'m Mesh,
+    cx: &'m Context<'m>,
+    step: u32,
+    sends: Vec<Sending<'d>>,
+    opened: Vec<usize>,
+}
+
+impl<'m, 'd> Paused<'m, 'd> {
+    pub(crate) fn resume(self) -> Drive<'m, 'd> {
+        let Self { mesh, cx, step, sends, opened } = self;
+        Drive { mesh, links: mesh.links.lock(), cx, step, sends, opened }
+    }
 }
 
 /// A piece of what a peer sends.
@@ -78,17 +98,36 @@ pub(crate) struct Piece<'b> {
     pub(crate) into: &'b mut [u8],
 }
 
+impl<'m, 'd> Drive<'m, 'd> {
+    /// Lets go of the links, which remember what was sent.
+    pub(crate) fn pause(mut self) -> Paused<'m, 'd> {
+        self.keep();
+        let Self { mesh, cx, step, sends, opened, .. } = self;
+        Paused { mesh, cx, step, sends, opened }
+    }
+}
+
 impl Drive<'_, '_> {
     fn header(&self, len: usize) -> DataHeader {
         let Context { fingerprint, sequence, .. } = *self.cx;
         DataHeader { step: self.step, sequence, fingerprint, len: len as u64 }
     }
 
+    /// Makes the link to `peer` if there is none.
+    fn ensure(&mut self, peer: usize) -> Result<(), Stop> {
+        if !self.links.contains_key(&peer) {
+            self.keep();
+            let link = self.mesh.open(self.cx, &mut self.links, peer)?;
+            self.links.insert(peer, link);
+        }
+        Ok(())
+    }
+
     /// Receives all pieces, at most one from each peer; sends meanwhile.
     pub(crate) fn receive(&mut self, pieces: &mut [Piece<'_>]) -> Result<(), Stop> {
         let mut state: Vec<Receiving> = Vec::with_capacity(pieces.len());
         for piece in pieces.iter() {
-            self.mesh.ensure(self.cx, piece.peer)?;
+            self.ensure(piece.peer)?;
             state.push(Receiving {
                 header: [0; HEADER],
                 got: if self.opened.contains(&piece.peer) { HEADER } else { 0 },
@@ -122,7 +161,7 @@ impl Drive<'_, '_> {
     /// Sends what is left.
     pub(crate) fn finish(mut self) -> Result<(), Stop> {
         let mut idle = Idle::new();
-        while !self.sends.iter().all(Sending::done) || self.mesh.links.values().any(Link::has_backlog) {
+        while !self.sends.iter().all(Sending::done) || self.links.values().any(Link::has_backlog) {
             if self.send_some() {
                 idle = Idle::new();
             } else {
@@ -134,9 +173,9 @@ impl Drive<'_, '_> {
 
     fn send_some(&mut self) -> bool {
         let mut moved = false;
-        self.mesh.links.values_mut().filter(|link| link.has_backlog()).for_each(Link::catch_up);
+        self.links.values_mut().filter(|link| link.has_backlog()).for_each(Link::catch_up);
         for send in self.sends.iter_mut().filter(|send| !send.done()) {
-            if let Some(link) = self.mesh.links.get_mut(&send.peer) {
+            if let Some(link) = self.links.get_mut(&send.peer) {
                 moved |= send.push(link);
             }
         }
@@ -148,7 +187,7 @@ impl Drive<'_, '_> {
         let before = state.got;
         while state.got < HEADER + piece.into.len() && state.got < before + BURST {
             let in_header = state.got < HEADER;
-            let Some(link) = self.mesh.links.get_mut(&peer) else { break };
+            let Some(link) = self.links.get_mut(&peer) else { break };
             if state.pull(link, piece.into).map_err(|cause| Stop::Link { peer, cause })? == 0 {
                 break;
             }
@@ -156,7 +195,7 @@ impl Drive<'_, '_> {
                 // What came with a header of another call may be of another type: it must not stay in the buffer.
                 self.check(piece, &state.header).inspect_err(|_| piece.into.fill(0))?;
                 self.opened.push(peer);
-                self.mesh.links.get_mut(&peer).into_iter().for_each(Link::acknowledge);
+                self.links.get_mut(&peer).into_iter().for_each(Link::acknowledge);
             }
         }
         Ok(state.got > before)
@@ -183,7 +222,7 @@ impl Drive<'_, '_> {
     /// A rank that only sends would never read that its receiver, too, only sends: in another call.
     fn look_for_other_calls(&mut self) -> Result<(), Stop> {
         for send in self.sends.iter().filter(|send| !send.done()) {
-            let header = self.mesh.links.get_mut(&send.peer).and_then(Link::peek);
+            let header = self.links.get_mut(&send.peer).and_then(Link::peek);
             let Some(header) = header else { continue };
             if let Ok(DataHeader { sequence, fingerprint, .. }) = DataHeader::decode(&header)
                 && sequence == self.cx.sequence
@@ -209,7 +248,7 @@ impl Drive<'_, '_> {
         for send in self.sends.iter().filter(|send| !send.done()) {
             *interest.entry(send.peer).or_insert(PollFlags::empty()) |= PollFlags::OUT;
         }
-        let links = interest.iter().map(|(peer, flags)| (self.mesh.links[peer].descriptor(), *flags));
+        let links = interest.iter().map(|(peer, flags)| (self.links[peer].descriptor(), *flags));
         let fds: Vec<_> = links.filter_map(|(fd, flags)| Some((fd?, flags))).collect();
         let mut fds: Vec<PollFd<'_>> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
@@ -242,17 +281,22 @@ impl Drive<'_, '_> {
 impl Drive<'_, '_> {
     /// Sees to links that may have broken. What was sent over them must be there to be sent again.
     fn look_after_links(&mut self, needed: &[usize]) -> Result<(), Stop> {
+        self.keep();
+        self.mesh.look_after_links(self.cx, &mut self.links, needed)
+    }
+
+    /// Has the links remember what they have sent.
+    fn keep(&mut self) {
         for send in &mut self.sends {
-            if let Some(link) = self.mesh.links.get_mut(&send.peer) {
+            if let Some(link) = self.links.get_mut(&send.peer) {
                 send.keep(link);
             }
         }
-        self.mesh.look_after_links(self.cx, needed)
     }
 
     /// Why nothing has come from these ranks in time.
     fn silence(&self, awaited: Vec<usize>) -> Stop {
-        let broken = awaited.iter().find_map(|peer| Some((*peer, self.mesh.links.get(peer)?.break_text()?)));
+        let broken = awaited.iter().find_map(|peer| Some((*peer, self.links.get(peer)?.break_text()?)));
         broken.map_or(Stop::Silent(awaited), |(peer, cause)| Stop::Link { peer, cause })
     }
 }

@@ -149,6 +149,12 @@ impl Hub {
         drop(self.links.news.wait_timeout(self.links.waiting(), patience));
     }
 
+    /// Ends the wait of everybody who waits for links to come in.
+    pub(super) fn wake(&self) {
+        drop(self.links.waiting());
+        self.links.news.notify_all();
+    }
+
     /// The group is over: closes its links that nobody has claimed, and those that come in later.
     pub(crate) fn forget(&self, group: &str) {
         let mut waiting = self.links.waiting();
@@ -275,13 +281,13 @@ impl Host for Porter {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::name::Channel;
     use super::*;
     use std::io::{Read, Write};
     use std::net::Ipv4Addr;
 
-    fn hub_of(rank: usize, key: &JobKey, security: LinkSecurity) -> Hub {
+    pub(in super::super) fn hub_of(rank: usize, key: &JobKey, security: LinkSecurity) -> Hub {
         let hello = Hello::new(Role::Link).member(rank, 4);
         let rules = LinkRules {
             security: vec![security; 4],
@@ -308,7 +314,8 @@ mod tests {
         Instant::now() + Duration::from_secs(5)
     }
 
-    fn name() -> LinkName {
+    /// A link from rank 3 to rank 0.
+    pub(in super::super) fn name() -> LinkName {
         LinkName { group: "world/1".into(), channel: Channel::Mail, from: 3, to: 0 }
     }
 

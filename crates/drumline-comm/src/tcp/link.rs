@@ -5,9 +5,9 @@
 //!                                                            ▲ broken: the side that dialled dials again,
 //!                                                              the other takes in what comes under the same name
 //! ```
-//! A break is no error: nothing moves until the link is mended, which whoever waits for it sees to ([`Link::look_after`]). The
-//! side that dials tries for as long as a silent host is waited for. The other side waits for it, since it may be busy with
-//! other things: its calls have their deadlines, and the death of a rank is news of the store.
+//! A break is no error: nothing moves until the link is mended ([`Link::look_after`]) by the call that waits for it, or by the
+//! `mender` while no call does. The side that dials tries for as long as a silent host is waited for. The other side waits for
+//! it: its calls have their deadlines, and the death of a rank is news of the store.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -38,6 +38,8 @@ pub(crate) struct Link {
     pipe: Pipe,
     records: Option<Records>,
     attempt: Attempt,
+    /// Why it will not be made again.
+    unmended: Option<Unmended>,
     /// What was sent before this position is read when the other side sends the next header.
     mark: u64,
     /// A frame has begun and not ended, so a goodbye would be taken for a part of it.
@@ -45,7 +47,7 @@ pub(crate) struct Link {
 }
 
 /// Why a link could not be made again.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Unmended {
     /// The other side does not want it any more: of no concern to who has nothing to say to it or hear from it.
     Refused(String),
@@ -116,7 +118,8 @@ impl Link {
         };
         let pipe = Pipe::new(stream, hub.window(name));
         let attempt = Attempt::At(Instant::now());
-        Self { name: name.clone(), dials, pipe, records, attempt, mark: 0, is_mid_frame: false }
+        let (name, unmended) = (name.clone(), None);
+        Self { name, dials, pipe, records, attempt, unmended, mark: 0, is_mid_frame: false }
     }
 
     /// What to wait for; `None` while it is broken.
@@ -203,8 +206,11 @@ impl Link {
     /// Notices the end of a connection that nothing is sent or read over just now, goes on with making a broken one again,
     /// and sends what was lost with it.
     pub(crate) fn look_after(&mut self, hub: &Hub) -> Result<(), Unmended> {
-        self.pipe.peek(&mut [0]);
-        self.mend(hub)?;
+        if let Some(unmended) = &self.unmended {
+            return Err(unmended.clone());
+        }
+        self.pipe.notice_end();
+        self.mend(hub).inspect_err(|unmended| self.unmended = Some(unmended.clone()))?;
         self.catch_up();
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! The links of one group, made when first needed: of two ranks the one with the higher number connects.
 //! Not here: moving bytes over them (`drive`).
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::faults::Rehearsed;
 use super::hub::Dialled;
 use super::link::Link;
+use super::mender::{Links, SharedLinks};
 use super::name::{Channel, LinkName};
 use crate::monitor::Fate;
 use crate::process::Process;
@@ -26,7 +26,7 @@ pub(crate) struct Mesh {
     fate: Arc<Fate>,
     process: Arc<Process>,
     me: usize,
-    pub(super) links: HashMap<usize, Link>,
+    pub(super) links: SharedLinks,
     /// Tries before sleeping; none when ranks outnumber cores.
     pub(super) spins: u32,
     rehearsed: Rehearsed,
@@ -36,7 +36,7 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     pub(crate) fn new(fate: Arc<Fate>, process: Arc<Process>, me: usize, spins: u32) -> Self {
-        let (links, rehearsed, scratch) = (HashMap::new(), Rehearsed::default(), Vec::new());
+        let (links, rehearsed, scratch) = (SharedLinks::default(), Rehearsed::default(), Vec::new());
         Self { fate, process, me, links, spins, rehearsed, scratch }
     }
 
@@ -52,19 +52,12 @@ impl Mesh {
         self.scratch = scratch;
     }
 
-    pub(super) fn ensure(&mut self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
-        if !self.links.contains_key(&peer) {
-            let link = self.open(cx, peer)?;
-            self.links.insert(peer, link);
-        }
-        Ok(())
-    }
-
     /// Faults on purpose: breaks the connections that are to be broken.
     pub(super) fn rehearse(&mut self) {
         for rank in self.rehearsed.catch_up(&self.process.link_faults) {
+            let mut links = self.links.lock();
             let peer = self.fate.members.iter().position(|member| *member == rank);
-            if let Some(link) = peer.and_then(|peer| self.links.get_mut(&peer)) {
+            if let Some(link) = peer.and_then(|peer| links.get_mut(&peer)) {
                 tracing::warn!(group = self.fate.group, "fault: the connection to rank {rank} is broken");
                 link.break_connection();
             }
@@ -76,10 +69,12 @@ impl Mesh {
         self.rehearsed.hold_back(self.fate.members[peer]);
     }
 
-    fn open(&self, cx: &Context<'_>, peer: usize) -> Result<Link, Stop> {
+    /// Makes the link to `peer`, and looks after the other `links` meanwhile.
+    pub(super) fn open(&self, cx: &Context<'_>, links: &mut Links, peer: usize) -> Result<Link, Stop> {
         let begin = Instant::now();
         let link = |cause: String| Stop::Link { peer, cause };
-        let hub = self.process.hub().map_err(|error| link(error.to_string()))?;
+        let hub = self.process.hub().map_err(link)?;
+        self.process.look_after(&self.links).map_err(link)?;
         let connects = self.me > peer;
         let (from, to) = if connects { (self.me, peer) } else { (peer, self.me) };
         let (group, members, channel) = (self.fate.group.clone(), &self.fate.members, Channel::Data);
@@ -108,20 +103,26 @@ impl Mesh {
                     if !connects && left_since.get_or_insert_with(Instant::now).elapsed() < GRACE => {}
                 other => other?,
             }
+            self.look_after_links(cx, links, &[])?;
         }
     }
 
     /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
     /// another side that wants it no more is of no concern unless the link is `needed`.
-    pub(super) fn look_after_links(&mut self, cx: &Context<'_>, needed: &[usize]) -> Result<(), Stop> {
+    pub(super) fn look_after_links(
+        &self,
+        cx: &Context<'_>,
+        links: &mut Links,
+        needed: &[usize],
+    ) -> Result<(), Stop> {
         let Ok(hub) = self.process.hub() else { return Ok(()) };
-        for (&peer, link) in &mut self.links {
+        for (&peer, link) in links {
             let (outcome, is_needed) = (link.look_after(hub), needed.contains(&peer));
-            if is_needed && link.is_broken() && cx.watch.has_left(peer) {
-                return Err(Stop::Left(peer));
-            }
-            if let Some(cause) = outcome.err().and_then(|unmended| unmended.cause(is_needed)) {
-                return Err(Stop::Link { peer, cause });
+            let has_left = link.is_broken() && cx.watch.has_left(peer);
+            match outcome.err().and_then(|unmended| unmended.cause(is_needed)) {
+                _ if has_left && is_needed => return Err(Stop::Left(peer)),
+                Some(cause) if !has_left => return Err(Stop::Link { peer, cause }),
+                _ => {}
             }
         }
         Ok(())
@@ -135,7 +136,7 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         // The others are to hear why a group was given up, not only that this rank has left it.
         if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
-            self.links.values_mut().for_each(Link::say_goodbye);
+            self.links.say_goodbye();
         }
     }
 }

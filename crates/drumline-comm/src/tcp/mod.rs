@@ -2,7 +2,7 @@
 //!
 //! `hub` (how links begin, under a `name`) → `mesh` (those of a group) → `drive` (bytes over several at once) →
 //! `collectives`; `frame` is what precedes data. A `link` is a `pipe`, which outlives its connections thanks to a `ring` of
-//! what it sent last, with `record`s above it if its `security` asks for them.
+//! what it sent last, with `record`s above it if its `security` asks for them. The `mender` makes broken links again.
 
 mod collectives;
 mod drive;
@@ -10,6 +10,7 @@ mod faults;
 pub(crate) mod frame;
 mod hub;
 mod link;
+mod mender;
 mod mesh;
 mod name;
 mod outstanding;
@@ -23,6 +24,7 @@ pub(crate) use drive::UNDER_WAY;
 pub(crate) use faults::LinkFaults;
 pub(crate) use hub::{Dialled, Hub, LinkRules};
 pub(crate) use link::Link;
+pub(crate) use mender::{Mender, SharedLinks};
 pub(crate) use mesh::{CLOSED, GRACE, Mesh};
 #[cfg(fuzzing)]
 pub(crate) use name::LinkNote;

@@ -13,6 +13,9 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::Timespec;
+
 use super::outstanding::num_outstanding;
 use super::ring::Ring;
 
@@ -172,6 +175,19 @@ impl Pipe {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             other => other,
         })
+    }
+
+    /// Notices if the connection has ended, also behind bytes that have come and that nobody has read.
+    pub(super) fn notice_end(&mut self) {
+        let Ok(stream) = &self.connection else { return };
+        let mut fds = [PollFd::new(stream, PollFlags::empty())];
+        let is_over = rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
+        if is_over {
+            let error = stream.take_error().ok().flatten();
+            self.fail(&error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into()));
+        } else {
+            self.peek(&mut [0]);
+        }
     }
 
     /// One call on the connection; 0 if it would block or has broken.

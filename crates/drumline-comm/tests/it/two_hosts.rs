@@ -354,19 +354,30 @@ ranks_test!(an_outage_only_stalls_what_is_under_way, 2, { sums_with_a_pause()? }
     ensure!(report.is_success(), "{report}");
 });
 
-/// All-reduces with known answers while somebody resets the links, as a firewall does; says how many ended well.
-fn sums_under_fire() -> Result<()> {
+/// All-reduces in two groups and messages, with known answers, while somebody resets the links, as a firewall does; says how
+/// many rounds ended well. A rank that has sent a message or its part of a sum is in another call, of another group or kind,
+/// when that is lost with a connection.
+fn calls_under_fire() -> Result<()> {
     let group = ProcessGroup::from_env()?;
+    let other = group.new_group(&[0, 1])?.expect("both are members");
     let me = group.rank() as u32;
     let mut begin = Instant::now();
     let (mut round, mut may_go_on) = (0, [true]);
     while may_go_on[0] {
         let mut data: Vec<u32> = (0..200_000).map(|i| i * (me + 1) + round).collect();
-        group.all_reduce(&mut data, ReduceOp::Sum)?;
+        [&group, &other][round as usize % 2].all_reduce(&mut data, ReduceOp::Sum)?;
         ensure!(
             data.iter().zip(0..).all(|(&sum, i)| sum == 3 * i + 2 * round),
             "a wrong sum in round {round}"
         );
+        // One of them only sends, and is gone.
+        if me == round % 2 {
+            group.send(&data, 1 - me as usize, 7)?;
+        } else {
+            let mut received = vec![0; data.len()];
+            group.recv(&mut received, Source::Rank(1 - me as usize), 7)?;
+            ensure!(received == data, "a wrong message in round {round}");
+        }
         if round == 3 {
             println!("under way");
             begin = Instant::now();
@@ -387,7 +398,7 @@ fn reset_links(hosts: &Hosts) -> Result<usize> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().count())
 }
 
-ranks_test!(links_that_are_reset_are_made_again, 2, { sums_under_fire()? }, |ranks| {
+ranks_test!(links_that_are_reset_are_made_again, 2, { calls_under_fire()? }, |ranks| {
     let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
     if !rank_test::require_tool("ss") {
         return Ok(());
@@ -397,8 +408,14 @@ ranks_test!(links_that_are_reset_are_made_again, 2, { sums_under_fire()? }, |ran
         let running = ranks.start()?;
         (0..2).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
         let mut num_reset = 0;
-        for _ in 0..20 {
+        for _ in 0..8 {
             num_reset += reset_links(&hosts)?;
+            std::thread::sleep(Duration::from_millis(100));
+            // What is sent meanwhile is surely lost.
+            hosts.cut(1)?;
+            std::thread::sleep(Duration::from_millis(50));
+            num_reset += reset_links(&hosts)?;
+            hosts.restore(1)?;
             std::thread::sleep(Duration::from_millis(100));
         }
         ensure!(num_reset >= 3, "{security}: only {num_reset} connections were reset");

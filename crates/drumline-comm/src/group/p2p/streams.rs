@@ -3,6 +3,7 @@
 //! A link carries messages one way, from the rank that made it; the receiver finds it among those that came in.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::monitor::Fate;
 use crate::process::Process;
 use crate::shm::{Mail, Stop, Watch};
-use crate::tcp::{CLOSED, Channel, Dialled, GRACE, Link, LinkName, UNDER_WAY};
+use crate::tcp::{CLOSED, Channel, Dialled, GRACE, Link, LinkName, SharedLinks, UNDER_WAY};
 
 /// How often links are looked after while nothing moves.
 const LOOK: Duration = Duration::from_millis(20);
@@ -25,8 +26,8 @@ pub(crate) struct Streams {
     /// For each rank of the group its place on this node, if it is here and shares memory.
     places: Vec<Option<usize>>,
     mail: Option<Mail>,
-    pub(super) out: HashMap<usize, Link>,
-    pub(super) inward: HashMap<usize, Link>,
+    pub(super) out: SharedLinks,
+    pub(super) inward: SharedLinks,
     /// When the links were last looked after.
     looked: Instant,
     /// Ranks that have said goodbye over their link, and since when: nothing more will come.
@@ -77,8 +78,8 @@ impl Streams {
             me,
             places,
             mail,
-            out: HashMap::new(),
-            inward: HashMap::new(),
+            out: SharedLinks::default(),
+            inward: SharedLinks::default(),
             looked: Instant::now(),
             ended: HashMap::new(),
             left_since: HashMap::new(),
@@ -92,11 +93,14 @@ impl Carrier for Streams {
         if let (Some(place), Some(mail)) = (self.places[to], &mut self.mail) {
             return Ok(mail.give(place, bytes));
         }
-        if !self.out.contains_key(&to) {
+        let is_new = !self.out.lock().contains_key(&to);
+        if is_new {
+            // Not under the lock: the other links may need the mender meanwhile.
             let link = self.connect(watch, to)?;
-            self.out.insert(to, link);
+            self.out.lock().insert(to, link);
         }
-        let Some(link) = self.out.get_mut(&to) else { return Ok(0) };
+        let mut out = self.out.lock();
+        let Some(link) = out.get_mut(&to) else { return Ok(0) };
         let written = link.write(bytes, &[]);
         // What was sent is its owner's again as soon as the message is, which only the caller knows.
         link.keep(&bytes[..written]);
@@ -114,7 +118,15 @@ impl Carrier for Streams {
         if self.ended.contains_key(&from) {
             return Ok(0);
         }
-        let Some(link) = self.find(from) else { return Ok(0) };
+        let mut inward = self.inward.lock();
+        let link = match inward.entry(from) {
+            Entry::Occupied(link) => link.into_mut(),
+            Entry::Vacant(place) => {
+                let Some(link) = self.arrived(from) else { return Ok(0) };
+                self.process.look_after(&self.inward).map_err(|cause| Stop::Link { peer: from, cause })?;
+                place.insert(link)
+            }
+        };
         let read = link.read(into, &mut []).map_err(|cause| Stop::Link { peer: from, cause })?;
         self.given_up_since = self.given_up_since.filter(|_| read == 0);
         Ok(read)
@@ -140,7 +152,7 @@ impl Carrier for Streams {
             };
         }
         // News may overtake data: only a link's own end says that nothing more will come over it.
-        match self.inward.get(&from) {
+        match self.inward.lock().get(&from) {
             _ if !has_left => return None,
             Some(link) => return link.is_broken().then_some(Stop::Left(from)),
             None => {}
@@ -173,7 +185,7 @@ impl Carrier for Streams {
         // Between nodes: sleep on the links, but not for long if rings are waited for as well.
         let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
         self.doze(senders, receivers, rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap });
-        self.look_after_links(receivers)?;
+        self.look_after_links(watch, receivers)?;
         let may_move = senders.iter().any(|rank| !self.ended.contains_key(rank)) || !receivers.is_empty();
         match watch.check(begin, None, &|| false) {
             // A rank may die when it has done its part, and what it and the others sent is on its way.
@@ -190,10 +202,11 @@ impl Carrier for Streams {
 impl Streams {
     /// Sleeps until one of these links can move.
     fn doze(&self, senders: &[usize], receivers: &[usize], nap: rustix::fs::Timespec) {
+        let (inward, out) = (self.inward.lock(), self.out.lock());
         let open = senders.iter().filter(|rank| !self.ended.contains_key(rank));
-        let inward = open.filter_map(|rank| self.inward.get(rank)).map(|link| (link, PollFlags::IN));
-        let out = receivers.iter().filter_map(|rank| self.out.get(rank)).map(|link| (link, PollFlags::OUT));
-        let links = inward.chain(out).filter_map(|(link, flags)| Some((link.descriptor()?, flags)));
+        let readable = open.filter_map(|rank| inward.get(rank)).map(|link| (link, PollFlags::IN));
+        let writable = receivers.iter().filter_map(|rank| out.get(rank)).map(|link| (link, PollFlags::OUT));
+        let links = readable.chain(writable).filter_map(|(link, flags)| Some((link.descriptor()?, flags)));
         let streams: Vec<_> = links.collect();
         let mut fds: Vec<PollFd<'_>> = streams.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
         let _ = rustix::event::poll(&mut fds, Some(&nap));
@@ -201,17 +214,20 @@ impl Streams {
 
     /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
     /// another side that wants it no more is of no concern unless something is to be sent there.
-    fn look_after_links(&mut self, receivers: &[usize]) -> Result<(), Stop> {
+    fn look_after_links(&mut self, watch: &Watch<'_>, receivers: &[usize]) -> Result<(), Stop> {
         let Ok(hub) = self.process.hub() else { return Ok(()) };
         if self.looked.elapsed() < LOOK {
             return Ok(());
         }
         self.looked = Instant::now();
-        let inward = self.inward.iter_mut().filter(|(from, _)| !self.ended.contains_key(from));
-        let out = self.out.iter_mut().map(|(to, link)| (to, link, receivers.contains(to)));
+        let (mut inward, mut out) = (self.inward.lock(), self.out.lock());
+        let inward = inward.iter_mut().filter(|(from, _)| !self.ended.contains_key(from));
+        let out = out.iter_mut().map(|(to, link)| (to, link, receivers.contains(to)));
         for (&peer, link, is_needed) in inward.map(|(from, link)| (from, link, false)).chain(out) {
             let unmended = link.look_after(hub).err();
-            if let Some(cause) = unmended.and_then(|unmended| unmended.cause(is_needed)) {
+            if let Some(cause) = unmended.and_then(|unmended| unmended.cause(is_needed))
+                && (is_needed || !watch.has_left(peer))
+            {
                 return Err(Stop::Link { peer, cause });
             }
         }
@@ -224,18 +240,15 @@ impl Streams {
     }
 
     /// The link from `from`, if it has come in.
-    fn find(&mut self, from: usize) -> Option<&mut Link> {
-        if !self.inward.contains_key(&from) {
-            let link = Link::arrived(self.process.hub().ok()?, &self.name(from, self.me))?;
-            self.inward.insert(from, link);
-        }
-        self.inward.get_mut(&from)
+    fn arrived(&self, from: usize) -> Option<Link> {
+        Link::arrived(self.process.hub().ok()?, &self.name(from, self.me))
     }
 
     fn connect(&self, watch: &Watch<'_>, to: usize) -> Result<Link, Stop> {
         let begin = Instant::now();
         let link = |cause: String| Stop::Link { peer: to, cause };
         let hub = self.process.hub().map_err(link)?;
+        self.process.look_after(&self.out).map_err(link)?;
         let name = self.name(self.me, to);
         loop {
             let deadline = begin + watch.timeout;
@@ -257,7 +270,7 @@ impl Drop for Streams {
     fn drop(&mut self) {
         // A group that was given up may have stopped in the middle of a message.
         if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
-            self.out.values_mut().for_each(Link::say_goodbye);
+            self.out.say_goodbye();
         }
     }
 }

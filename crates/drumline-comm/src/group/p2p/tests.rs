@@ -301,8 +301,9 @@ fn links_for_messages_end_when_the_other_side_no_longer_answers() {
         group.send(&[1u8], other, 0)?;
         group.recv(&mut [0u8], Source::Any, 0)?;
         let post = group.inner.post();
-        for link in [&post.streams.out[&other], &post.streams.inward[&other]] {
-            let stream = link.descriptor().unwrap();
+        for links in [&post.streams.out, &post.streams.inward] {
+            let links = links.lock();
+            let stream = links[&other].descriptor().unwrap();
             assert!(socket_keepalive(stream).unwrap());
             assert_eq!(tcp_keepcnt(stream).unwrap(), 5);
         }
