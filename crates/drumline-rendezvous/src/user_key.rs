@@ -123,17 +123,21 @@ fn find(who: &Hello, asked: &[SocketAddr], refused: &[Found], deadline: Instant)
     loop {
         let mut is_listened_on = false;
         for addr in asked {
-            let found = read(*addr)?.into_iter().filter(|found| !refused.contains(found));
+            let folders = folders();
+            let Looked { found, faults } = look(&folders, *addr)?;
+            let mut found = found.into_iter().filter(|found| !refused.contains(found));
             let reached = probe(*addr);
             let alive = |found: &Found| {
                 if found.addr == *addr { reached.is_ok() } else { probe(found.addr).is_ok() }
             };
-            if let Some(found) = found.into_iter().find(alive) {
+            if let Some(found) = found.find(alive) {
                 return Ok(found);
             }
             is_listened_on |= reached.is_ok();
             let outcome = reached.err().unwrap_or_else(|| {
-                format!("is listened on, and rank 0 has left no key for it in {}", shown(&folders()))
+                let passed_over: String = faults.iter().map(|fault| format!(" ({fault})")).collect();
+                let places = shown(&folders);
+                format!("is listened on, and rank 0 has left no key for it in {places}{passed_over}")
             });
             tried.note(addr.to_string(), outcome);
         }
@@ -168,24 +172,33 @@ fn probe(addr: SocketAddr) -> Result<(), String> {
     }
 }
 
-/// The keys for this address, of all folders in which one may lie.
-fn read(asked: SocketAddr) -> Result<Vec<Found>, InitError> {
-    let mut all = Vec::new();
-    for folder in folders() {
+/// What the folders hold for one address.
+#[derive(Debug, Default)]
+struct Looked {
+    found: Vec<Found>,
+    /// Folders and files that others could have made, which are passed over.
+    faults: Vec<String>,
+}
+
+/// The keys for this address, of all folders in which one may lie; an error if none of these can be trusted.
+fn look(folders: &[PathBuf], asked: SocketAddr) -> Result<Looked, InitError> {
+    let mut looked = Looked::default();
+    for folder in folders {
         let path = folder.join(name_of(asked));
         match read_from(&path) {
             Ok(text) => {
                 let (key, addr) = text.trim_end().split_once('\n').unwrap_or((&text, ""));
                 let addr = addr.parse().unwrap_or(asked);
-                all.push(Found { key: JobKey::from_hex(key)?, addr });
+                looked.found.push(Found { key: JobKey::from_hex(key)?, addr });
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => {
-                return Err(InitError::KeyFolder { why: format!("{}: {error}", path.display()) });
-            }
+            Err(error) => looked.faults.push(format!("{}: {error}", path.display())),
         }
     }
-    Ok(all)
+    if looked.faults.len() == folders.len() {
+        return Err(InitError::KeyFolder { why: looked.faults.join(", ") });
+    }
+    Ok(looked)
 }
 
 /// The text of a file that belongs to this user and is closed to others, in such a folder.
@@ -322,6 +335,18 @@ mod tests {
         open(&path, 0o600);
         read_from(&path).expect("control: closed again");
         open(&folder, 0o750);
+        let others = base.path().join("others");
+        let good = write_into(&others, &name_of(addr()), &JobKey::random(), addr()).unwrap();
+        let folders = [folder.clone(), others];
+        let looked = look(&folders, addr()).unwrap();
+        assert_eq!(
+            (looked.found.len(), looked.faults.len()),
+            (1, 1),
+            "one that cannot be trusted hides no other"
+        );
+        std::fs::remove_file(good).unwrap();
+        assert!(look(&folders, addr()).unwrap().found.is_empty());
+        assert!(look(&folders[..1], addr()).is_err(), "none can be trusted");
         assert!(read_from(&path).is_err() && write_into(&folder, "x", &JobKey::random(), addr()).is_err());
     }
 }
