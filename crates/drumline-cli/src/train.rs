@@ -10,7 +10,7 @@
 
 mod program;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -65,6 +65,9 @@ const ALONE: [(&str, &str); 5] = [
 ];
 /// The exit code of a program whose libraries were not found.
 const NOT_LOADED: i32 = 127;
+
+/// With it the system's loader lists the libraries of a program instead of starting it, as `ldd` does.
+const LIST_LIBRARIES: &str = "LD_TRACE_LOADED_OBJECTS";
 
 /// Flags that change nothing where there is one rank only.
 const OF_ONE_RANK: [&str; 4] = ["--nproc-per-node=", "--nnodes=", "--standalone", "--dry-run"];
@@ -199,15 +202,27 @@ fn check(words: &[OsString]) -> anyhow::Result<()> {
     match status.code() {
         Some(0) => Ok(()),
         // The loader has said which library.
-        Some(NOT_LOADED) => Err(Mistake::new(format!(
-            "{} needs libtorch, which is not where it was built with; try LD_LIBRARY_PATH with libtorch's folder lib, or build it \
-             again here",
-            program.display()
-        ))
-        .into()),
+        Some(NOT_LOADED) => Err(no_libtorch(program).into()),
         Some(code) => Err(ExitCodeOnly(u8::try_from(code).unwrap_or(1)).into()),
-        None => Err(anyhow!("{} was ended by a signal before its ranks were started: {status}", program.display())),
+        None => Err(anyhow!(
+            "{} was ended by a signal before its ranks were started: {status}",
+            program.display()
+        )),
     }
+}
+
+fn no_libtorch(program: &OsStr) -> Mistake {
+    Mistake::new(format!(
+        "{} needs libtorch, which is not where it was built with; try LD_LIBRARY_PATH with libtorch's folder lib, or build it again here",
+        program.display()
+    ))
+}
+
+/// Whether the system's loader would not find one of the program's libraries. It is asked, and starts nothing.
+fn lacks_library(program: &OsStr) -> bool {
+    let asked = Command::new(program).env(LIST_LIBRARIES, "1").stdin(Stdio::null()).output();
+    let list = asked.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&list).lines().any(|line| line.trim_end().ends_with("=> not found"))
 }
 
 /// Where the program runs.
@@ -264,6 +279,10 @@ fn check_pairs(pairs: &[OsString]) -> Result<(), Mistake> {
 /// Returns only if it could not. The program's help then speaks of what was typed, `drumline`.
 pub(crate) fn become_program(words: &[OsString], variables: &[(&str, &str)]) -> anyhow::Result<()> {
     let (program, args) = words.split_first().context("no program")?;
+    // Afterwards nobody is there who could say what helps.
+    if lacks_library(program) {
+        return Err(no_libtorch(program).into());
+    }
     let error = Command::new(program).arg0("drumline").args(args).envs(variables.iter().copied()).exec();
     Err(anyhow!(error).context(format!("cannot run {}", program.display())))
 }

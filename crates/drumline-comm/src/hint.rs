@@ -8,11 +8,11 @@ use crate::call::Trace;
 pub(crate) fn hint(calls: &[(usize, Trace)]) -> &'static str {
     let parts: Vec<Parts<'_>> = calls.iter().map(|(_, trace)| Parts::of(trace)).collect();
     let differ = |part: fn(&Parts<'_>) -> String| parts.iter().map(part).collect::<BTreeSet<_>>().len() > 1;
-    if differ(|parts| parts.op.into())
-        || differ(|parts| parts.sequence.to_string())
-        || differ(|parts| parts.site.into())
-    {
+    let differs_in_call = differ(|parts| parts.op.into()) || differ(|parts| parts.site.into());
+    if differs_in_call {
         "looking for a branch that not all ranks take"
+    } else if differ(|parts| parts.sequence.to_string()) {
+        "looking for a loop that one rank goes through more often: fewer batches on some ranks, a `continue`, an evaluation on one rank only; for uneven numbers of batches there is `uneven` (docs/concepts.md, uneven inputs)"
     } else if differ(|parts| parts.dtype.into()) {
         "giving elements of the same type on all ranks"
     } else if differ(|parts| parts.lists.into()) {
@@ -91,8 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn ranks_at_different_calls_have_gone_different_ways() {
-        let trace = |sequence| Trace { sequence, what: "barrier()".into(), site: "a.rs:1".into() };
-        assert!(hint(&[(0, trace(4)), (1, trace(5))]).contains("branch"));
+    fn a_line_that_one_rank_has_come_to_more_often_is_in_a_loop() {
+        let trace = |sequence, site: &str| Trace { sequence, what: "barrier()".into(), site: site.into() };
+        let same_line = hint(&[(0, trace(4, "a.rs:1")), (1, trace(5, "a.rs:1"))]);
+        assert!(same_line.contains("more often") && same_line.contains("uneven"), "{same_line}");
+        assert!(!same_line.contains("branch"), "{same_line}");
+        let other_line = hint(&[(0, trace(4, "a.rs:1")), (1, trace(5, "a.rs:2"))]);
+        assert!(other_line.contains("branch"), "control: {other_line}");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use drumline_rendezvous::{KeyError, StoreError};
+use drumline_rendezvous::{InitError, KeyError, StoreError};
 
 use crate::placing::PlacingError;
 use crate::{EndpointError, Exit, LogError};
@@ -40,6 +40,20 @@ pub enum LaunchError {
         #[source]
         source: StoreError,
     },
+    /// Others have all ports that follow from the Slurm step.
+    #[error(
+        "cannot host the job's store: others have all ports that follow from the number of the Slurm step ({addrs}); try a free one on all nodes: --nnodes (their number) --node-rank $SLURM_NODEID --master-addr (the first node) --master-port (the port)"
+    )]
+    PortsTaken {
+        /// Those that were tried.
+        addrs: String,
+        /// What happened at the last one.
+        #[source]
+        source: StoreError,
+    },
+    /// The agents of this machine cannot share a key.
+    #[error(transparent)]
+    UserKey(InitError),
     /// The workers' logs could not be made.
     #[error(transparent)]
     Logs(#[from] LogError),

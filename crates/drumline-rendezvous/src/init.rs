@@ -5,33 +5,31 @@
 //! ```
 //! `env://` takes everything from variables, `tcp://host:port` names the store, `file:///path` names a file on a disk
 //! that all ranks share, in which rank 0 writes where its store is. On one machine ranks that were given no key share one
-//! that rank 0 makes (`user_key`). Not here: what the members then do.
+//! that rank 0 makes ([`user_key`](crate::user_key)). Not here: what the members then do.
 
 mod error;
 mod meeting_file;
 mod method;
 mod place;
-mod user_key;
 
 pub use error::InitError;
 
 use crate::JobKey;
 use crate::events;
-use crate::handshake::{HandshakeError, Hello, Role, this_host};
+use crate::handshake::{Hello, Role, this_host};
 use crate::resolve::resolve;
 use crate::server::{ServerOptions, TcpStoreServer};
 use crate::store::Store;
 use crate::store::error::StoreError;
 use crate::store::tcp::TcpStore;
+use crate::user_key::{self, Joined, KeyFile};
 use meeting_file::MeetingFile;
 use method::Method;
-use place::{Master, Place};
-use std::io::ErrorKind;
+use place::Place;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use user_key::{Found, KeyFile};
 
 /// How long the host of the store waits for others to leave before it ends: they learn of each other's death there.
 const LINGER: Duration = Duration::from_secs(30);
@@ -119,72 +117,55 @@ pub fn from_env() -> Result<Member, InitError> {
 }
 
 fn meet(place: Place, key: Option<JobKey>, deadline: Instant) -> Result<Member, InitError> {
-    let Some(Master { host, port, given, .. }) = place.master.clone() else { return Err(place::no_master()) };
-    let addr = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let Some(master) = place.master.clone() else { return Err(place::no_master()) };
+    let (addrs, given) = (master.addrs(), master.given);
     let name_giver = |error| match error {
         InitError::Store(source @ StoreError::Unresolved { .. }) => InitError::Host { given, source },
         other => other,
     };
     let met = match key {
-        Some(key) => meet_at(&addr, place, key, deadline),
-        None => meet_without_key(&addr, place, deadline),
+        Some(key) => {
+            let key = master.derived_for.map_or_else(|| key.clone(), |job| key.for_job(&job));
+            meet_at(&addrs, place, key, deadline)
+        }
+        None => meet_without_key(&addrs, place, deadline),
     };
     met.map_err(name_giver)
 }
 
-fn meet_at(addr: &str, place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
+/// At the first of the addresses that can be had: rank 0 passes over those that somebody else has, and the others over
+/// those where nobody proves the job key.
+fn meet_at(addrs: &[String], place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
     if !place.is_host() {
-        let client = place.connect(addr, &key, deadline)?;
+        let client = TcpStore::connect_first(addrs, &key, place.hello(), deadline)?;
+        let client = client.prompt_within(place.timeout);
         return place.member(key, client, Hosting::default(), deadline);
     }
-    let server = place.host(&resolve(addr, deadline)?[..], &key)?;
+    let server = place.host_first(addrs, &key, deadline)?;
     let client = place.connect(&server.local_addr().to_string(), &key, deadline)?;
     place.member(key, client, Hosting { server: Some(server), ..Hosting::default() }, deadline)
 }
 
 /// On one machine rank 0 makes a key for all; between machines there is none, and the error says so.
-fn meet_without_key(addr: &str, place: Place, deadline: Instant) -> Result<Member, InitError> {
-    let addrs = resolve(addr, deadline)?;
+fn meet_without_key(asked: &[String], place: Place, deadline: Instant) -> Result<Member, InitError> {
+    let addrs = resolve(&asked[0], deadline)?;
     let one_machine =
         addrs.iter().all(|addr| addr.ip().is_loopback()) || place.local_world_size == Some(place.world_size);
     if !one_machine || place.agent_hosts {
-        return meet_at(addr, place, JobKey::open(), deadline);
+        return meet_at(&asked[..1], place, JobKey::open(), deadline);
     }
     if !place.is_host() {
-        return join_by_user_key(&addrs, place, deadline);
+        let Joined { store, key } = user_key::join(&place.hello(), &addrs, deadline)?;
+        let store = store.prompt_within(place.timeout);
+        return place.member(key, store, Hosting::default(), deadline);
     }
     let key = JobKey::random();
     let server = place.host_somewhere(&addrs, &key)?;
     let listens = server.local_addr();
-    // The ranks that were given a name look for each of its addresses.
-    let asked = addrs.iter().find(|addr| addr.ip() == listens.ip()).copied().unwrap_or(listens);
     let is_alone = place.world_size == 1;
-    let key_file = if is_alone { None } else { Some(KeyFile::publish(asked, listens, &key)?) };
+    let key_file = if is_alone { None } else { Some(KeyFile::publish(&addrs, listens, &key)?) };
     let client = place.connect(&listens.to_string(), &key, deadline)?;
     place.member(key, client, Hosting { server: Some(server), key_file, ..Hosting::default() }, deadline)
-}
-
-/// A key that an earlier run has left is not the one that the server has: then a new one is waited for.
-fn join_by_user_key(addrs: &[SocketAddr], place: Place, deadline: Instant) -> Result<Member, InitError> {
-    let mut refused: Option<(Found, InitError)> = None;
-    loop {
-        let earlier = refused.as_ref().map(|(found, _)| found);
-        let found = match (user_key::find(&place.hello(), addrs, earlier, deadline), refused) {
-            (Ok(found), _) => found,
-            (Err(_), Some((_, error))) => return Err(error),
-            (Err(error), None) => return Err(error),
-        };
-        match place.connect(&found.addr.to_string(), &found.key, deadline) {
-            Ok(client) => return place.member(found.key, client, Hosting::default(), deadline),
-            Err(
-                error @ InitError::Store(StoreError::Handshake {
-                    source: HandshakeError::Closed | HandshakeError::NotProved,
-                    ..
-                }),
-            ) => refused = Some((found, error)),
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// What the host of the store keeps for the others.
@@ -222,13 +203,28 @@ impl Place {
         Ok(TcpStoreServer::bind(addr, key, options)?)
     }
 
+    /// Listens on the first of these addresses (`host:port`) that nobody has.
+    fn host_first(
+        &self,
+        addrs: &[String],
+        key: &JobKey,
+        deadline: Instant,
+    ) -> Result<TcpStoreServer, InitError> {
+        resolve(&addrs[0], deadline)?;
+        let options = ServerOptions { world_size: Some(self.world_size), round: self.round };
+        TcpStoreServer::bind_first(addrs, key, options).map_err(|source| match addrs {
+            [_, _, ..] if source.is_port_taken() => InitError::PortsTaken { addrs: addrs.join(", "), source },
+            _ => source.into(),
+        })
+    }
+
     /// Listens on one of these addresses. A port that was our own choice and that somebody else has is left to him: the
     /// key file says which one we have instead.
     fn host_somewhere(&self, addrs: &[SocketAddr], key: &JobKey) -> Result<TcpStoreServer, InitError> {
         match self.host(addrs, key) {
-            Err(InitError::Store(StoreError::Bind { source, .. }))
-                if source.kind() == ErrorKind::AddrInUse
-                    && self.master.as_ref().is_some_and(|master| master.is_derived) =>
+            Err(InitError::Store(error))
+                if error.is_port_taken()
+                    && self.master.as_ref().is_some_and(|master| master.derived_for.is_some()) =>
             {
                 let any: Vec<_> = addrs.iter().map(|addr| SocketAddr::new(addr.ip(), 0)).collect();
                 self.host(&any[..], key)

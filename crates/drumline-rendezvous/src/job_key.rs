@@ -2,9 +2,11 @@
 //!
 //! It reaches a worker by an inherited descriptor or a private file, never by an argument or a variable, which other
 //! programs of the machine could read. Ranks on one machine that were given none share one that rank 0 makes
-//! (`init/user_key.rs`). Where even that cannot be there is the open key, known to all, good on loopback only.
+//! ([`user_key`](crate::user_key)). Where even that cannot be there is the open key, known to all, good on loopback only.
 
 use crate::worker_env::{DRUMLINE_JOB_KEY_FD, DRUMLINE_JOB_KEY_FILE};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -202,6 +204,24 @@ impl JobKey {
         let mut bytes = Zeroizing::new([0; 32]);
         file.read_exact_at(&mut *bytes, 0)?;
         Ok(JobKey(bytes))
+    }
+
+    /// The key of one job among several that were given this key: an open key stays open.
+    ///
+    /// ```
+    /// use drumline_rendezvous::JobKey;
+    /// let key = JobKey::random();
+    /// assert_eq!(key.for_job("slurm 12.0"), key.for_job("slurm 12.0"));
+    /// assert_ne!(key.for_job("slurm 12.0"), key.for_job("slurm 12.1"));
+    /// ```
+    pub fn for_job(&self, job: &str) -> JobKey {
+        if !self.is_secret() {
+            return self.clone();
+        }
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.as_bytes()).expect("HMAC takes keys of any length");
+        mac.update(b"drumline job ");
+        mac.update(job.as_bytes());
+        JobKey(Zeroizing::new(mac.finalize().into_bytes().into()))
     }
 
     /// Whether this is a real secret and not the open key.

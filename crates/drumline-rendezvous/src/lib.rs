@@ -13,6 +13,7 @@
 
 mod client_note;
 pub mod core;
+mod derived_port;
 mod doorstep;
 pub mod error_file;
 pub mod events;
@@ -32,9 +33,11 @@ mod resolve;
 mod server;
 mod socket;
 mod store;
+pub mod user_key;
 pub mod worker_env;
 
 pub use client_note::{ClientNote, ClientNumber, Line};
+pub use derived_port::{derived_port, derived_ports, slurm_job};
 pub use doorstep::{Gate, Host};
 pub use free_port::free_port;
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};

@@ -91,6 +91,22 @@ impl TcpStoreServer {
         Ok(TcpStoreServer { addr, shared, waker, thread: Some(thread) })
     }
 
+    /// The same at the first of these addresses (`host:port`) whose port nobody has.
+    pub fn bind_first(
+        addrs: &[String],
+        key: &JobKey,
+        options: ServerOptions,
+    ) -> Result<TcpStoreServer, StoreError> {
+        let mut taken = None;
+        for addr in addrs {
+            match Self::bind(addr, key, options) {
+                Err(error) if error.is_port_taken() => taken = Some(error),
+                other => return other,
+            }
+        }
+        Err(taken.unwrap_or_else(|| StoreError::Rejected { reason: "it was given no address".into() }))
+    }
+
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr

@@ -4,6 +4,8 @@
 
 #[path = "it/complaints.rs"]
 mod complaints;
+#[path = "it/derived_port.rs"]
+mod derived_port;
 #[path = "it/file.rs"]
 mod file;
 #[path = "it/liveness.rs"]

@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   pair (a, b):   a ── 8 bytes ──▶ b ── 8 bytes ──▶ a      half of the median round trip is the latency
-//!                  a ── 4 MiB ────▶ b ── 8 bytes ──▶ a      the fastest of some is the bandwidth; b compares each byte
+//!                  a ◀── ready ──── b
+//!                  a ── 4 MiB ────▶ b ── 8 bytes ──▶ a      the fastest of some is the bandwidth
+//!                                   b compares each byte, makes room for the next load, and only then is ready again
 //! ```
 //! One pair after the other, so that none disturbs another; all ranks go through the same list.
 
@@ -88,12 +90,21 @@ fn ask(group: &ProcessGroup, ranks: [usize; 2], way: Way) -> Result<Link, CommEr
         (0..PINGS).map(|_| round_trip(group, to, &[0u8; 8])).collect::<Result<_, _>>()?;
     trips.sort_unstable();
     let load = load(ranks[0]);
-    let times = (0..LOADS).map(|_| round_trip(group, to, &load)).collect::<Result<Vec<_>, _>>()?;
+    let times = load_times(group, to, &load)?;
     let best = times.into_iter().min().unwrap_or_default().as_secs_f64();
     let mut wrong_bytes = [0u64];
     group.recv(&mut wrong_bytes, Source::Rank(to), TAG)?;
     let latency_us = trips[trips.len() / 2].as_secs_f64() * 1e6 / 2.0;
     Ok(Link { ranks, way, latency_us, gb_per_s: LOAD_BYTES as f64 / best / 1e9, wrong_bytes: wrong_bytes[0] })
+}
+
+/// How long each load took, and nothing else: the other side says when it waits for the next one.
+fn load_times(group: &ProcessGroup, to: usize, load: &[u8]) -> Result<Vec<Duration>, CommError> {
+    let timed = |_| {
+        group.recv(&mut [0u8; 8], Source::Rank(to), TAG)?;
+        round_trip(group, to, load)
+    };
+    (0..LOADS).map(timed).collect()
 }
 
 fn round_trip(group: &ProcessGroup, to: usize, data: &[u8]) -> Result<Duration, CommError> {
@@ -109,15 +120,23 @@ fn answer(group: &ProcessGroup, from: usize) -> Result<(), CommError> {
         group.recv(&mut small, Source::Rank(from), TAG)?;
         group.send(&small, from, TAG)?;
     }
-    let (expected, mut wrong) = (load(from), 0);
+    let expected = load(from);
+    let wrong = take_loads(group, from, |got| wrong_bytes(got, &expected))?;
+    group.send(&[wrong], from, TAG)
+}
+
+/// Takes each load when it is ready for it; the sum of what `count` finds in them.
+fn take_loads(group: &ProcessGroup, from: usize, count: impl Fn(&[u8]) -> u64) -> Result<u64, CommError> {
+    let (mut got, mut sum) = (vec![0u8; LOAD_BYTES], 0);
     for _ in 0..LOADS {
         // Written over first, so that what stays is seen.
-        let mut got = vec![!0u8; LOAD_BYTES];
+        got.fill(!0);
+        group.send(&[0u8; 8], from, TAG)?;
         group.recv(&mut got, Source::Rank(from), TAG)?;
-        group.send(&small, from, TAG)?;
-        wrong += wrong_bytes(&got, &expected);
+        group.send(&[0u8; 8], from, TAG)?;
+        sum += count(&got);
     }
-    group.send(&[wrong], from, TAG)
+    Ok(sum)
 }
 
 /// Bytes that differ from place to place and from rank to rank.
@@ -219,6 +238,25 @@ mod tests {
         (got[7], got[4000]) = (!got[7], !got[4000]);
         assert_eq!(wrong_bytes(&got, &load(3)), 2);
         assert!(wrong_bytes(&load(3), &load(4)) > LOAD_BYTES as u64 / 2);
+    }
+
+    #[test]
+    fn comparing_is_not_in_the_time_of_a_load() {
+        let comparing = Duration::from_millis(200);
+        let times = LocalGroup::run(2, |group| {
+            if group.rank() == 0 {
+                return load_times(&group, 1, &load(0));
+            }
+            take_loads(&group, 0, |_| {
+                std::thread::sleep(comparing);
+                0
+            })?;
+            Ok(Vec::new())
+        });
+        let mut times = times.unwrap().concat();
+        times.sort_unstable();
+        assert_eq!(times.len(), LOADS);
+        assert!(times[LOADS / 2] < comparing, "{times:?}");
     }
 
     #[test]

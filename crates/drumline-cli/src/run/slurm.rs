@@ -5,14 +5,11 @@
 //! of one task on one node is the user's own shell as often as a job, and is left to the defaults.
 
 use drumline_launch::{NodeRange, Rendezvous};
-use drumline_rendezvous::{node_list, worker_env};
+use drumline_rendezvous::{derived_port, node_list, worker_env};
 
 use super::args::RunArgs;
 use super::error::PlanError;
 use super::host::Host;
-
-/// Ports for jobs lie here, below those that the system gives out by itself.
-const PORTS: std::ops::Range<u64> = 15_000..30_000;
 
 /// What a step says about the nodes of the job.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,13 +41,13 @@ impl Step {
         let job = needed(host, worker_env::SLURM_JOB_ID)?;
         let step = needed(host, worker_env::SLURM_STEP_ID)?;
         let node_rank = needed(host, worker_env::SLURM_NODEID)?;
-        let port = PORTS.start + job.wrapping_add(step) % (PORTS.end - PORTS.start);
+        let port = derived_port(job.wrapping_add(step));
         Ok(Self {
             name: format!("{job}.{step}"),
             job,
             nodes: NodeRange::exactly(names.len()),
             node_rank: node_rank as usize,
-            rendezvous: Rendezvous::Static { addr: names[0].clone(), port: port as u16 },
+            rendezvous: Rendezvous::Static { addr: names[0].clone(), port },
         })
     }
 }

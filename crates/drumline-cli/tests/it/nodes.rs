@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use drumline_rendezvous::{
+    Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer, derived_port, derived_ports,
+};
 use rustix::process::{Signal, kill_process};
+use std::net::TcpListener;
 
 use super::job::{Job, free_port};
 
@@ -107,6 +111,49 @@ fn another_jobs_meeting_place_is_left_alone() {
     assert!(code == 1 && text.contains("job `red` meets at that address, this is `blue`"), "{text}");
     first.signal(Signal::TERM);
     assert_eq!(first.end(LONG).0, 143);
+}
+
+/// What the control store at `port` says to one who has no secret.
+fn answer_to_the_open_key(port: u16) -> Result<(), String> {
+    let soon = Instant::now() + Duration::from_secs(5);
+    let addr = format!("127.0.0.1:{port}");
+    let met = TcpStore::connect(&addr, &JobKey::open(), Hello::new(Role::Store), soon);
+    met.map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn agents_of_one_machine_that_were_given_no_key_share_a_secret() {
+    for is_elastic in [false, true] {
+        let port = free_port();
+        let words = |node| if is_elastic { elastic(port, "2:2") } else { fixed(port, node) };
+        let mut jobs = [0, 1].map(|node| Job::run(&words(node), RUNS));
+        jobs.iter().for_each(|job| job.wait_for("in round 1", 1));
+        let error = answer_to_the_open_key(port).unwrap_err();
+        assert!(error.contains("it belongs to another job or is a stranger"), "{error}");
+        jobs.iter().for_each(|job| job.signal(Signal::USR1));
+        jobs.iter_mut().for_each(|job| assert_eq!(job.end(LONG).0, 0));
+
+        // The control: a store with the open key, as it was before, lets anybody in.
+        let options = ServerOptions::default();
+        let _open = TcpStoreServer::bind(("127.0.0.1", port), &JobKey::open(), options).unwrap();
+        assert_eq!(answer_to_the_open_key(port), Ok(()));
+    }
+}
+
+#[test]
+fn the_key_of_a_killed_agent_is_replaced() {
+    let port = free_port();
+    let mut killed = Job::run(&fixed(port, 0), "echo never");
+    killed.wait_for("only 1 of at least 2 nodes came", 1);
+    killed.signal(Signal::KILL);
+    killed.end(LONG);
+    let mut second = Job::run(&fixed(port, 1), "echo here");
+    std::thread::sleep(Duration::from_millis(300));
+    let mut first = Job::run(&fixed(port, 0), "echo here");
+    for job in [&mut first, &mut second] {
+        let (code, text) = job.end(LONG);
+        assert_eq!(code, 0, "{text}");
+    }
 }
 
 #[test]
@@ -267,4 +314,37 @@ fn waiting_for_other_nodes_is_not_silent() {
         job.signal(Signal::TERM);
         job.end(LONG);
     }
+}
+
+/// A node of a Slurm step of two on this machine.
+fn slurm_node(job: u16, node: usize, key: &std::path::Path) -> Job {
+    let mut command = std::process::Command::new(super::started::BINARY);
+    command.args(["run", "--nproc-per-node", "1", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]);
+    let variables = format!(
+        "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=127.0.0.[1-2] SLURM_STEP_ID=0 SLURM_JOB_ID={job} SLURM_NODEID={node}"
+    );
+    command.envs(variables.split(' ').map(|pair| pair.split_once('=').unwrap()));
+    command.env("DRUMLINE_JOB_KEY_FILE", key);
+    Job::of(command)
+}
+
+#[test]
+fn agents_pass_over_a_port_of_their_slurm_step_that_somebody_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("job.key");
+    JobKey::new_file(&key).unwrap();
+    let job = free_port();
+    let ports = derived_ports(derived_port(job.into()));
+    for taken in [0, 1, 2] {
+        let _taken: Vec<_> =
+            ports[..taken].iter().map(|port| TcpListener::bind(("127.0.0.1", *port)).unwrap()).collect();
+        let mut nodes = [1, 0].map(|node| slurm_node(job, node, &key));
+        for node in &mut nodes {
+            let (code, text) = node.end(LONG);
+            assert!(code == 0 && text.contains("of 2"), "{taken} ports are taken: {text}");
+        }
+    }
+    let _taken = ports.map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap());
+    let (code, text) = slurm_node(job, 0, &key).end(LONG);
+    assert!(code == 1 && text.contains("others have all ports") && text.contains("--master-port"), "{text}");
 }

@@ -84,6 +84,30 @@ fn one_rank_is_this_process() {
 }
 
 #[test]
+fn a_library_that_is_not_there_is_said_with_what_helps() {
+    let drumline = Installed::without_trainer();
+    let folder = drumline.folder.path();
+    let cc = |words: &str| {
+        let mut command = Command::new("cc");
+        assert!(command.args(words.split_whitespace()).current_dir(folder).status().unwrap().success());
+    };
+    fs::write(folder.join("lib.c"), "int answer(void) { return 0; }").unwrap();
+    fs::write(folder.join("main.c"), "int answer(void); int main(void) { return answer(); }").unwrap();
+    cc("-shared -fPIC -o libtorch_of_elsewhere.so lib.c");
+    cc("-o drumline-train main.c -L. -ltorch_of_elsewhere");
+    let here = [("LD_LIBRARY_PATH", folder.to_str().unwrap())];
+    for words in ["train --cfg c.yaml", "train --nproc-per-node 2 --cfg c.yaml", "keys", "data synth-cifar"] {
+        let ended = drumline.ends(words, &[]);
+        let said = &ended.stderr;
+        assert!(
+            ended.code != Some(0) && said.contains("try LD_LIBRARY_PATH with libtorch's folder"),
+            "{said}"
+        );
+        assert_eq!(drumline.ends(words, &here).code, Some(0), "control: {words}");
+    }
+}
+
+#[test]
 fn one_rank_knows_that_no_launcher_tells_of_its_end() {
     let drumline = Installed::without_trainer();
     stub(drumline.folder.path(), "#!/bin/sh\necho \"alone=${DRUMLINE_ALONE-no}\"\n");

@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
+use drumline_rendezvous::user_key::KeyFile;
 use drumline_rendezvous::{JobKey, Store, TcpStore, TcpStoreServer, port_holder};
 use rustix::process::Signal;
 
@@ -38,6 +39,8 @@ pub(super) struct Met {
     pub(super) _ports: [ReservedPort; 2],
     /// Open for as long as this process lives: that is how others know.
     pub(super) _life: Option<TcpListener>,
+    /// The key for other agents of this machine, if this one made it.
+    pub(super) _key_file: Option<KeyFile>,
 }
 
 /// What came of it.
@@ -57,8 +60,8 @@ pub(super) fn meet(
         return alone(plan, channel.0).map(Box::new).map(Meeting::Met);
     }
     let key = match key {
-        Some(key) => key,
-        None => JobKey::from_env()?,
+        Some(key) => Some(key),
+        None => Some(JobKey::from_env()?).filter(JobKey::is_secret),
     };
     match reach(plan, key, channel, say)? {
         Reaching::Reached(reached) => together(plan, *reached, channel.0).map(Box::new).map(Meeting::Met),
@@ -68,7 +71,7 @@ pub(super) fn meet(
 
 /// A node among others, whose control store it has reached.
 fn together(plan: &LaunchPlan, reached: Reached, events: &Sender<Happening>) -> Result<Met, LaunchError> {
-    let Reached { server, store, address, host } = reached;
+    let Reached { server, store, address, host, key_file } = reached;
     let listen = listen_ip(plan, server.as_ref(), &store)?;
     let seen_as = match &plan.local_addr {
         Some(addr) => addr.clone(),
@@ -97,7 +100,16 @@ fn together(plan: &LaunchPlan, reached: Reached, events: &Sender<Happening>) -> 
             Control::there(own, Elsewhere { address, life, timeout })?
         }
     };
-    Ok(Met { card, control, key, listen, alone: false, _ports: ports, _life: Some(life) })
+    Ok(Met {
+        card,
+        control,
+        key,
+        listen,
+        alone: false,
+        _ports: ports,
+        _life: Some(life),
+        _key_file: key_file,
+    })
 }
 
 /// A job of one node: its coordinator is in this process, and its workers' store on loopback.
@@ -111,7 +123,16 @@ fn alone(plan: &LaunchPlan, events: &Sender<Happening>) -> Result<Met, LaunchErr
     let card = card(plan, addr, [&ports[0], &ports[1]], &listen.to_string());
     let own = Own { id: card.id, events: events.clone() };
     let control = Control::here(own, policy::alone(plan), plan.monitor_interval, None)?;
-    Ok(Met { card, control, key: JobKey::random(), listen, alone: true, _ports: ports, _life: None })
+    Ok(Met {
+        card,
+        control,
+        key: JobKey::random(),
+        listen,
+        alone: true,
+        _ports: ports,
+        _life: None,
+        _key_file: None,
+    })
 }
 
 fn reserve(port: u16) -> Result<ReservedPort, LaunchError> {

@@ -1,11 +1,22 @@
 //! The way to the control store: hosted if that falls to this node, waited for if not.
+//!
+//! ```text
+//!   endpoint, key ─▶ the addresses at which the store may be ─▶ host it at the first free one ─┐
+//!                    (one, or those derived from a Slurm step)  find it at one of them ────────┴▶ Reached
+//! ```
+//! Agents of one machine that meet by loopback and were given no key share one that the host makes
+//! ([`user_key`]); between machines a key has to be given.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::{JobKey, ServerOptions, Store, StoreError, TcpStore, TcpStoreServer};
+use drumline_rendezvous::user_key::{self, Joined, KeyFile};
+use drumline_rendezvous::{
+    Hello, InitError, JobKey, Role, ServerOptions, Store, StoreError, TcpStore, TcpStoreServer,
+    derived_ports, slurm_job,
+};
 use rustix::process::Signal;
 
 use super::Happening;
@@ -30,6 +41,8 @@ pub(crate) struct Reached {
     pub(super) address: Address,
     /// Its host, as it was given.
     pub(super) host: String,
+    /// The key for the others of this machine, if this node made it.
+    pub(super) key_file: Option<KeyFile>,
 }
 
 /// What came of it.
@@ -41,7 +54,7 @@ pub(super) enum Reaching {
 /// Reaches the control store. Signals are heeded meanwhile, and what takes long is said.
 pub(super) fn reach(
     plan: &LaunchPlan,
-    key: JobKey,
+    key: Option<JobKey>,
     (events, happenings): (&Sender<Happening>, &Receiver<Happening>),
     say: &dyn Fn(&str),
 ) -> Result<Reaching, LaunchError> {
@@ -84,25 +97,96 @@ fn endpoint(plan: &LaunchPlan) -> Result<(String, u16), LaunchError> {
     })
 }
 
+/// Where the nodes meet, and by which secret.
+struct Meeting {
+    host: String,
+    /// The ports at which the store may be, in the order in which they are tried.
+    ports: Vec<u16>,
+    key: JobKey,
+    /// The addresses for which agents of this machine share a key of their user's; none where a key was given.
+    by_user_key: Vec<SocketAddr>,
+}
+
+impl Meeting {
+    fn new(plan: &LaunchPlan, host: String, port: u16, key: Option<JobKey>) -> Self {
+        let mut ports = vec![port];
+        let by_user_key = if key.is_none() { loopback_addresses(&host, port) } else { Vec::new() };
+        let mut key = match key {
+            Some(key) => key,
+            // Drawn by each; that of the host counts.
+            None if !by_user_key.is_empty() => JobKey::random(),
+            None => JobKey::open(),
+        };
+        if let (Some(step), true) = (&plan.slurm_step, by_user_key.is_empty()) {
+            ports = derived_ports(port).to_vec();
+            key = key.for_job(&slurm_job(step));
+        }
+        Self { host, ports, key, by_user_key }
+    }
+
+    fn endpoints(&self, host: &str) -> Vec<String> {
+        self.ports.iter().map(|port| joined(host, *port)).collect()
+    }
+
+    /// The store as one who does not host it reaches it.
+    fn join(self, deadline: Instant) -> Result<Reached, LaunchError> {
+        let endpoint = joined(&self.host, self.ports[0]);
+        let hello = Hello::new(Role::Store);
+        let (store, address) = if self.by_user_key.is_empty() {
+            let store = TcpStore::connect_first(&self.endpoints(&self.host), &self.key, hello, deadline);
+            let store = store.map_err(cannot(&endpoint))?;
+            let endpoint = joined(&self.host, store.server_addr().port());
+            (store, Address { endpoint, key: self.key })
+        } else {
+            let joined = user_key::join(&hello, &self.by_user_key, deadline);
+            let Joined { store, key } = joined.map_err(|error| match error {
+                InitError::Store(source) => LaunchError::Reach { endpoint, source },
+                other => LaunchError::UserKey(other),
+            })?;
+            let endpoint = store.server_addr().to_string();
+            (store, Address { endpoint, key })
+        };
+        Ok(Reached { server: None, store, address, host: self.host, key_file: None })
+    }
+
+    /// The store as its host reaches it.
+    fn host(self, server: TcpStoreServer, deadline: Instant) -> Result<Reached, LaunchError> {
+        let key_file = if self.by_user_key.is_empty() {
+            None
+        } else {
+            let published = KeyFile::publish(&self.by_user_key, server.local_addr(), &self.key);
+            Some(published.map_err(LaunchError::UserKey)?)
+        };
+        let address = Address { endpoint: own_address(&server), key: self.key };
+        let store = address.connect(deadline).map_err(cannot(&address.endpoint))?;
+        Ok(Reached { server: Some(server), store, address, host: self.host, key_file })
+    }
+}
+
+fn cannot(endpoint: &str) -> impl FnOnce(StoreError) -> LaunchError {
+    move |source| LaunchError::Reach { endpoint: endpoint.to_string(), source }
+}
+
 fn hosted_or_met(
     plan: &LaunchPlan,
     (host, port): (String, u16),
-    key: JobKey,
+    key: Option<JobKey>,
 ) -> Result<Reached, LaunchError> {
     let deadline = Instant::now() + plan.join_timeout;
     wait_for_name(&host, deadline.min(Instant::now() + NAMED));
-    let server = host_if_ours(plan, &host, port, &key)?;
-    let endpoint = server.as_ref().map_or_else(|| joined(&host, port), own_address);
-    let address = Address { endpoint, key };
-    let cannot = |source| LaunchError::Reach { endpoint: joined(&host, port), source };
-    let store = address.connect(deadline).map_err(cannot)?;
-    match &server {
-        Some(_) => store.set(JOB, plan.run_id.as_bytes()).map_err(cannot)?,
-        None => {
-            agree_on_job(&store.get(JOB, Instant::now() + plan.contact.read_timeout).map_err(cannot)?, plan)?
-        }
+    let meeting = Meeting::new(plan, host, port, key);
+    let reached = match host_if_ours(plan, &meeting)? {
+        Some(server) => meeting.host(server, deadline)?,
+        None => meeting.join(deadline)?,
+    };
+    let Reached { store, address, .. } = &reached;
+    if reached.server.is_some() {
+        store.set(JOB, plan.run_id.as_bytes()).map_err(cannot(&address.endpoint))?;
+    } else {
+        let job = store.get(JOB, Instant::now() + plan.contact.read_timeout);
+        agree_on_job(&job.map_err(cannot(&address.endpoint))?, plan)?;
     }
-    Ok(Reached { server, store, address, host })
+    Ok(reached)
 }
 
 /// Waits until a host's name means something; if it never does, whoever uses it says so.
@@ -113,12 +197,7 @@ fn wait_for_name(host: &str, deadline: Instant) {
 }
 
 /// Hosts the control store if that falls to this node.
-fn host_if_ours(
-    plan: &LaunchPlan,
-    host: &str,
-    port: u16,
-    key: &JobKey,
-) -> Result<Option<TcpStoreServer>, LaunchError> {
+fn host_if_ours(plan: &LaunchPlan, meeting: &Meeting) -> Result<Option<TcpStoreServer>, LaunchError> {
     let is_host = match &plan.rendezvous {
         Rendezvous::Dynamic { conf, .. } => conf.is_host,
         _ => Some(plan.node_rank == 0),
@@ -126,10 +205,14 @@ fn host_if_ours(
     if is_host == Some(false) {
         return Ok(None);
     }
-    match TcpStoreServer::bind(listen_address(host, port), key, ServerOptions::default()) {
+    let addrs = meeting.endpoints(&listen_host(&meeting.host));
+    match TcpStoreServer::bind_first(&addrs, &meeting.key, ServerOptions::default()) {
         Ok(server) => Ok(Some(server)),
         // Another agent of this machine was first, or the address is another machine's.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_elsewhere(source.kind()) => Ok(None),
+        Err(source) if source.is_port_taken() && addrs.len() > 1 => {
+            Err(LaunchError::PortsTaken { addrs: addrs.join(", "), source })
+        }
         Err(error) => Err(LaunchError::Store(error)),
     }
 }
@@ -140,13 +223,20 @@ fn is_elsewhere(kind: ErrorKind) -> bool {
 
 /// Where to listen for `host`. A machine's own name often means loopback on that machine itself, where the others would
 /// not reach it: then it is all addresses.
-fn listen_address(host: &str, port: u16) -> String {
-    let named = host.parse::<IpAddr>().is_err() && host != "localhost";
-    let mut found = (host, port).to_socket_addrs().into_iter().flatten().peekable();
-    if named && found.peek().is_some() && found.all(|addr| addr.ip().is_loopback()) {
-        return joined(&Ipv4Addr::UNSPECIFIED.to_string(), port);
+fn listen_host(host: &str) -> String {
+    let is_named = host.parse::<IpAddr>().is_err() && host != "localhost";
+    let mut found = (host, 0).to_socket_addrs().into_iter().flatten().peekable();
+    if is_named && found.peek().is_some() && found.all(|addr| addr.ip().is_loopback()) {
+        return Ipv4Addr::UNSPECIFIED.to_string();
     }
-    joined(host, port)
+    host.to_string()
+}
+
+/// The addresses of a host at which only this machine meets; none if others may be meant.
+fn loopback_addresses(host: &str, port: u16) -> Vec<SocketAddr> {
+    let host = listen_host(host);
+    let found: Vec<_> = (host.as_str(), port).to_socket_addrs().into_iter().flatten().collect();
+    if found.iter().all(|addr| addr.ip().is_loopback()) { found } else { Vec::new() }
 }
 
 /// How this process reaches its own server.

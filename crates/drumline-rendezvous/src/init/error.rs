@@ -90,6 +90,17 @@ pub enum InitError {
         /// Each place, and what is wrong with it.
         why: String,
     },
+    /// Others have all ports that follow from the job's number.
+    #[error(
+        "others have all ports that follow from the job's number ({addrs}): {source}, the same on all ranks: MASTER_PORT=(a free one)"
+    )]
+    PortsTaken {
+        /// Those that were tried.
+        addrs: String,
+        /// What happened at the last one.
+        #[source]
+        source: StoreError,
+    },
     /// The job key.
     #[error(transparent)]
     Key(#[from] KeyError),

@@ -6,12 +6,10 @@
 
 use super::method::Method;
 use super::{InitError, InitOptions};
+use crate::derived_port::{derived_port, derived_ports, slurm_job};
 use crate::node_list;
 use crate::worker_env::*;
 use std::time::Duration;
-
-/// Ports derived from a job's number lie here, below those that the system gives out by itself.
-const PORTS: std::ops::Range<u64> = 15_000..30_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
@@ -36,8 +34,34 @@ pub(super) struct Master {
     pub(super) port: u16,
     /// Who says so: `MASTER_ADDR=n1`, `tcp://n1:29500`.
     pub(super) given: String,
-    /// Whether the port is nobody's wish, but follows from the number of the job or from torchrun's port.
-    pub(super) is_derived: bool,
+    /// The job from whose number, or torchrun's port, the port follows; `None` where it is somebody's wish.
+    pub(super) derived_for: Option<String>,
+}
+
+impl Master {
+    /// The addresses at which the store may be, as `host:port`, in the order in which they are tried.
+    pub(super) fn addrs(&self) -> Vec<String> {
+        let at = |port: u16| match &self.host {
+            host if host.contains(':') => format!("[{host}]:{port}"),
+            host => format!("{host}:{port}"),
+        };
+        match self.derived_for {
+            Some(_) => derived_ports(self.port).into_iter().map(at).collect(),
+            None => vec![at(self.port)],
+        }
+    }
+}
+
+/// A port, and the job it follows from.
+struct Port {
+    number: u16,
+    derived_for: Option<String>,
+}
+
+/// What tells a job from the others of a machine.
+struct JobName {
+    number: u64,
+    name: String,
 }
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -77,7 +101,7 @@ const SLURM: Family = Family {
 
 /// torchrun's agent has a store of its own at the master's port; ours is at another that all ranks can tell from that one.
 fn beside(port: u16) -> u16 {
-    (PORTS.start + u64::from(port) * 7919 % (PORTS.end - PORTS.start)) as u16
+    derived_port(u64::from(port) * 7919)
 }
 
 impl Place {
@@ -118,7 +142,7 @@ impl Place {
             Method::File { .. } => None,
             Method::Tcp { host, port, .. } => {
                 let (host, port, given) = (host.clone(), *port, format!("tcp://{host}:{port}"));
-                Some(Master { host, port, given, is_derived: false })
+                Some(Master { host, port, given, derived_for: None })
             }
             Method::Env => match agent {
                 Some(master) => Some(master),
@@ -159,24 +183,30 @@ impl Place {
             None => self.default_host(env, family)?,
         };
         let (host, given) = host.ok_or_else(no_master)?;
-        let (port, is_derived) = self.port_from(env, family)?;
-        Ok(Master { host, port, given, is_derived })
+        let Port { number, derived_for } = self.port_from(env, family)?;
+        Ok(Master { host, port: number, given, derived_for })
     }
 
-    /// The port, and whether it is derived.
-    fn port_from(&self, env: Env<'_>, family: &Family) -> Result<(u16, bool), InitError> {
+    fn port_from(&self, env: Env<'_>, family: &Family) -> Result<Port, InitError> {
         if let Some(port) = env(MASTER_PORT) {
             let advice = "try the same free port on all ranks, e.g. MASTER_PORT=29500";
             let number = port.parse().ok().filter(|port| *port != 0);
             let number =
                 number.ok_or_else(|| invalid(MASTER_PORT, &port, "a port from 1 to 65535", advice))?;
             let is_taken = env(TORCHELASTIC_USE_AGENT_STORE).is_some_and(|value| value == "True");
-            return Ok(if is_taken { (beside(number), true) } else { (number, false) });
+            if !is_taken {
+                return Ok(Port { number, derived_for: None });
+            }
+            // Not the number of restarts: torchrun's agents count their own.
+            let job = format!("torchrun {number} {}", env(TORCHELASTIC_RUN_ID).unwrap_or_default());
+            return Ok(Port { number: beside(number), derived_for: Some(job) });
         }
-        match job_number(env, family)? {
-            Some(number) => Ok(((PORTS.start + number % (PORTS.end - PORTS.start)) as u16, true)),
+        match job_name(env, family)? {
+            Some(JobName { number, name }) => {
+                Ok(Port { number: derived_port(number), derived_for: Some(name) })
+            }
             // Alone: any port will do, nobody else needs to know it.
-            None if self.world_size == 1 && !self.agent_hosts => Ok((0, true)),
+            None if self.world_size == 1 && !self.agent_hosts => Ok(Port { number: 0, derived_for: None }),
             None => Err(InitError::Missing {
                 variable: MASTER_PORT,
                 advice: "try the same free port on all ranks, e.g. MASTER_PORT=29500".into(),
@@ -236,15 +266,20 @@ fn local_world_size(env: Env<'_>, family: &Family) -> Result<Option<usize>, Init
     Ok(node.zip(list).and_then(|(node, list)| node_list::tasks_on_node(&list, node)))
 }
 
-/// A number that is the same on all ranks of the job and, most likely, on no other job of the machine.
-fn job_number(env: Env<'_>, family: &Family) -> Result<Option<u64>, InitError> {
+/// A number that is the same on all ranks of the job and, most likely, on no other job of the machine; with it a name that
+/// no other job has.
+fn job_name(env: Env<'_>, family: &Family) -> Result<Option<JobName>, InitError> {
     if family.rank == SLURM_PROCID {
         let job = whole(env, &[SLURM_JOB_ID])?;
         let step = whole(env, &[SLURM_STEP_ID])?.unwrap_or(0);
-        return Ok(job.map(|job| (job + step) as u64));
+        return Ok(
+            job.map(|job| JobName { number: (job + step) as u64, name: slurm_job(&format!("{job}.{step}")) })
+        );
     }
     let name = if family.rank == OMPI_COMM_WORLD_RANK { env(PMIX_NAMESPACE) } else { None };
-    Ok(name.map(|name| name.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(131).wrapping_add(byte.into()))))
+    let number =
+        |name: &str| name.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(131).wrapping_add(byte.into()));
+    Ok(name.map(|name| JobName { number: number(&name), name: format!("mpi {name}") }))
 }
 
 /// The first of the variables that is set, as a whole number.
@@ -268,7 +303,7 @@ fn agent(env: Env<'_>) -> Result<Option<Master>, InitError> {
     let advice = "try unsetting it, then rank 0 hosts the store";
     let (host, port) = split.ok_or_else(|| invalid(DRUMLINE_STORE, &text, "`host:port`", advice))?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
-    Ok(Some(Master { host, port, given: format!("{DRUMLINE_STORE}={text}"), is_derived: false }))
+    Ok(Some(Master { host, port, given: format!("{DRUMLINE_STORE}={text}"), derived_for: None }))
 }
 
 fn duration(
@@ -390,7 +425,7 @@ mod tests {
         assert_eq!(shown(&place), "2/4 local 0/Some(2) n1:9");
         let alone = env(&format!("{open} OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=prterun-n1-77@1"));
         let Master { host, port, .. } = alone.master.unwrap();
-        assert!(host == "127.0.0.1" && PORTS.contains(&u64::from(port)));
+        assert!(host == "127.0.0.1" && (15_000..30_000).contains(&port));
         let place = env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_PORT=9");
         assert_eq!(shown(&place), "1/2 local 1/Some(2) 127.0.0.1:9");
     }

@@ -74,6 +74,18 @@ pub enum StoreError {
         /// Each address and what happened there.
         tried: Tried,
     },
+    /// Nobody proved the job key on any of the ports that follow from the job's number.
+    #[error(
+        "no store of this job on {host} after {after:.1?}: {tried}; try checking that rank 0 (or the launcher) runs and has the same job key, or a free port of that host on all ranks (MASTER_PORT, or --master-port of `drumline run`)"
+    )]
+    NotOnAnyPort {
+        /// Where it should have been.
+        host: String,
+        /// How long it was tried.
+        after: Duration,
+        /// Each address and what happened there.
+        tried: Tried,
+    },
     /// Nobody knows the name.
     #[error(
         "the name `{host}` cannot be resolved, tried for {after:.1?}: {source}; try an address, or a name that this machine knows (`getent hosts {host}`)"
@@ -165,8 +177,17 @@ impl StoreError {
     pub fn is_recoverable(&self) -> bool {
         matches!(
             self,
-            Self::Timeout { .. } | Self::Gone { .. } | Self::Silent { .. } | Self::Unreachable { .. }
+            Self::Timeout { .. }
+                | Self::Gone { .. }
+                | Self::Silent { .. }
+                | Self::Unreachable { .. }
+                | Self::NotOnAnyPort { .. }
         )
+    }
+
+    /// Whether somebody else listens at the address that a server was to have.
+    pub fn is_port_taken(&self) -> bool {
+        matches!(self, Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
     }
 
     /// A timeout as seen by one who has waited in several calls since `began`; other errors are as they were.
@@ -205,6 +226,11 @@ impl Tried {
             Some((_, last, times)) => (*last, *times) = (outcome, *times + 1),
             None => self.0.push((addr, outcome, 1)),
         }
+    }
+
+    /// Takes over what was noted elsewhere, of other addresses.
+    pub(crate) fn append(&mut self, mut other: Tried) {
+        self.0.append(&mut other.0);
     }
 }
 

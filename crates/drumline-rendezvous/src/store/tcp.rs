@@ -23,11 +23,11 @@ use super::error::StoreError;
 use super::request::{Reply, Request};
 use super::timed_out::timed_out;
 use crate::JobKey;
-use crate::client_note::{ClientNumber, Line};
+use crate::client_note::Line;
 use crate::frame::Call;
-use crate::handshake::{Hello, Prover};
+use crate::handshake::Hello;
 use crate::worker_env::host_timeout;
-use dial::Dial;
+use dial::{Dial, Opened};
 use life_line::{Ending, LifeLine};
 use numbers::Numbers;
 use silence::Silence;
@@ -67,20 +67,37 @@ impl TcpStore {
         hello: Hello,
         deadline: Instant,
     ) -> Result<TcpStore, StoreError> {
-        let mut dial = Dial {
-            addr: addr.into(),
-            prover: Prover::from(key),
-            is_secret: key.is_secret(),
-            hello,
-            number: ClientNumber::random(),
-            was_there: false,
-            reins: None,
-        };
+        let dial = Dial::new(addr, key, hello);
+        let silence = Arc::new(Silence::new(host_timeout()));
+        let wire = dial.line(dial.first_line()).open(deadline, &silence)?;
+        Self::over(Opened { wire, dial }, silence)
+    }
+
+    /// The same with several addresses, of which the server has one: one after the other is tried until somebody proves
+    /// the job key, again and again until the deadline.
+    pub fn connect_first(
+        addrs: &[String],
+        key: &JobKey,
+        hello: Hello,
+        deadline: Instant,
+    ) -> Result<TcpStore, StoreError> {
+        if let [addr] = addrs {
+            return Self::connect(addr, key, hello, deadline);
+        }
+        let dials = addrs.iter().map(|addr| {
+            let dial = Dial::new(addr, key, hello.clone());
+            dial.line(dial.first_line())
+        });
+        let silence = Arc::new(Silence::new(host_timeout()));
+        let opened = Dial::open_first(dials.collect(), deadline, &silence)?;
+        Self::over(opened, silence)
+    }
+
+    /// The store at the other end of a first connection.
+    fn over(opened: Opened, silence: Arc<Silence>) -> Result<TcpStore, StoreError> {
+        let Opened { wire: first, mut dial } = opened;
         let is_member = dial.hello.rank.is_some();
         let patience = host_timeout();
-        let silence = Arc::new(Silence::new(patience));
-        let line = if is_member { Line::Life } else { Line::Calls };
-        let first = dial.line(line).open(deadline, &silence)?;
         dial.was_there = true;
         let (local, server) = first.ends().map_err(StoreError::io("the connection has no address"))?;
         let mut store = TcpStore {

@@ -50,12 +50,12 @@ fn start(exe: &Path, order: &str, variables: &str, uid: Option<u32>) -> Child {
     command.spawn().unwrap()
 }
 
-fn rank(variables: &str) -> Child {
+pub(super) fn rank(variables: &str) -> Child {
     start(&std::env::current_exe().unwrap(), "", variables, None)
 }
 
 /// What a process said in the end.
-fn outcome(mut child: Child) -> String {
+pub(super) fn outcome(mut child: Child) -> String {
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     child.wait().unwrap();

@@ -3,7 +3,7 @@
 //! `drumline train` and the like ask this first. Ranks check again: other hosts may have other files.
 
 use super::args::{Command, TestArgs, TrainArgs};
-use super::checked::{Checked, CheckedTraining, check_writable};
+use super::checked::{CheckedTraining, check_writable};
 use super::kind::{Kind, kind_of};
 use super::{gpt, nmt, test, text, translate};
 
@@ -32,7 +32,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
 
 fn tested(args: &TestArgs) -> anyhow::Result<()> {
     match kind_of(&args.run.cfg) {
-        Kind::Images => Checked::for_test(&args.run).map(drop),
+        Kind::Images => test::check_images(args),
         Kind::Translation => Err(test::not_by_test()),
         Kind::Text => text::check_test(args),
         Kind::Gpt => gpt::check_test(args),

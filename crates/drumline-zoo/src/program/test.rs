@@ -18,7 +18,7 @@ use super::pieces::{self, Images, Placing};
 use super::predict;
 use super::step::Sums;
 use super::text;
-use crate::config::Run;
+use crate::config::{Config, Run};
 
 /// Evaluates as the command line says, and prints one line on rank 0.
 pub(super) fn run(args: &TestArgs) -> anyhow::Result<()> {
@@ -46,13 +46,7 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
     let device = job.device(config.run.device)?;
     let store = VarStore::new(device);
     let (net, options) = job.agree(pieces::model(config, &store, &job.group))?;
-    let weights = Weights {
-        file: config.model.weights.as_deref(),
-        is_untrained: config.model.new_classifier,
-        given: Given::of(&args.run.pairs),
-        of_run: OfRun::Last,
-    };
-    let weights = weights.load(&job, &config.run, &store)?;
+    let weights = weights_of(config, args).load(&job, &config.run, &store)?;
     let replica = Ddp::new(net, &store, &job.group, options)?;
     let loader = job.agree(loader(&job, &checked, device))?;
     let k = config.train.topk;
@@ -69,6 +63,21 @@ fn images(args: &TestArgs) -> anyhow::Result<()> {
         ));
     }
     Ok(())
+}
+
+fn weights_of<'a>(config: &'a Config, args: &TestArgs) -> Weights<'a> {
+    Weights {
+        file: config.model.weights.as_deref(),
+        is_untrained: config.model.new_classifier,
+        given: Given::of(&args.run.pairs),
+        of_run: OfRun::Last,
+    }
+}
+
+/// An error if the configuration is wrong, files that it names are not there, or there is nothing to evaluate.
+pub(super) fn check_images(args: &TestArgs) -> anyhow::Result<()> {
+    let checked = Checked::for_test(&args.run)?;
+    weights_of(&checked.config, args).check(&checked.config.run)
 }
 
 /// A rank's share of the test images, which are put where they are best used.
@@ -134,6 +143,12 @@ pub(super) struct Weights<'a> {
 }
 
 impl Weights<'_> {
+    /// Whether there is anything to evaluate, as one process can tell before the ranks of a job are started.
+    pub(super) fn check(&self, run: &Run) -> anyhow::Result<()> {
+        let checkpoints = pieces::checkpoints(run).read_only();
+        if self.file.is_none() && checkpoints.is_empty()? { Err(no_checkpoint(&checkpoints)) } else { Ok(()) }
+    }
+
     /// A checkpoint of `OUT_DIR`. `MODEL.WEIGHTS`, where it is asked for by this command, or there is no checkpoint. Says which it has taken.
     pub(super) fn load(&self, job: &Job, run: &Run, store: &VarStore) -> anyhow::Result<String> {
         if let (Some(file), Given::OnCommandLine) = (self.file, self.given) {
@@ -145,10 +160,7 @@ impl Weights<'_> {
             if let Some(file) = self.file {
                 return self.of_file(job, file);
             }
-            let folder = checkpoints.dir().display();
-            return job.agree(Err(anyhow::anyhow!(
-                "no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR"
-            )));
+            return job.agree(Err(no_checkpoint(&checkpoints)));
         };
         let best = match self.of_run {
             OfRun::Last => None,
@@ -173,6 +185,11 @@ impl Weights<'_> {
         );
         job.agree(if self.is_untrained { Err(untrained) } else { Ok(file.display().to_string()) })
     }
+}
+
+fn no_checkpoint(checkpoints: &Checkpoints) -> anyhow::Error {
+    let folder = checkpoints.dir().display();
+    anyhow!("no checkpoint in {folder}; try MODEL.WEIGHTS FILE.safetensors, or the run's OUT_DIR")
 }
 
 /// Weights that were trained in fewer bits are tested in f32.

@@ -58,6 +58,7 @@ fn what_is_wrong_can_be_known_before_ranks_are_started() {
         ("train MODEL.WEIGHTS /no/such/file", "MODEL.WEIGHTS: no file /no/such/file"),
         ("train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
         ("test TEST.DATASET /no/such/folder", "TEST.DATASET: no data set in /no/such/folder"),
+        ("test", "no checkpoint in"),
     ] {
         let rank = checked(&place, words);
         assert_eq!((rank.exit, rank.stdout.as_str()), (Exit::Code(1), ""), "{words}");
@@ -67,7 +68,9 @@ fn what_is_wrong_can_be_known_before_ranks_are_started() {
             rank.stderr
         );
     }
-    for words in ["train", "test"] {
+    let weights = place.path("weights.safetensors");
+    fs::write(&weights, "").unwrap();
+    for words in ["train", &format!("test MODEL.WEIGHTS {}", weights.display())] {
         let rank = checked(&place, words);
         assert_eq!(
             (rank.exit, rank.stdout.as_str(), rank.stderr.as_str()),

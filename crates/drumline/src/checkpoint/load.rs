@@ -232,6 +232,11 @@ impl Checkpoints {
         Ok(bad.into_iter().map(refused).collect())
     }
 
+    /// Whether there is no checkpoint at all, whole or damaged. Needs no group.
+    pub fn is_empty(&self) -> Result<bool, CheckpointError> {
+        Ok(self.candidates()?.is_empty())
+    }
+
     /// All, in the order in which they are tried.
     pub(super) fn candidates(&self) -> Result<Vec<Name>, CheckpointError> {
         let search = |source| CheckpointError::Search { path: self.dir.clone(), source };

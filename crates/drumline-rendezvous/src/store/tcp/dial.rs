@@ -3,6 +3,7 @@
 use super::life_line::Reins;
 use super::silence::Silence;
 use super::wire::Wire;
+use crate::JobKey;
 use crate::client_note::{ClientNumber, Line};
 use crate::handshake::{HandshakeError, Hello, Prover, YOUNG, connect_with};
 use crate::reminder::Reminder;
@@ -31,6 +32,10 @@ const FROZEN: Duration = Duration::from_secs(3);
 /// have dropped us for one of them, but hardly every time.)
 const CLOSED: u32 = 8;
 
+/// Pause before somebody who did not prove the job key is asked again: another may have the port by then.
+const REST: Duration = Duration::from_secs(2);
+
+const STRANGER: &str = "is held by somebody who does not prove the job key";
 const NOBODY: &str = "refused (nobody listens there)";
 
 /// Where to go and as whom.
@@ -60,6 +65,23 @@ enum Missed {
 }
 
 impl Dial {
+    pub(super) fn new(addr: &str, key: &JobKey, hello: Hello) -> Dial {
+        Dial {
+            addr: addr.into(),
+            prover: Prover::from(key),
+            is_secret: key.is_secret(),
+            hello,
+            number: ClientNumber::random(),
+            was_there: false,
+            reins: None,
+        }
+    }
+
+    /// What the first connection is for.
+    pub(super) fn first_line(&self) -> Line {
+        if self.hello.rank.is_some() { Line::Life } else { Line::Calls }
+    }
+
     /// The same way for this purpose.
     pub(super) fn line(&self, line: Line) -> Dial {
         Dial { hello: self.hello.clone().note(&self.number.note(line)), ..self.clone() }
@@ -87,6 +109,35 @@ impl Dial {
             }
             tries.remind(left);
             std::thread::sleep(tries.pause().min(left));
+        }
+    }
+
+    /// A connection by the first of several ways on which the server proves the job key, tried in turn.
+    pub(super) fn open_first(
+        dials: Vec<Dial>,
+        deadline: Instant,
+        silence: &Silence,
+    ) -> Result<Opened, StoreError> {
+        let mut ways = Vec::new();
+        for dial in &dials {
+            ways.push(Way { tries: Tries::new(dial, deadline)?, rests_until: None });
+        }
+        loop {
+            for (way, dial) in ways.iter_mut().zip(&dials) {
+                if let Some(wire) = way.round(silence)? {
+                    return Ok(Opened { wire, dial: dial.clone() });
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(not_on_any_port(ways));
+            }
+            let mut pause = PAUSES[1];
+            for way in &mut ways {
+                way.tries.remind(left);
+                pause = pause.min(way.tries.pause());
+            }
+            std::thread::sleep(pause.min(left));
         }
     }
 
@@ -143,6 +194,50 @@ impl Dial {
             Err(source) => Err(Missed::Final(StoreError::Handshake { addr: addr.to_string(), source })),
         }
     }
+}
+
+/// A connection, and the way on which it came about.
+pub(super) struct Opened {
+    pub(super) wire: Wire,
+    pub(super) dial: Dial,
+}
+
+/// One of several ways.
+struct Way<'a> {
+    tries: Tries<'a>,
+    /// Not tried before that, since somebody else listens there.
+    rests_until: Option<Instant>,
+}
+
+impl Way<'_> {
+    /// As [`Tries::round`]; but whoever does not prove the job key is left alone for a while.
+    fn round(&mut self, silence: &Silence) -> Result<Option<Wire>, StoreError> {
+        if self.rests_until.is_some_and(|until| Instant::now() < until) {
+            return Ok(None);
+        }
+        match self.tries.round(silence) {
+            Err(StoreError::Handshake {
+                addr,
+                source: HandshakeError::Closed | HandshakeError::NotProved,
+            }) => {
+                self.tries.tried.note(addr, STRANGER.into());
+                self.rests_until = Some(Instant::now() + REST);
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+}
+
+fn not_on_any_port(ways: Vec<Way<'_>>) -> StoreError {
+    let (mut host, mut after, mut tried) = (String::new(), Duration::ZERO, Tried::default());
+    for Way { tries, .. } in ways {
+        let addr = &tries.dial.addr;
+        host = addr.rsplit_once(':').map_or(addr.as_str(), |(host, _)| host).to_string();
+        after = after.max(tries.began.elapsed());
+        tried.append(tries.tried);
+    }
+    StoreError::NotOnAnyPort { host, after, tried }
 }
 
 /// The tries so far.

@@ -7,7 +7,7 @@ use tch::nn::VarStore;
 use tch::no_grad;
 
 use super::parts::Checked;
-use crate::gpt::{Perplexity, TokenData};
+use crate::gpt::{GptConfig, Perplexity, TokenData};
 use crate::models::gpt::Gpt;
 use crate::program::args::TestArgs;
 use crate::program::job::{Job, say};
@@ -24,9 +24,7 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let device = job.device(config.run.device)?;
     let store = VarStore::new(device);
     let net = job.agree(checked.net(&store))?;
-    let file = config.model.weights.as_deref();
-    let weights =
-        Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best };
+    let weights = weights_of(config, args);
     job.agree(if job.is_first() { same_model(&checked, &weights) } else { Ok(()) })?;
     let weights = weights.load(&job, &config.run, &store)?;
     let windows = data.len();
@@ -37,9 +35,15 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error if the configuration is wrong, or files that it names are not there.
+fn weights_of<'a>(config: &'a GptConfig, args: &TestArgs) -> Weights<'a> {
+    let file = config.model.weights.as_deref();
+    Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best }
+}
+
+/// An error if the configuration is wrong, files that it names are not there, or there is nothing to evaluate.
 pub(in crate::program) fn check_test(args: &TestArgs) -> anyhow::Result<()> {
-    checked(args).map(drop)
+    let (_, checked) = checked(args)?;
+    weights_of(&checked.config, args).check(&checked.config.run)
 }
 
 fn checked(args: &TestArgs) -> anyhow::Result<(TokenData, Checked)> {

@@ -25,9 +25,7 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let device = job.device(config.run.device)?;
     let store = VarStore::new(device);
     let net = job.agree(parts::net(&config, &lexicon, &store))?;
-    let file = config.model.weights.as_deref();
-    let weights =
-        Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best };
+    let weights = weights_of(&config, args);
     let weights = weights.load(&job, &config.run, &store)?;
     let texts = data.len();
     let evaluated = evaluate(&job, (&config, &lexicon), data, (&*net, device))?;
@@ -39,9 +37,16 @@ pub(in crate::program) fn test(args: &TestArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error if the configuration is wrong, or files that it names are not there.
+fn weights_of<'a>(config: &'a TextConfig, args: &TestArgs) -> Weights<'a> {
+    let file = config.model.weights.as_deref();
+    Weights { file, is_untrained: false, given: Given::of(&args.run.pairs), of_run: OfRun::Best }
+}
+
+/// An error if the configuration is wrong, files that it names are not there, or there is nothing to evaluate.
 pub(in crate::program) fn check_test(args: &TestArgs) -> anyhow::Result<()> {
-    checked(args).map(drop)
+    let config = checked(args)?;
+    weights_of(&config, args).check(&config.run)?;
+    Ok(Lexicon::read(&config.run.out_dir).map(drop)?)
 }
 
 fn checked(args: &TestArgs) -> anyhow::Result<TextConfig> {

@@ -1,21 +1,23 @@
-//! The key of a job on one machine that nobody was given: rank 0 makes one and leaves it where only its user can read it.
+//! The key of a job on one machine that nobody was given: whoever hosts the store makes one and leaves it where only its
+//! user can read it.
 //!
 //! ```text
-//!  rank 0: random key ─▶ listen ─▶ FOLDER/127.0.0.1-29500-NETNS: key and address ─▶ the other ranks: read it, connect
+//!  host: random key ─▶ listen ─▶ FOLDER/127.0.0.1-29500-NETNS: key and address ─▶ the others: read it, connect
 //! ```
-//! `FOLDER` belongs to the user and is closed to others: `$XDG_RUNTIME_DIR/drumline`, or else `drumline-UID` in the
-//! folder for temporary files. So another user of the machine can neither join such a job nor disturb it.
+//! The host is rank 0, or among launchers the first agent. `FOLDER` belongs to the user and is closed to others:
+//! `$XDG_RUNTIME_DIR/drumline` and `/tmp/drumline-UID`, or else `drumline-UID` in the folder for temporary files. So
+//! another user of the machine can neither join such a job nor disturb it.
 //!
-//! Whoever listens at an address is its only owner, so rank 0 writes after it has begun to listen and may replace what
-//! an earlier run has left there. A rank that has read an old key is not let in, and looks for a new one. The number of
+//! Whoever listens at an address is its only owner, so the host writes after it has begun to listen and may replace what
+//! an earlier run has left there. Whoever has read an old key is not let in, and looks for a new one. The number of
 //! the network namespace is in the name, since two of them may share the folder and each have the same address.
 
-use super::InitError;
-use crate::JobKey;
-use crate::handshake::Hello;
-use crate::job_key::random_bytes;
+use crate::handshake::{HandshakeError, Hello};
+use crate::init::InitError;
+use crate::job_key::{JobKey, random_bytes};
 use crate::reminder::Reminder;
 use crate::store::error::{StoreError, Tried};
+use crate::store::tcp::TcpStore;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -32,67 +34,122 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(1
 const PROBE: Duration = Duration::from_millis(500);
 /// Longer than any file of ours.
 const MAX_FILE: u64 = 256;
+/// A host leaves its key a moment after it has begun to listen. Whoever has listened for so long without one is somebody
+/// else, or the store of an earlier run that does not end. (That one waits 30 s for its own ranks.)
+const STRANGER: Duration = Duration::from_secs(45);
 
-/// Rank 0's file; removed when dropped.
+/// The host's key in the folders of its user; removed when dropped.
 #[derive(Debug)]
-pub(super) struct KeyFile(PathBuf);
+pub struct KeyFile(Vec<PathBuf>);
 
-/// What another rank has read.
+/// A store that was reached with the key its host had left.
+#[derive(Debug)]
+pub struct Joined {
+    /// The store.
+    pub store: TcpStore,
+    /// The key.
+    pub key: JobKey,
+}
+
+/// What was read in one folder.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) key: JobKey,
-    /// Where rank 0's store is.
-    pub(super) addr: SocketAddr,
+struct Found {
+    key: JobKey,
+    /// Where the store is.
+    addr: SocketAddr,
 }
 
 impl KeyFile {
-    /// Leaves `key` for the ranks that were given the address `asked`; the store listens on `addr`.
-    pub(super) fn publish(asked: SocketAddr, addr: SocketAddr, key: &JobKey) -> Result<KeyFile, InitError> {
-        let mut why = Vec::new();
+    /// Leaves `key` for those who were given one of the addresses `asked`; the store listens on `addr`.
+    pub fn publish(asked: &[SocketAddr], addr: SocketAddr, key: &JobKey) -> Result<KeyFile, InitError> {
+        // Those who were given a name look for each of its addresses.
+        let asked = asked.iter().find(|asked| asked.ip() == addr.ip()).copied().unwrap_or(addr);
+        let (mut files, mut why) = (KeyFile(Vec::new()), Vec::new());
+        // In each of them, since the others may have other variables.
+        let shared = shared_folders();
         for folder in folders() {
+            if !shared.contains(&folder) && !files.0.is_empty() {
+                break;
+            }
             match write_into(&folder, &name_of(asked), key, addr) {
-                Ok(path) => return Ok(KeyFile(path)),
+                Ok(path) => files.0.push(path),
                 Err(error) => why.push(format!("{}: {error}", folder.display())),
             }
         }
-        Err(InitError::KeyFolder { why: why.join(", ") })
+        if files.0.is_empty() { Err(InitError::KeyFolder { why: why.join(", ") }) } else { Ok(files) }
     }
 }
 
 impl Drop for KeyFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        for path in &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
-/// Waits for rank 0's key for one of these addresses. `refused` was read before and is of no use.
-pub(super) fn find(
-    who: &Hello,
-    asked: &[SocketAddr],
-    refused: Option<&Found>,
-    deadline: Instant,
-) -> Result<Found, InitError> {
+/// Waits for the key that the host has left for one of these addresses, and connects with it. A key of an earlier run is
+/// not the one that the server has: then a new one is waited for.
+pub fn join(hello: &Hello, asked: &[SocketAddr], deadline: Instant) -> Result<Joined, InitError> {
+    let mut refused: Vec<Found> = Vec::new();
+    let mut last = None;
+    loop {
+        let found = match (find(hello, asked, &refused, deadline), last) {
+            (Ok(found), _) => found,
+            (Err(_), Some(error)) => return Err(error),
+            (Err(error), None) => return Err(error),
+        };
+        match TcpStore::connect(&found.addr.to_string(), &found.key, hello.clone(), deadline) {
+            Ok(store) => return Ok(Joined { store, key: found.key }),
+            Err(
+                error @ StoreError::Handshake {
+                    source: HandshakeError::Closed | HandshakeError::NotProved,
+                    ..
+                },
+            ) => {
+                refused.push(found);
+                last = Some(error.into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits for a key for one of these addresses. Those `refused` were read before and are of no use.
+fn find(who: &Hello, asked: &[SocketAddr], refused: &[Found], deadline: Instant) -> Result<Found, InitError> {
     let (began, mut tried, mut pause) = (Instant::now(), Tried::default(), PAUSES[0]);
     let mut reminder = Reminder::new(began);
+    let mut listened_since = None;
     loop {
+        let mut is_listened_on = false;
         for addr in asked {
-            let found = read(*addr)?.filter(|found| Some(found) != refused);
-            match (found, probe(*addr)) {
-                (Some(found), _) if found.addr != *addr && probe(found.addr).is_ok() => return Ok(found),
-                (Some(found), Ok(())) if found.addr == *addr => return Ok(found),
-                (_, Ok(())) => tried.note(
-                    addr.to_string(),
-                    format!("is listened on, and rank 0 has left no key for it in {}", shown(&folders())),
-                ),
-                (_, Err(error)) => tried.note(addr.to_string(), error),
+            let folders = folders();
+            let Looked { found, faults } = look(&folders, *addr)?;
+            let mut found = found.into_iter().filter(|found| !refused.contains(found));
+            let reached = probe(*addr);
+            let alive = |found: &Found| {
+                if found.addr == *addr { reached.is_ok() } else { probe(found.addr).is_ok() }
+            };
+            if let Some(found) = found.find(alive) {
+                return Ok(found);
             }
+            is_listened_on |= reached.is_ok();
+            let outcome = reached.err().unwrap_or_else(|| {
+                let passed_over: String = faults.iter().map(|fault| format!(" ({fault})")).collect();
+                let places = shown(&folders);
+                format!("is listened on, and rank 0 has left no key for it in {places}{passed_over}")
+            });
+            tried.note(addr.to_string(), outcome);
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        listened_since = listened_since.filter(|_| is_listened_on).or(is_listened_on.then_some(now));
+        let is_strangers = listened_since.is_some_and(|since| now.duration_since(since) >= STRANGER);
+        let left = deadline.saturating_duration_since(now);
         let addr = asked.first().map_or_else(String::new, SocketAddr::to_string);
-        if left.is_zero() {
+        if left.is_zero() || is_strangers {
             return Err(StoreError::Unreachable { addr, after: began.elapsed(), tried }.into());
         }
-        if reminder.is_due(Instant::now()) {
+        if reminder.is_due(now) {
             let waited = began.elapsed();
             tracing::warn!(
                 rank = who.rank,
@@ -115,22 +172,33 @@ fn probe(addr: SocketAddr) -> Result<(), String> {
     }
 }
 
-fn read(asked: SocketAddr) -> Result<Option<Found>, InitError> {
-    for folder in folders() {
+/// What the folders hold for one address.
+#[derive(Debug, Default)]
+struct Looked {
+    found: Vec<Found>,
+    /// Folders and files that others could have made, which are passed over.
+    faults: Vec<String>,
+}
+
+/// The keys for this address, of all folders in which one may lie; an error if none of these can be trusted.
+fn look(folders: &[PathBuf], asked: SocketAddr) -> Result<Looked, InitError> {
+    let mut looked = Looked::default();
+    for folder in folders {
         let path = folder.join(name_of(asked));
         match read_from(&path) {
             Ok(text) => {
                 let (key, addr) = text.trim_end().split_once('\n').unwrap_or((&text, ""));
                 let addr = addr.parse().unwrap_or(asked);
-                return Ok(Some(Found { key: JobKey::from_hex(key)?, addr }));
+                looked.found.push(Found { key: JobKey::from_hex(key)?, addr });
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => {
-                return Err(InitError::KeyFolder { why: format!("{}: {error}", path.display()) });
-            }
+            Err(error) => looked.faults.push(format!("{}: {error}", path.display())),
         }
     }
-    Ok(None)
+    if looked.faults.len() == folders.len() {
+        return Err(InitError::KeyFolder { why: looked.faults.join(", ") });
+    }
+    Ok(looked)
 }
 
 /// The text of a file that belongs to this user and is closed to others, in such a folder.
@@ -191,19 +259,28 @@ fn check_private(meta: &std::fs::Metadata) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, what))
 }
 
-/// Where rank 0 may leave its key, the best place first. The others look in all of them: they may have other variables.
+/// Where a key may lie.
 fn folders() -> Vec<PathBuf> {
+    let mut folders = shared_folders();
+    folders.push(temporary_folder());
+    let mut seen = std::collections::HashSet::new();
+    folders.retain(|folder| seen.insert(folder.clone()));
+    folders
+}
+
+/// The folders in which all processes of this user look, whatever their variables say, the best one first.
+fn shared_folders() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let own =
         |base: &PathBuf| std::fs::symlink_metadata(base).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid);
     let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|base| base.is_absolute());
     let runtime = given.into_iter().chain([PathBuf::from(format!("/run/user/{uid}"))]).filter(own);
-    let temporary = [std::env::temp_dir(), PathBuf::from("/tmp")];
-    let temporary = temporary.into_iter().map(|base| base.join(format!("drumline-{uid}")));
-    let mut folders: Vec<_> = runtime.map(|base| base.join("drumline")).chain(temporary).collect();
-    let mut seen = std::collections::HashSet::new();
-    folders.retain(|folder| seen.insert(folder.clone()));
-    folders
+    runtime.map(|base| base.join("drumline")).chain([PathBuf::from(format!("/tmp/drumline-{uid}"))]).collect()
+}
+
+/// The folder for those who can write nowhere else.
+fn temporary_folder() -> PathBuf {
+    std::env::temp_dir().join(format!("drumline-{}", rustix::process::geteuid().as_raw()))
 }
 
 fn shown(folders: &[PathBuf]) -> String {
@@ -258,6 +335,18 @@ mod tests {
         open(&path, 0o600);
         read_from(&path).expect("control: closed again");
         open(&folder, 0o750);
+        let others = base.path().join("others");
+        let good = write_into(&others, &name_of(addr()), &JobKey::random(), addr()).unwrap();
+        let folders = [folder.clone(), others];
+        let looked = look(&folders, addr()).unwrap();
+        assert_eq!(
+            (looked.found.len(), looked.faults.len()),
+            (1, 1),
+            "one that cannot be trusted hides no other"
+        );
+        std::fs::remove_file(good).unwrap();
+        assert!(look(&folders, addr()).unwrap().found.is_empty());
+        assert!(look(&folders[..1], addr()).is_err(), "none can be trusted");
         assert!(read_from(&path).is_err() && write_into(&folder, "x", &JobKey::random(), addr()).is_err());
     }
 }

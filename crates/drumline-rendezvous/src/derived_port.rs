@@ -1,0 +1,56 @@
+//! Ports that follow from a job's number, so that all its nodes know them without being told.
+//!
+//! Somebody else may have such a port. Then the host takes the next of a short sequence, and the others, who meet there
+//! somebody who does not prove the job's key, look at the next one too. All of them know the sequence. The key that they
+//! prove is the job's own ([`JobKey::for_job`](crate::JobKey::for_job)), so that two jobs whose user gave both the same
+//! key file, and whose numbers lead to the same port, do not become one.
+
+/// Below those that the system gives out by itself.
+const FIRST: u64 = 15_000;
+const COUNT: u64 = 15_000;
+/// From one port of a sequence to the next: far enough that jobs with neighbouring numbers stay apart. It shares no
+/// divisor with `COUNT`, so no port comes twice.
+const STRIDE: u64 = 3_701;
+/// Ports in a sequence. Whoever takes all of them means it.
+const LENGTH: usize = 4;
+
+/// The port of the job with this number.
+///
+/// ```
+/// assert_eq!(drumline_rendezvous::derived_port(16_003), 16_003);
+/// ```
+pub fn derived_port(number: u64) -> u16 {
+    (FIRST + number % COUNT) as u16
+}
+
+/// `port`, which is derived from a number, and those that are tried after it, in order.
+///
+/// ```
+/// assert_eq!(drumline_rendezvous::derived_ports(15_001), [15_001, 18_702, 22_403, 26_104]);
+/// ```
+pub fn derived_ports(port: u16) -> [u16; LENGTH] {
+    let offset = u64::from(port).saturating_sub(FIRST);
+    std::array::from_fn(|step| derived_port(offset + step as u64 * STRIDE))
+}
+
+/// The name for [`JobKey::for_job`](crate::JobKey::for_job) of a Slurm step, given as `JOB.STEP`.
+pub fn slurm_job(step: &str) -> String {
+    format!("slurm {step}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_begin_at_their_port_and_never_repeat_one() {
+        for number in [0, 1, 14_999, 15_000, 77_777, u64::from(u32::MAX), u64::MAX] {
+            let port = derived_port(number);
+            let ports = derived_ports(port);
+            assert_eq!(ports[0], port, "{number}");
+            assert!(ports.iter().all(|port| (15_000..30_000).contains(port)), "{ports:?}");
+            let distinct: std::collections::BTreeSet<_> = ports.iter().collect();
+            assert_eq!(distinct.len(), ports.len(), "{ports:?}");
+        }
+    }
+}
