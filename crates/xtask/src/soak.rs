@@ -131,6 +131,7 @@ impl Soak {
             // One that was had before.
             let _ = fs::remove_dir_all(&kept);
             fs::rename(folder, &kept)?;
+            fs::write(kept.join("faults.txt"), draw.to_string())?;
             Some(kept)
         };
         let num_drawn = draw.faults.len() + draw.acts.len();

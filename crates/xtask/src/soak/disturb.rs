@@ -47,10 +47,11 @@ pub(super) fn disturb(recipe: &Recipe, hosts: &Hosts, name: &str, draw: &Draw) -
         outside.look()?;
         std::thread::sleep(LOOK);
     }
-    let Outside { mut run, ever, cut, done, .. } = outside;
+    let Outside { mut run, mut ever, cut, done, .. } = outside;
     cut.map_or(Ok(()), |cut| hosts.restore(cut.host))?;
     let ends = run.end(Duration::ZERO);
     let span = began.elapsed();
+    ever.extend(run.steps_before());
     let happened = (0..2).flat_map(|host| happened(&run.printed(host), host, recipe.ranks_per_host()));
     let kinds = happened.map(|fault| kind(fault.deed)).chain(done).collect();
     let (left, restarts) = (run.left_behind(GONE_WITHIN), run.restarts());

@@ -3,6 +3,7 @@
 //! The faults are drawn in the order of their steps. Some are *fatal*: they end the ranks, and the faults after them are
 //! for the ranks of one restart more. So each finds the job where it is; where chance comes in between, it does not happen.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -37,6 +38,14 @@ pub(super) enum ActKind {
     /// The agent on the second host dies of SIGKILL, and is started again after a while. The first one hosts the store:
     /// its end would be the job's.
     KillAgent { away: Duration },
+}
+
+/// One a line.
+impl fmt::Display for Draw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.faults.iter().try_for_each(|fault| writeln!(f, "{fault}"))?;
+        self.acts.iter().try_for_each(|act| writeln!(f, "{act:?}"))
+    }
 }
 
 /// What a training offers to faults.
@@ -104,7 +113,7 @@ impl Dice {
             0..=2 => (at_step, Deed::Kill),
             3..=4 => (at_step, Deed::Exit(self.within(1..=125) as i32)),
             5..=6 => (at_step, Deed::Panic),
-            7..=8 => (When::After(self.millis(100..=4000)), Deed::Kill),
+            7..=8 => (When::After(self.millis(100..=2500)), Deed::Kill),
             _ => return Drawn::Act(ActKind::KillAgent { away: self.millis(0..=1500) }),
         };
         Drawn::Fault { rank, when, deed }
@@ -118,7 +127,7 @@ impl Dice {
             0..=1 => (at_step, Deed::Drop(peer)),
             2 => (at_step, Deed::Delay { peer, by: self.millis(1..=20) }),
             3..=4 => (at_step, Deed::Stop(Some(self.millis(100..=1500)))),
-            5 => (When::After(self.millis(100..=4000)), Deed::Stop(Some(self.millis(100..=1500)))),
+            5 => (When::After(self.millis(100..=2500)), Deed::Stop(Some(self.millis(100..=1500)))),
             6 => (at_step, Deed::Sleep(self.millis(10..=800))),
             7 => (at_step, Deed::Slow(self.within(1100..=3000) as u32)),
             _ => return Drawn::Act(ActKind::Outage { host, span: self.millis(200..=3000) }),

@@ -160,13 +160,13 @@ impl<'a> TrainingRun<'a> {
 
     /// Loss, gradient norm and samples of each step, as they were written.
     pub(crate) fn steps(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.out.join("metrics.jsonl")).unwrap_or_default();
-        let figures = |line: &str| {
-            let event: serde_json::Value = serde_json::from_str(line).ok()?;
-            let figures = ["step", "loss", "grad_norm", "samples"].map(|key| event[key].to_string());
-            (event["kind"] == "step").then(|| figures.join(" "))
-        };
-        text.lines().filter_map(figures).collect()
+        steps_in(&self.out.join("metrics.jsonl"))
+    }
+
+    /// The same of ranks that began anew: those before them had come to no checkpoint, and their file was kept.
+    pub(crate) fn steps_before(&self) -> Vec<String> {
+        let files = (1..).map(|number| self.out.join(earlier_metrics(number)));
+        files.take_while(|file| file.exists()).flat_map(|file| steps_in(&file)).collect()
     }
 
     pub(crate) fn restarts(&self) -> usize {
@@ -182,17 +182,19 @@ impl<'a> TrainingRun<'a> {
         self.steps_lost
     }
 
-    /// The weights after the last step, as they lie on disk.
+    /// The weights and the optimizer's state after the last step, as they lie on disk.
     pub(crate) fn weights(&self) -> Option<Vec<u8>> {
-        fs::read(self.out.join("checkpoints/latest/model.safetensors")).ok()
+        let read = |name| fs::read(self.out.join("checkpoints/latest").join(name)).ok();
+        Some([read("model.safetensors")?, read("optimizer.safetensors")?].concat())
     }
 
-    /// The files that the run has left, but for its launchers' logs.
+    /// The files that the run has left, but for its launchers' logs and those of `steps_before`.
     pub(crate) fn files(&self) -> BTreeSet<String> {
         let mut files = BTreeSet::new();
         list(&self.out, &self.out, &mut files);
-        files.retain(|name| !OWN_FILES.contains(&name.as_str()));
-        files
+        let earlier = (1..).map(earlier_metrics).take_while(|name| self.out.join(name).exists());
+        let expected: BTreeSet<_> = OWN_FILES.map(str::to_owned).into_iter().chain(earlier).collect();
+        &files - &expected
     }
 
     /// Processes of the run, listening sockets on its hosts, and shared memory, if they are there after `within`.
@@ -217,6 +219,21 @@ impl Drop for TrainingRun<'_> {
     fn drop(&mut self) {
         (0..self.nodes.len()).for_each(|host| self.kill_node(host));
     }
+}
+
+/// Where a run that begins anew keeps the events of the one before.
+fn earlier_metrics(number: usize) -> String {
+    format!("metrics.{number}.jsonl")
+}
+
+fn steps_in(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let figures = |line: &str| {
+        let event: serde_json::Value = serde_json::from_str(line).ok()?;
+        let figures = ["step", "loss", "grad_norm", "samples"].map(|key| event[key].to_string());
+        (event["kind"] == "step").then(|| figures.join(" "))
+    };
+    text.lines().filter_map(figures).collect()
 }
 
 fn last_line(log: &str) -> String {
