@@ -41,13 +41,21 @@ pub(super) fn disturb(recipe: &Recipe, hosts: &Hosts, name: &str, draw: &Draw) -
     let run = TrainingRun::start(recipe, hosts, Start { name: name.to_owned(), launcher, flags })?;
     let last_act = recipe.num_steps().saturating_sub(LAST_STEPS);
     let acts = draw.acts.iter().copied().filter(|act| act.step < last_act).collect();
-    let mut outside =
-        Outside { run, hosts, acts, ever: BTreeSet::new(), cut: None, agent_back: None, done: Vec::new() };
+    let mut outside = Outside {
+        run,
+        hosts,
+        acts,
+        ever: BTreeSet::new(),
+        cut: None,
+        agent_back: None,
+        done: Vec::new(),
+        pace: Pace { steps: 0, since: began, longest_wait: Duration::ZERO },
+    };
     while !outside.is_over() && began.elapsed() < LONGEST_RUN {
         outside.look()?;
         std::thread::sleep(LOOK);
     }
-    let Outside { mut run, mut ever, cut, done, .. } = outside;
+    let Outside { mut run, mut ever, cut, done, pace, .. } = outside;
     cut.map_or(Ok(()), |cut| hosts.restore(cut.host))?;
     let ends = run.end(Duration::ZERO);
     let span = began.elapsed();
@@ -56,7 +64,11 @@ pub(super) fn disturb(recipe: &Recipe, hosts: &Hosts, name: &str, draw: &Draw) -
     let kinds = happened.map(|fault| kind(fault.deed)).chain(done).collect();
     let (left, restarts) = (run.left_behind(GONE_WITHIN), run.restarts());
     let (steps, weights, files) = (run.steps(), run.weights(), run.files());
-    Ok(Disturbed { seen: Seen { ends, kinds, restarts, steps, ever, weights, files, left }, span })
+    let longest_wait = pace.longest_wait;
+    Ok(Disturbed {
+        seen: Seen { ends, kinds, restarts, longest_wait, steps, ever, weights, files, left },
+        span,
+    })
 }
 
 /// A run and what is done to it from outside.
@@ -70,6 +82,23 @@ struct Outside<'a> {
     /// When the agent that was killed is started again.
     agent_back: Option<Instant>,
     done: Vec<&'static str>,
+    pace: Pace,
+}
+
+/// How long a run waits between steps.
+struct Pace {
+    steps: usize,
+    since: Instant,
+    longest_wait: Duration,
+}
+
+impl Pace {
+    fn note(&mut self, steps: usize, now: Instant) {
+        self.longest_wait = self.longest_wait.max(now - self.since);
+        if steps != self.steps {
+            (self.steps, self.since) = (steps, now);
+        }
+    }
 }
 
 /// A cable that is pulled.
@@ -89,6 +118,7 @@ impl Outside<'_> {
         let step = steps.len();
         self.ever.extend(steps);
         let now = Instant::now();
+        self.pace.note(step, now);
         if let Some(cut) = self.cut.take_if(|cut| now >= cut.until) {
             self.hosts.restore(cut.host)?;
         }

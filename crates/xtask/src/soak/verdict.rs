@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use crate::training::Losses;
 
@@ -21,6 +22,8 @@ pub(super) struct Seen {
     /// The faults that really happened, by kind.
     pub(super) kinds: Vec<&'static str>,
     pub(super) restarts: usize,
+    /// The longest time without a step.
+    pub(super) longest_wait: Duration,
     pub(super) steps: Vec<String>,
     /// Every step's figures at any time, also those that a restart took back.
     pub(super) ever: BTreeSet<String>,
@@ -37,6 +40,8 @@ pub(super) enum Finding {
     End(String),
     /// More restarts than faults that are a reason for one.
     Restarts { restarts: usize, reasons: usize },
+    /// No step for so long.
+    Waited(Duration),
     /// The steps at the end are not those of the reference.
     Losses(Losses),
     /// A step had other figures before it was taken back and repeated.
@@ -52,12 +57,19 @@ pub(super) enum Finding {
 /// The kinds of faults after which there must be a restart.
 const FATAL: [&str; 4] = ["kill", "exit", "panic", "agent killed"];
 
+/// No fault of ours, and no pause before a restart, takes that long. Our timeouts do: 30 s for a silent host, and 30 s
+/// for ranks that do not heed SIGTERM. A run that comes to one of them has missed some news.
+const LONGEST_WAIT: Duration = Duration::from_secs(25);
+
 /// Everything that is wrong with a run.
 pub(super) fn findings(seen: &Seen, reference: &Reference) -> Vec<Finding> {
     let mut findings: Vec<_> = seen.ends.iter().cloned().map(Finding::End).collect();
     let (restarts, reasons) = (seen.restarts, seen.kinds.iter().filter(|kind| FATAL.contains(kind)).count());
     if restarts > reasons {
         findings.push(Finding::Restarts { restarts, reasons });
+    }
+    if seen.longest_wait > LONGEST_WAIT {
+        findings.push(Finding::Waited(seen.longest_wait));
     }
     let losses = Losses::compare(&seen.steps, &reference.steps);
     if losses != Losses::Equal {
@@ -81,6 +93,7 @@ impl fmt::Display for Finding {
             Finding::Restarts { restarts, reasons } => {
                 write!(f, "{restarts} restarts for {reasons} faults that need one")
             }
+            Finding::Waited(time) => write!(f, "no step for {:.1} s", time.as_secs_f64()),
             Finding::Losses(losses) => write!(f, "losses {losses}"),
             Finding::TakenBack(line) => {
                 write!(f, "a step that was repeated had other figures before: {line}")
@@ -113,6 +126,7 @@ mod tests {
             ends: Vec::new(),
             kinds,
             restarts: 2,
+            longest_wait: Duration::from_secs(9),
             steps,
             ever,
             weights: Some(weights),
@@ -153,6 +167,8 @@ mod tests {
         let end = "host1: exit status: 1".to_owned();
         assert_eq!(found(|seen| seen.ends.push(end.clone())), [Finding::End(end)]);
         assert_eq!(found(|seen| seen.restarts = 3), [Finding::Restarts { restarts: 3, reasons: 2 }]);
+        let long = Duration::from_secs(31);
+        assert_eq!(found(|seen| seen.longest_wait = long), [Finding::Waited(long)]);
         assert_eq!(found(|seen| seen.restarts = 1), [], "two faults may share one");
     }
 
