@@ -49,16 +49,16 @@ impl HostedStore {
 
     /// Posts each worker's end where its peers hear of it.
     pub(crate) fn reporter(&self) -> OnExit {
-        reporter(self.server.local_addr().to_string(), self.key.clone())
+        reporter(self.server.local_addr().to_string(), self.key.clone(), ServerOptions::default().round)
     }
 }
 
-/// Posts each worker's end in the store at `address`, from a thread of its own: the store may be on another node, and
-/// nobody waits for it here.
-pub(crate) fn reporter(address: String, key: JobKey) -> OnExit {
+/// Posts each worker's end in the store at `address`, which is that of `round` and refuses others, from a thread of its
+/// own: the store may be on another node, and nobody waits for it here.
+pub(crate) fn reporter(address: String, key: JobKey, round: u32) -> OnExit {
     let (ends, ended) = mpsc::channel::<Ended>();
     let post = move || {
-        let hello = Hello::new(Role::Store);
+        let hello = Hello::new(Role::Store).round(round);
         let host = hello.host.clone();
         let Ok(first) = ended.recv() else { return };
         let store = match TcpStore::connect(&address, &key, hello, Instant::now() + PROMPT) {
@@ -82,4 +82,33 @@ pub(crate) fn reporter(address: String, key: JobKey) -> OnExit {
 fn exit_event(ended: &Ended, host: String) -> Event {
     let Ended { rank, pid, code, signal, .. } = *ended;
     Event::Exit { rank, host, pid, code, signal }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Exit;
+
+    /// What the ranks of round 3 hear of an end that was reported for `round`.
+    fn heard(round: u32) -> Vec<Event> {
+        let key = JobKey::random();
+        let options = ServerOptions { world_size: Some(2), round: 3 };
+        let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), &key, options).unwrap();
+        let address = server.local_addr().to_string();
+        let ended =
+            Ended { rank: 1, pid: 7, code: None, signal: Some(9), core_dumped: false, at: Instant::now() };
+        reporter(address.clone(), key.clone(), round)(&ended, Exit::Signal(9));
+        let hello = Hello::new(Role::Store).round(3);
+        let store = TcpStore::connect(&address, &key, hello, Instant::now() + PROMPT).unwrap();
+        let patience = if round == 3 { PROMPT } else { Duration::from_millis(300) };
+        events::follow(&store).next_batch(Instant::now() + patience).unwrap()
+    }
+
+    #[test]
+    fn the_ranks_of_a_later_round_hear_of_an_end() {
+        let heard_of = heard(3);
+        let is_told = |event: &Event| matches!(event, Event::Exit { rank: 1, pid: 7, signal: Some(9), .. });
+        assert!(heard_of.len() == 1 && is_told(&heard_of[0]), "{heard_of:?}");
+        assert_eq!(heard(0), [], "the control: who is of another round is refused");
+    }
 }

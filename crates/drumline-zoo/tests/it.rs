@@ -4,6 +4,7 @@
 mod it {
     mod doctor;
     mod failing_runs;
+    mod faults;
     mod golden;
     mod gpt;
     mod gpt_runs;

@@ -5,6 +5,7 @@
 //! step. Without a fault for this rank and step it does nothing, which is the control of every such test.
 
 use drumline_rendezvous::fault::Faults;
+pub use drumline_rendezvous::fault::{Deed, Fault, Restarts, When};
 
 /// Where a fault may happen: the body calls it at each of its steps.
 pub fn point(step: u64) {

@@ -170,7 +170,7 @@ fn sockets(pid: u32) -> Vec<String> {
 }
 
 /// (inode, "tcp port N") of each listening socket in a table of /proc/net/tcp's form.
-fn listening(table: &str) -> Vec<(String, String)> {
+pub(crate) fn listening(table: &str) -> Vec<(String, String)> {
     const LISTEN: &str = "0A";
     let line = |line: &str| {
         let fields: Vec<_> = line.split_whitespace().collect();

@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Pid;
 
-use crate::tools;
+use crate::{leftovers, tools};
 
 /// Namespaces are called PREFIX-PID-NUMBER-…, with the pid of the test that made them.
 const PREFIX: &str = "rank-test";
@@ -127,6 +127,16 @@ impl Hosts {
         let text = output.map(|output| output.stdout).unwrap_or_default();
         let number = |line: &str| Pid::from_raw(line.trim().parse().ok()?);
         String::from_utf8_lossy(&text).lines().filter_map(number).collect()
+    }
+
+    /// The TCP ports that processes on a host listen on, as `tcp port N`.
+    pub fn listening(&self, host: usize) -> Vec<String> {
+        let table = |name: &str| {
+            let output = self.command(host, "cat").arg(format!("/proc/net/{name}")).output();
+            String::from_utf8_lossy(&output.map(|output| output.stdout).unwrap_or_default()).into_owned()
+        };
+        let ports = ["tcp", "tcp6"].map(|name| leftovers::listening(&table(name))).concat();
+        ports.into_iter().map(|(_, port)| port).collect()
     }
 
     fn name(&self, host: usize) -> String {

@@ -5,7 +5,8 @@
 //!   check      format, lints, arrows, unsafe, headers           check.rs   ─┐ steps run by step.rs,
 //!   test       check + docs + tests + loom + fuzz               test.rs    ─┘ added up by summary.rs
 //!   bench      ours and the peers in one run                    bench/
-//!   outages    training while the cable is pulled              outages.rs
+//!   outages    training while the cable is pulled              outages.rs ─┐ both over two hosts,
+//!   soak       training under random faults, for hours          soak.rs    ─┘ by training.rs
 //!   gpu-test   what needs a GPU, packed for one                 gpu_test.rs
 //!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
 //!   python     make a Python with that PyTorch once per user    python.rs
@@ -20,9 +21,11 @@ mod gpu_test;
 mod libtorch;
 mod outages;
 mod python;
+mod soak;
 mod step;
 mod summary;
 mod test;
+mod training;
 mod workspace;
 
 use clap::Parser;
@@ -42,6 +45,7 @@ enum Xtask {
     /// Compare with the peers, interleaved in one run (most of an hour; `--quick` for a try)
     Bench(bench::BenchArgs),
     Outages(outages::OutagesArgs),
+    Soak(soak::SoakArgs),
     GpuTest(gpu_test::GpuTestArgs),
     /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; the others do that by themselves
     Libtorch(libtorch::LibtorchArgs),
@@ -70,6 +74,7 @@ fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
         Xtask::Bench(args) => bench::run(args)?,
         Xtask::Outages(args) => outages::run(&args)?,
+        Xtask::Soak(args) => return soak::run(&args),
         Xtask::GpuTest(args) => gpu_test::run(&args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,
         Xtask::Python { module } => println!("{}", python::with(module)?.display()),

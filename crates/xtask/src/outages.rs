@@ -6,25 +6,63 @@
 //!                  └────────────── loss and gradient norm of each step ── equal? ┘
 //! ```
 //!
-//! The hosts are network namespaces (`rank_test::netns`), so that it needs root. Both ranks have one thread: the bits of a
-//! step do not depend on the machine's load.
+//! The hosts are network namespaces (`rank_test::netns`), so that it needs root.
 
-mod training;
-
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rank_test::netns::Hosts;
 
-use crate::bench::{build_package, machine, report};
-use crate::workspace::{self, Workspace};
-use training::{Course, Losses, Programs, Training, Way};
+use crate::bench::{machine, report};
+use crate::training::{Launcher, Losses, Programs, Recipe, Size, Start, TrainingRun};
+use crate::workspace::Workspace;
 
 /// Steps from one outage to the next.
 const BETWEEN: usize = 15;
 /// No step, and no end, takes longer than this besides the outage.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How the ranks are started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Way {
+    /// Each rank by hand, without a launcher
+    Plain,
+    /// `drumline run --max-restarts 0`
+    NoRestarts,
+    /// `drumline run --max-restarts 3`
+    Restarts,
+    /// `drumline run --nnodes 1:2`
+    Elastic,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Plain => "no launcher",
+            Way::NoRestarts => "--max-restarts 0",
+            Way::Restarts => "--max-restarts 3",
+            Way::Elastic => "--nnodes 1:2",
+        }
+    }
+
+    fn launcher(self) -> Launcher {
+        match self {
+            Way::Plain => Launcher::None,
+            Way::NoRestarts => Launcher::Fixed { max_restarts: 0 },
+            Way::Restarts => Launcher::Fixed { max_restarts: 3 },
+            Way::Elastic => Launcher::Elastic,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = clap::ValueEnum::to_possible_value(self);
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
+}
 
 /// Pull the cable between two hosts again and again while they train, and compare with a run without outages (needs root)
 #[derive(clap::Args)]
@@ -64,17 +102,18 @@ struct Outcome {
 
 pub(crate) fn run(args: &OutagesArgs) -> Result<()> {
     let Some(hosts) = Hosts::new(2)? else { bail!("two hosts are needed; try as root") };
-    let programs = programs(args)?;
+    let programs = Programs::find(args.programs.as_deref())?;
     let folder = Workspace::load()?.target_dir.join("outages");
-    let course = Course::prepare(&programs, &folder, BETWEEN * (args.times + 1))?;
-    eprintln!("a run without outages, of {} steps ...", course.num_steps);
-    let reference = undisturbed(&course, &hosts)?;
+    let size = Size { num_steps: BETWEEN * (args.times + 1), save_every: 10, ranks_per_host: 1 };
+    let recipe = Recipe::prepare(programs, &folder, size)?;
+    eprintln!("a run without outages, of {} steps ...", recipe.num_steps());
+    let reference = undisturbed(&recipe, &hosts)?;
     let mut outcomes = Vec::new();
     for way in &args.ways {
         for seconds in &args.seconds {
             let span = Duration::try_from_secs_f64(*seconds).context("--seconds")?;
             eprintln!("{}: {} outages of {span:?} ...", way.name(), args.times);
-            let outcome = disturbed(args, &course, &hosts, (*way, span), &reference)?;
+            let outcome = disturbed(args, &recipe, &hosts, (*way, span), &reference)?;
             eprintln!("  {}", outcome.cells().join(" | "));
             outcomes.push(outcome);
         }
@@ -88,27 +127,18 @@ pub(crate) fn run(args: &OutagesArgs) -> Result<()> {
     Ok(())
 }
 
-fn programs(args: &OutagesArgs) -> Result<Programs> {
-    let built = |package: &str, binary: &str| match &args.programs {
-        Some(folder) => folder.join(binary).canonicalize().with_context(|| format!("no {binary} there")),
-        None => build_package(package, binary),
-    };
-    Ok(Programs {
-        drumline: built("drumline-cli", "drumline")?,
-        train: built("drumline-zoo", "drumline-train")?,
-    })
-}
-
-fn undisturbed(course: &Course<'_>, hosts: &Hosts) -> Result<Vec<String>> {
-    let mut training = Training::start(course, hosts, Way::Plain, &[])?;
-    training.wait_for_step(course.num_steps, PATIENCE * 4);
-    let end = training.end(PATIENCE);
-    let steps = training.steps();
-    if steps.len() != course.num_steps {
+fn undisturbed(recipe: &Recipe, hosts: &Hosts) -> Result<Vec<String>> {
+    let start = Start { name: "undisturbed".to_owned(), launcher: Launcher::None, flags: Vec::new() };
+    let mut run = TrainingRun::start(recipe, hosts, start)?;
+    run.wait_for_step(recipe.num_steps(), PATIENCE * 4);
+    let problems = run.end(PATIENCE);
+    let steps = run.steps();
+    if steps.len() != recipe.num_steps() {
         bail!(
-            "the run without outages ended ({end}) after {} steps; see {}",
+            "the run without outages ended ({}) after {} steps; see {}",
+            problems.join("; "),
             steps.len(),
-            training.out().display()
+            run.out().display()
         );
     }
     Ok(steps)
@@ -116,28 +146,30 @@ fn undisturbed(course: &Course<'_>, hosts: &Hosts) -> Result<Vec<String>> {
 
 fn disturbed(
     args: &OutagesArgs,
-    course: &Course<'_>,
+    recipe: &Recipe,
     hosts: &Hosts,
     (way, span): (Way, Duration),
     reference: &[String],
 ) -> Result<Outcome> {
-    let mut training = Training::start(course, hosts, way, &args.flag)?;
+    let name = format!("{way}-{}s", span.as_secs_f64());
+    let start = Start { name, launcher: way.launcher(), flags: args.flag.clone() };
+    let mut run = TrainingRun::start(recipe, hosts, start)?;
     let mut outages = 0;
-    while outages < args.times && training.wait_for_step(BETWEEN * (outages + 1), PATIENCE) {
+    while outages < args.times && run.wait_for_step(BETWEEN * (outages + 1), PATIENCE) {
         hosts.outage(1, span)?;
         outages += 1;
     }
-    training.wait_for_step(course.num_steps, PATIENCE);
-    let end = training.end(PATIENCE);
+    run.wait_for_step(recipe.num_steps(), PATIENCE);
+    let problems = run.end(PATIENCE);
     Ok(Outcome {
         way,
         span,
         outages,
-        restarts: training.restarts(),
-        processes: training.processes(),
-        steps_lost: training.steps_lost(),
-        losses: Losses::compare(&training.steps(), reference),
-        end,
+        restarts: run.restarts(),
+        processes: run.processes(),
+        steps_lost: run.steps_lost(),
+        losses: Losses::compare(&run.steps(), reference),
+        end: if problems.is_empty() { "both exit 0".to_owned() } else { problems.join("; ") },
     })
 }
 
@@ -169,9 +201,4 @@ fn table(args: &OutagesArgs, outcomes: &[Outcome]) -> String {
         BETWEEN * (args.times + 1),
         report::table(&rows)
     )
-}
-
-/// Where configurations are.
-fn config(name: &str) -> PathBuf {
-    workspace::root().join("config").join(name)
 }

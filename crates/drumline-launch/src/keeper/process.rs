@@ -108,13 +108,11 @@ impl Kept {
             worker.kept.push(memory.descriptor());
         }
         logs.make(workers.len())?;
-        let options = ServerOptions {
-            world_size: Some(store.world_size),
-            round: u32::try_from(store.round).unwrap_or(u32::MAX),
-        };
+        let round = u32::try_from(store.round).unwrap_or(u32::MAX);
+        let options = ServerOptions { world_size: Some(store.world_size), round };
         let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
         let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
-        let on_exit = telling(reporter(store.address, key), teller.clone());
+        let on_exit = telling(reporter(store.address, key, round), teller.clone());
         let hooks = Hooks { on_exit, on_end: Box::new(sweep_all) };
         let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
         let job = RunningJob::supervised(workers, options, hooks, None)?;
