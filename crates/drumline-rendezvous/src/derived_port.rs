@@ -11,6 +11,10 @@ const COUNT: u64 = 15_000;
 /// From one port of a sequence to the next: far enough that jobs with neighbouring numbers stay apart. It shares no
 /// divisor with `COUNT`, so no port comes twice.
 const STRIDE: u64 = 3_701;
+/// From the number of one step of a Slurm job to the next. A sum of job and step would give the second step of each job the
+/// port of the first step of the next job. This is the golden section of `COUNT`, which keeps the steps of neighbouring jobs
+/// far apart, and shares no divisor with it.
+const STEP: u64 = 9_271;
 /// Ports in a sequence. Whoever takes all of them means it.
 const LENGTH: usize = 4;
 
@@ -33,6 +37,17 @@ pub fn derived_ports(port: u16) -> [u16; LENGTH] {
     std::array::from_fn(|step| derived_port(offset + step as u64 * STRIDE))
 }
 
+/// The number of a Slurm step, from which its port follows; that of a job's first step is the job's.
+///
+/// ```
+/// use drumline_rendezvous::{derived_port, slurm_number};
+/// assert_eq!(slurm_number(1000, 0), 1000);
+/// assert_ne!(derived_port(slurm_number(1000, 1)), derived_port(slurm_number(1001, 0)));
+/// ```
+pub fn slurm_number(job: u64, step: u64) -> u64 {
+    job.wrapping_add(step.wrapping_mul(STEP))
+}
+
 /// The name for [`JobKey::for_job`](crate::JobKey::for_job) of a Slurm step, given as `JOB.STEP`.
 pub fn slurm_job(step: &str) -> String {
     format!("slurm {step}")
@@ -52,5 +67,16 @@ mod tests {
             let distinct: std::collections::BTreeSet<_> = ports.iter().collect();
             assert_eq!(distinct.len(), ports.len(), "{ports:?}");
         }
+    }
+
+    #[test]
+    fn steps_of_neighbouring_jobs_have_ports_of_their_own() {
+        let (jobs, steps) = (1000..1200, 0..16);
+        let ports = |number: fn(u64, u64) -> u64| {
+            let all = jobs.clone().flat_map(|job| steps.clone().map(move |step| (job, step)));
+            all.map(|(job, step)| derived_port(number(job, step))).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(ports(slurm_number).len(), 200 * 16);
+        assert_eq!(ports(|job, step| job + step).len(), 215, "control: a sum");
     }
 }

@@ -22,7 +22,7 @@ use crate::server::{ServerOptions, TcpStoreServer};
 use crate::store::Store;
 use crate::store::error::StoreError;
 use crate::store::tcp::TcpStore;
-use crate::user_key::{self, Joined, KeyFile};
+use crate::user_key::{self, Asked, Joined, KeyFile};
 use meeting_file::MeetingFile;
 use method::Method;
 use place::Place;
@@ -147,15 +147,17 @@ fn meet_at(addrs: &[String], place: Place, key: JobKey, deadline: Instant) -> Re
 }
 
 /// On one machine rank 0 makes a key for all; between machines there is none, and the error says so.
-fn meet_without_key(asked: &[String], place: Place, deadline: Instant) -> Result<Member, InitError> {
-    let addrs = resolve(&asked[0], deadline)?;
+fn meet_without_key(given: &[String], place: Place, deadline: Instant) -> Result<Member, InitError> {
+    let addrs = resolve(&given[0], deadline)?;
     let one_machine =
         addrs.iter().all(|addr| addr.ip().is_loopback()) || place.local_world_size == Some(place.world_size);
     if !one_machine || place.agent_hosts {
-        return meet_at(&asked[..1], place, JobKey::open(), deadline);
+        return meet_at(&given[..1], place, JobKey::open(), deadline);
     }
+    let job = place.master.as_ref().and_then(|master| master.derived_for.clone());
+    let asked = Asked { addrs: &addrs, job: job.as_deref() };
     if !place.is_host() {
-        let Joined { store, key } = user_key::join(&place.hello(), &addrs, deadline)?;
+        let Joined { store, key } = user_key::join(&place.hello(), asked, deadline)?;
         let store = store.prompt_within(place.timeout);
         return place.member(key, store, Hosting::default(), deadline);
     }
@@ -163,7 +165,7 @@ fn meet_without_key(asked: &[String], place: Place, deadline: Instant) -> Result
     let server = place.host_somewhere(&addrs, &key)?;
     let listens = server.local_addr();
     let is_alone = place.world_size == 1;
-    let key_file = if is_alone { None } else { Some(KeyFile::publish(&addrs, listens, &key)?) };
+    let key_file = if is_alone { None } else { Some(KeyFile::publish(asked, listens, &key)?) };
     let client = place.connect(&listens.to_string(), &key, deadline)?;
     place.member(key, client, Hosting { server: Some(server), key_file, ..Hosting::default() }, deadline)
 }

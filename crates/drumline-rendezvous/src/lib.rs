@@ -37,7 +37,7 @@ pub mod user_key;
 pub mod worker_env;
 
 pub use client_note::{ClientNote, ClientNumber, Line};
-pub use derived_port::{derived_port, derived_ports, slurm_job};
+pub use derived_port::{derived_port, derived_ports, slurm_job, slurm_number};
 pub use doorstep::{Gate, Host};
 pub use free_port::free_port;
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};

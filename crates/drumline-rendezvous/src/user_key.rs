@@ -2,7 +2,7 @@
 //! user can read it.
 //!
 //! ```text
-//!  host: random key ─▶ listen ─▶ FOLDER/127.0.0.1-29500-NETNS: key and address ─▶ the others: read it, connect
+//!  host: random key ─▶ listen ─▶ FOLDER/127.0.0.1-29500-NETNS-JOB: key and address ─▶ the others: read it, connect
 //! ```
 //! The host is rank 0, or among launchers the first agent. `FOLDER` belongs to the user and is closed to others:
 //! `$XDG_RUNTIME_DIR/drumline` and `/tmp/drumline-UID`, or else `drumline-UID` in the folder for temporary files. So
@@ -10,7 +10,9 @@
 //!
 //! Whoever listens at an address is its only owner, so the host writes after it has begun to listen and may replace what
 //! an earlier run has left there. Whoever has read an old key is not let in, and looks for a new one. The number of
-//! the network namespace is in the name, since two of them may share the folder and each have the same address.
+//! the network namespace is in the name, since two of them may share the folder and each have the same address. Where the
+//! port follows from the job's number, two jobs may be led to the same one, and the second host listens elsewhere. So the job
+//! is in the name, too.
 
 use crate::handshake::{HandshakeError, Hello};
 use crate::init::InitError;
@@ -19,6 +21,7 @@ use crate::reminder::Reminder;
 use crate::store::error::{StoreError, Tried};
 use crate::store::tcp::TcpStore;
 use rustix::fs::{CWD, Mode, OFlags};
+use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,9 +41,21 @@ const MAX_FILE: u64 = 256;
 /// else, or the store of an earlier run that does not end. (That one waits 30 s for its own ranks.)
 const STRANGER: Duration = Duration::from_secs(45);
 
+/// What ranks of this machine were told about where to meet.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// The addresses of the store, all of the same port.
+    pub addrs: &'a [SocketAddr],
+    /// The job from which the port follows; `None` if the port is somebody's wish, and with it the job's own.
+    pub job: Option<&'a str>,
+}
+
 /// The host's key in the folders of its user; removed when dropped.
 #[derive(Debug)]
-pub struct KeyFile(Vec<PathBuf>);
+pub struct KeyFile {
+    paths: Vec<PathBuf>,
+    content: Content,
+}
 
 /// A store that was reached with the key its host had left.
 #[derive(Debug)]
@@ -51,47 +66,65 @@ pub struct Joined {
     pub key: JobKey,
 }
 
-/// What was read in one folder.
-#[derive(Debug, PartialEq, Eq)]
-struct Found {
+/// What a file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Content {
     key: JobKey,
     /// Where the store is.
     addr: SocketAddr,
 }
 
+impl Content {
+    fn to_text(&self) -> Zeroizing<String> {
+        Zeroizing::new(format!("{}\n{}\n", *self.key.to_hex(), self.addr))
+    }
+
+    /// Reads a file for the address `asked`.
+    fn from_text(text: &str, asked: SocketAddr) -> Result<Content, InitError> {
+        let (key, addr) = text.trim_end().split_once('\n').unwrap_or((text, ""));
+        Ok(Content { key: JobKey::from_hex(key)?, addr: addr.parse().unwrap_or(asked) })
+    }
+}
+
 impl KeyFile {
-    /// Leaves `key` for those who were given one of the addresses `asked`; the store listens on `addr`.
-    pub fn publish(asked: &[SocketAddr], addr: SocketAddr, key: &JobKey) -> Result<KeyFile, InitError> {
+    /// Leaves `key` for those who were told what is `asked`; the store listens on `addr`.
+    pub fn publish(asked: Asked<'_>, addr: SocketAddr, key: &JobKey) -> Result<KeyFile, InitError> {
         // Those who were given a name look for each of its addresses.
-        let asked = asked.iter().find(|asked| asked.ip() == addr.ip()).copied().unwrap_or(addr);
-        let (mut files, mut why) = (KeyFile(Vec::new()), Vec::new());
+        let at = asked.addrs.iter().find(|asked| asked.ip() == addr.ip()).copied().unwrap_or(addr);
+        let name = name_of(at, asked.job);
+        let mut files = KeyFile { paths: Vec::new(), content: Content { key: key.clone(), addr } };
+        let mut why = Vec::new();
         // In each of them, since the others may have other variables.
         let shared = shared_folders();
         for folder in folders() {
-            if !shared.contains(&folder) && !files.0.is_empty() {
+            if !shared.contains(&folder) && !files.paths.is_empty() {
                 break;
             }
-            match write_into(&folder, &name_of(asked), key, addr) {
-                Ok(path) => files.0.push(path),
+            match write_into(&folder, &name, &files.content) {
+                Ok(path) => files.paths.push(path),
                 Err(error) => why.push(format!("{}: {error}", folder.display())),
             }
         }
-        if files.0.is_empty() { Err(InitError::KeyFolder { why: why.join(", ") }) } else { Ok(files) }
+        if files.paths.is_empty() { Err(InitError::KeyFolder { why: why.join(", ") }) } else { Ok(files) }
     }
 }
 
 impl Drop for KeyFile {
+    /// What another host has put there since is left alone.
     fn drop(&mut self) {
-        for path in &self.0 {
-            let _ = std::fs::remove_file(path);
+        let ours = self.content.to_text();
+        for path in &self.paths {
+            if read_from(path).is_ok_and(|text| *text == *ours) {
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 }
 
-/// Waits for the key that the host has left for one of these addresses, and connects with it. A key of an earlier run is
+/// Waits for the key that the host has left for what was `asked`, and connects with it. A key of an earlier run is
 /// not the one that the server has: then a new one is waited for.
-pub fn join(hello: &Hello, asked: &[SocketAddr], deadline: Instant) -> Result<Joined, InitError> {
-    let mut refused: Vec<Found> = Vec::new();
+pub fn join(hello: &Hello, asked: Asked<'_>, deadline: Instant) -> Result<Joined, InitError> {
+    let mut refused: Vec<Content> = Vec::new();
     let mut last = None;
     loop {
         let found = match (find(hello, asked, &refused, deadline), last) {
@@ -115,19 +148,19 @@ pub fn join(hello: &Hello, asked: &[SocketAddr], deadline: Instant) -> Result<Jo
     }
 }
 
-/// Waits for a key for one of these addresses. Those `refused` were read before and are of no use.
-fn find(who: &Hello, asked: &[SocketAddr], refused: &[Found], deadline: Instant) -> Result<Found, InitError> {
+/// Waits for a key for one of the addresses. Those `refused` were read before and are of no use.
+fn find(who: &Hello, asked: Asked<'_>, refused: &[Content], deadline: Instant) -> Result<Content, InitError> {
     let (began, mut tried, mut pause) = (Instant::now(), Tried::default(), PAUSES[0]);
     let mut reminder = Reminder::new(began);
     let mut listened_since = None;
     loop {
         let mut is_listened_on = false;
-        for addr in asked {
+        for addr in asked.addrs {
             let folders = folders();
-            let Looked { found, faults } = look(&folders, *addr)?;
+            let Looked { found, faults } = look(&folders, *addr, asked.job)?;
             let mut found = found.into_iter().filter(|found| !refused.contains(found));
             let reached = probe(*addr);
-            let alive = |found: &Found| {
+            let alive = |found: &Content| {
                 if found.addr == *addr { reached.is_ok() } else { probe(found.addr).is_ok() }
             };
             if let Some(found) = found.find(alive) {
@@ -143,9 +176,11 @@ fn find(who: &Hello, asked: &[SocketAddr], refused: &[Found], deadline: Instant)
         }
         let now = Instant::now();
         listened_since = listened_since.filter(|_| is_listened_on).or(is_listened_on.then_some(now));
-        let is_strangers = listened_since.is_some_and(|since| now.duration_since(since) >= STRANGER);
+        // A port that follows from the job is left to a stranger: the host, when it comes, takes another.
+        let is_strangers =
+            asked.job.is_none() && listened_since.is_some_and(|since| now.duration_since(since) >= STRANGER);
         let left = deadline.saturating_duration_since(now);
-        let addr = asked.first().map_or_else(String::new, SocketAddr::to_string);
+        let addr = asked.addrs.first().map_or_else(String::new, SocketAddr::to_string);
         if left.is_zero() || is_strangers {
             return Err(StoreError::Unreachable { addr, after: began.elapsed(), tried }.into());
         }
@@ -175,22 +210,18 @@ fn probe(addr: SocketAddr) -> Result<(), String> {
 /// What the folders hold for one address.
 #[derive(Debug, Default)]
 struct Looked {
-    found: Vec<Found>,
+    found: Vec<Content>,
     /// Folders and files that others could have made, which are passed over.
     faults: Vec<String>,
 }
 
 /// The keys for this address, of all folders in which one may lie; an error if none of these can be trusted.
-fn look(folders: &[PathBuf], asked: SocketAddr) -> Result<Looked, InitError> {
+fn look(folders: &[PathBuf], asked: SocketAddr, job: Option<&str>) -> Result<Looked, InitError> {
     let mut looked = Looked::default();
     for folder in folders {
-        let path = folder.join(name_of(asked));
+        let path = folder.join(name_of(asked, job));
         match read_from(&path) {
-            Ok(text) => {
-                let (key, addr) = text.trim_end().split_once('\n').unwrap_or((&text, ""));
-                let addr = addr.parse().unwrap_or(asked);
-                looked.found.push(Found { key: JobKey::from_hex(key)?, addr });
-            }
+            Ok(text) => looked.found.push(Content::from_text(&text, asked)?),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => looked.faults.push(format!("{}: {error}", path.display())),
         }
@@ -216,7 +247,7 @@ fn read_from(path: &Path) -> io::Result<Zeroizing<String>> {
 }
 
 /// Written beside and then renamed: whoever reads finds a whole file, and one that was there is replaced.
-fn write_into(folder: &Path, name: &str, key: &JobKey, addr: SocketAddr) -> io::Result<PathBuf> {
+fn write_into(folder: &Path, name: &str, content: &Content) -> io::Result<PathBuf> {
     let dir = match open_folder(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             match rustix::fs::mkdir(folder, Mode::RWXU) {
@@ -232,8 +263,7 @@ fn write_into(folder: &Path, name: &str, key: &JobKey, addr: SocketAddr) -> io::
     let beside = format!(".{name}.{:016x}", u64::from_le_bytes(random));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(&dir, &beside, flags, Mode::RUSR | Mode::WUSR)?);
-    let text = Zeroizing::new(format!("{}\n{addr}\n", *key.to_hex()));
-    let written = file.write_all(text.as_bytes());
+    let written = file.write_all(content.to_text().as_bytes());
     let written = written.and_then(|()| Ok(rustix::fs::renameat(&dir, &beside, &dir, name)?));
     if let Err(error) = written {
         let _ = rustix::fs::unlinkat(&dir, &beside, rustix::fs::AtFlags::empty());
@@ -287,11 +317,14 @@ fn shown(folders: &[PathBuf]) -> String {
     folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// `127.0.0.1-29500-4026531840`.
-fn name_of(addr: SocketAddr) -> String {
+/// `127.0.0.1-29500-4026531840`, and where the port follows from a job 16 digits more, which stand for its name.
+fn name_of(addr: SocketAddr, job: Option<&str>) -> String {
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let digits: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    format!("{}-{}-{digits}", addr.ip(), addr.port())
+    let name = format!("{}-{}-{digits}", addr.ip(), addr.port());
+    let Some(job) = job else { return name };
+    let hash = Sha256::digest(job.as_bytes());
+    hash.iter().take(8).fold(name + "-", |name, byte| format!("{name}{byte:02x}"))
 }
 
 #[cfg(test)]
@@ -303,15 +336,19 @@ mod tests {
         "127.0.0.1:29500".parse().unwrap()
     }
 
+    fn content() -> Content {
+        Content { key: JobKey::random(), addr: addr() }
+    }
+
     #[test]
     fn a_key_comes_back_and_replaces_what_was_there() {
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("drumline");
         for _ in 0..2 {
-            let key = JobKey::random();
-            let path = write_into(&folder, "name", &key, addr()).unwrap();
-            let text = read_from(&path).unwrap();
-            assert_eq!(*text, format!("{}\n{}\n", *key.to_hex(), addr()));
+            let written = content();
+            let path = write_into(&folder, "name", &written).unwrap();
+            let other = "127.0.0.1:1".parse().unwrap();
+            assert_eq!(Content::from_text(&read_from(&path).unwrap(), other).unwrap(), written);
         }
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing beside it");
         assert_eq!(std::fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
@@ -321,10 +358,10 @@ mod tests {
     fn folders_and_files_that_others_could_have_made_are_refused() {
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("drumline");
-        let path = write_into(&folder, "name", &JobKey::random(), addr()).unwrap();
+        let path = write_into(&folder, "name", &content()).unwrap();
         let link = base.path().join("link");
         symlink(&folder, &link).unwrap();
-        assert!(write_into(&link, "name", &JobKey::random(), addr()).is_err(), "a link");
+        assert!(write_into(&link, "name", &content()).is_err(), "a link");
         symlink(&path, folder.join("other")).unwrap();
         assert!(read_from(&folder.join("other")).is_err(), "a link");
         let open =
@@ -336,17 +373,41 @@ mod tests {
         read_from(&path).expect("control: closed again");
         open(&folder, 0o750);
         let others = base.path().join("others");
-        let good = write_into(&others, &name_of(addr()), &JobKey::random(), addr()).unwrap();
+        let good = write_into(&others, &name_of(addr(), None), &content()).unwrap();
         let folders = [folder.clone(), others];
-        let looked = look(&folders, addr()).unwrap();
+        let looked = look(&folders, addr(), None).unwrap();
         assert_eq!(
             (looked.found.len(), looked.faults.len()),
             (1, 1),
             "one that cannot be trusted hides no other"
         );
         std::fs::remove_file(good).unwrap();
-        assert!(look(&folders, addr()).unwrap().found.is_empty());
-        assert!(look(&folders[..1], addr()).is_err(), "none can be trusted");
-        assert!(read_from(&path).is_err() && write_into(&folder, "x", &JobKey::random(), addr()).is_err());
+        assert!(look(&folders, addr(), None).unwrap().found.is_empty());
+        assert!(look(&folders[..1], addr(), None).is_err(), "none can be trusted");
+        assert!(read_from(&path).is_err() && write_into(&folder, "x", &content()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_another_host_has_replaced_is_left_to_it() {
+        let base = tempfile::tempdir().unwrap();
+        let folder = base.path().join("drumline");
+        let leave = || {
+            let content = content();
+            KeyFile { paths: vec![write_into(&folder, "name", &content).unwrap()], content }
+        };
+        let (first, second) = (leave(), leave());
+        drop(first);
+        let path = folder.join("name");
+        assert_eq!(*read_from(&path).unwrap(), *second.content.to_text());
+        drop(second);
+        assert!(!path.exists(), "control: its own is removed");
+    }
+
+    #[test]
+    fn jobs_that_are_led_to_one_port_have_a_file_each() {
+        let names = [None, Some("slurm 1000.1"), Some("slurm 1001.0")].map(|job| name_of(addr(), job));
+        assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
+        assert_eq!(names[1], name_of(addr(), Some("slurm 1000.1")), "the same for all ranks");
+        assert!(names[1].starts_with(&names[0]) && names[1].len() == names[0].len() + 17, "{names:?}");
     }
 }

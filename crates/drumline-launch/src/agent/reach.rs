@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use drumline_rendezvous::user_key::{self, Joined, KeyFile};
+use drumline_rendezvous::user_key::{self, Asked, Joined, KeyFile};
 use drumline_rendezvous::{
     Hello, InitError, JobKey, Role, ServerOptions, Store, StoreError, TcpStore, TcpStoreServer,
     derived_ports, slurm_job,
@@ -105,6 +105,8 @@ struct Meeting {
     key: JobKey,
     /// The addresses for which agents of this machine share a key of their user's; none where a key was given.
     by_user_key: Vec<SocketAddr>,
+    /// The job from which the ports follow, where they do.
+    job: Option<String>,
 }
 
 impl Meeting {
@@ -117,11 +119,16 @@ impl Meeting {
             None if !by_user_key.is_empty() => JobKey::random(),
             None => JobKey::open(),
         };
-        if let (Some(step), true) = (&plan.slurm_step, by_user_key.is_empty()) {
+        let job = plan.slurm_step.as_deref().map(slurm_job);
+        if let (Some(job), true) = (&job, by_user_key.is_empty()) {
             ports = derived_ports(port).to_vec();
-            key = key.for_job(&slurm_job(step));
+            key = key.for_job(job);
         }
-        Self { host, ports, key, by_user_key }
+        Self { host, ports, key, by_user_key, job }
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked { addrs: &self.by_user_key, job: self.job.as_deref() }
     }
 
     fn endpoints(&self, host: &str) -> Vec<String> {
@@ -138,7 +145,7 @@ impl Meeting {
             let endpoint = joined(&self.host, store.server_addr().port());
             (store, Address { endpoint, key: self.key })
         } else {
-            let joined = user_key::join(&hello, &self.by_user_key, deadline);
+            let joined = user_key::join(&hello, self.asked(), deadline);
             let Joined { store, key } = joined.map_err(|error| match error {
                 InitError::Store(source) => LaunchError::Reach { endpoint, source },
                 other => LaunchError::UserKey(other),
@@ -154,7 +161,7 @@ impl Meeting {
         let key_file = if self.by_user_key.is_empty() {
             None
         } else {
-            let published = KeyFile::publish(&self.by_user_key, server.local_addr(), &self.key);
+            let published = KeyFile::publish(self.asked(), server.local_addr(), &self.key);
             Some(published.map_err(LaunchError::UserKey)?)
         };
         let address = Address { endpoint: own_address(&server), key: self.key };

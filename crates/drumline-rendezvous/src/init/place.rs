@@ -6,7 +6,7 @@
 
 use super::method::Method;
 use super::{InitError, InitOptions};
-use crate::derived_port::{derived_port, derived_ports, slurm_job};
+use crate::derived_port::{derived_port, derived_ports, slurm_job, slurm_number};
 use crate::node_list;
 use crate::worker_env::*;
 use std::time::Duration;
@@ -272,9 +272,10 @@ fn job_name(env: Env<'_>, family: &Family) -> Result<Option<JobName>, InitError>
     if family.rank == SLURM_PROCID {
         let job = whole(env, &[SLURM_JOB_ID])?;
         let step = whole(env, &[SLURM_STEP_ID])?.unwrap_or(0);
-        return Ok(
-            job.map(|job| JobName { number: (job + step) as u64, name: slurm_job(&format!("{job}.{step}")) })
-        );
+        return Ok(job.map(|job| JobName {
+            number: slurm_number(job as u64, step as u64),
+            name: slurm_job(&format!("{job}.{step}")),
+        }));
     }
     let name = if family.rank == OMPI_COMM_WORLD_RANK { env(PMIX_NAMESPACE) } else { None };
     let number =
@@ -412,7 +413,7 @@ mod tests {
         let place = env(&format!("{step} SLURM_NODELIST=n[2-3] MASTER_PORT=1234"));
         assert_eq!(shown(&place), "5/8 local 1/None n2:1234");
         let place = env(&format!("{step} SLURM_NODELIST=n[2-3] SLURM_STEP_NODELIST=n3 SLURM_STEP_ID=4"));
-        assert_eq!(shown(&place), "5/8 local 1/None 127.0.0.1:16007", "one node: loopback");
+        assert_eq!(shown(&place), "5/8 local 1/None 127.0.0.1:23087", "one node: loopback");
         let place = env(&format!("{step} SLURM_NODELIST=n[2-3] PMI_RANK=5 PMI_SIZE=8"));
         assert_eq!(shown(&place), "5/8 local 1/None n2:16003", "srun --mpi=pmi2");
     }

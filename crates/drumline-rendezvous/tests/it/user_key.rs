@@ -158,6 +158,33 @@ fn a_port_of_our_own_choice_that_another_has_is_left_to_him() {
     assert!(error.contains("cannot listen on") && error.contains("try another port"), "control: {error}");
 }
 
+/// How a rank of two of a torchrun job is told its place; all such jobs are led to the same port.
+fn torchrun(job: &str, rank: usize, port: u16) -> String {
+    format!("{} TORCHELASTIC_RUN_ID={job}", launchers(rank, port)[1].2)
+}
+
+#[test]
+fn two_jobs_that_are_led_to_the_same_port_stay_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = format!("XDG_RUNTIME_DIR={} DRUMLINE_TIMEOUT=20s", dir.path().display());
+    let port = free_port().unwrap();
+    let variables = |job: &str, rank| format!("{place} {}", torchrun(job, rank, port));
+    let num_files = || std::fs::read_dir(dir.path().join("drumline")).unwrap().count();
+    let hosts = ["one", "two"].map(|job| {
+        let mut host = start(&std::env::current_exe().unwrap(), "", &variables(job, 0), None);
+        let out = wait_until_there(&mut host);
+        (host, out)
+    });
+    assert_eq!(num_files(), 2);
+    // The other ranks come when both hosts are there, and the first job ends before the second has met.
+    for ((mut host, out), job) in hosts.into_iter().zip(["one", "two"]) {
+        assert_eq!(outcome(rank(&variables(job, 1))), "met, secret true", "{job}");
+        assert!(out.lines().any(|line| line.unwrap() == "outcome: met, secret true"), "{job}");
+        host.wait().unwrap();
+        assert_eq!(num_files(), usize::from(job == "one"), "each host removes its own file");
+    }
+}
+
 #[test]
 fn a_missing_rank_zero_is_named_in_time() {
     let dir = tempfile::tempdir().unwrap();
