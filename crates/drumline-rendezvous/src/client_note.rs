@@ -1,9 +1,18 @@
-//! What a store's client writes into the note of its [`Hello`](crate::Hello): who it is, and what the connection is for.
+//! What a store's client writes into the note of its [`Hello`](crate::Hello): who it is, what the connection is for, and
+//! who can see its process.
+//!
+//! ```text
+//!  number: 16 bytes │ line: 1 │ process space: 8
+//! ```
 //!
 //! One client has many connections, and makes new ones when the network breaks them. All bear the same random number;
 //! by it the server knows them as one client's, and a request that comes again as one that it has answered before.
 
 use crate::job_key::random_bytes;
+use crate::process_space::ProcessSpace;
+
+/// Bytes of a note.
+const SIZE: usize = 16 + 1 + 8;
 
 /// A random number that all connections of one client share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,13 +29,15 @@ pub enum Line {
     Resumed = 2,
 }
 
-/// A client's number and what the connection is for.
+/// A client's number, what the connection is for, and where its process can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientNote {
     /// Whose connection.
     pub number: ClientNumber,
     /// What for.
     pub line: Line,
+    /// Where its process can be seen.
+    pub space: ProcessSpace,
 }
 
 impl ClientNumber {
@@ -37,10 +48,11 @@ impl ClientNumber {
         ClientNumber(number)
     }
 
-    /// The note of a connection that is for `line`.
-    pub fn note(self, line: Line) -> [u8; 17] {
-        let mut note = [line as u8; 17];
+    /// The note of a connection of this process that is for `line`.
+    pub fn note(self, line: Line) -> [u8; SIZE] {
+        let mut note = [line as u8; SIZE];
         note[..16].copy_from_slice(&self.0);
+        note[17..].copy_from_slice(&ProcessSpace::here().0);
         note
     }
 }
@@ -48,14 +60,16 @@ impl ClientNumber {
 impl ClientNote {
     /// Reads a note; `None` if it is not one of a store's client.
     pub fn decode(note: &[u8]) -> Option<ClientNote> {
-        let (number, line) = note.split_first_chunk::<16>()?;
+        let (number, rest) = note.split_first_chunk::<16>()?;
+        let (line, space) = rest.split_first()?;
         let line = match line {
-            [0] => Line::Calls,
-            [1] => Line::Life,
-            [2] => Line::Resumed,
+            0 => Line::Calls,
+            1 => Line::Life,
+            2 => Line::Resumed,
             _ => return None,
         };
-        Some(ClientNote { number: ClientNumber(*number), line })
+        let space = ProcessSpace(space.try_into().ok()?);
+        Some(ClientNote { number: ClientNumber(*number), line, space })
     }
 }
 
@@ -67,9 +81,10 @@ mod tests {
     fn notes_come_back_and_others_are_none() {
         let number = ClientNumber::random();
         for line in [Line::Calls, Line::Life, Line::Resumed] {
-            assert_eq!(ClientNote::decode(&number.note(line)), Some(ClientNote { number, line }));
+            let space = ProcessSpace::here();
+            assert_eq!(ClientNote::decode(&number.note(line)), Some(ClientNote { number, line, space }));
         }
-        for note in [&[][..], &[1; 16], &[3; 17], &[1; 18]] {
+        for note in [&[][..], &[1; 16], &[1; 17], &[1; SIZE - 1], &[3; SIZE], &[1; SIZE + 1]] {
             assert_eq!(ClientNote::decode(note), None, "{note:?}");
         }
     }

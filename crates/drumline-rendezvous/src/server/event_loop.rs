@@ -326,7 +326,7 @@ impl EventLoop {
         };
         let member = Missing { rank, number };
         if link.is_life_line() {
-            let pid = self.roster.is_of_this_host(&link.hello).then_some(link.hello.pid);
+            let pid = self.roster.sees_process(link.note).then_some(link.hello.pid);
             self.graces.begin(member, pid, others, now);
         } else if others == 0 {
             self.graces.alone(member, now);

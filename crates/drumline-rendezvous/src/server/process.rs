@@ -1,6 +1,6 @@
-//! Whether a process of this machine has ended.
+//! Whether a process that can be seen from here has ended.
 
-/// Gone, or a zombie. A process that cannot be seen from here counts as gone: it is asked only when its connection has
+/// Gone, or a zombie. Asked only of processes of this one's [space](crate::ProcessSpace), and when their connection has
 /// ended.
 pub(super) fn has_ended(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {

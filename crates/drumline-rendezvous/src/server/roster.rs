@@ -4,6 +4,7 @@ use super::ServerOptions;
 use crate::client_note::{ClientNote, ClientNumber, Line};
 use crate::events::Event;
 use crate::handshake::{Cause, Hello, Refusal, Role};
+use crate::process_space::ProcessSpace;
 use std::collections::{HashMap, HashSet};
 
 /// The members of the round.
@@ -23,12 +24,15 @@ pub(super) struct Roster {
     num_others: usize,
     host: String,
     pid: u32,
+    space: ProcessSpace,
 }
 
 #[derive(Debug)]
 struct Member {
     hello: Hello,
     number: ClientNumber,
+    /// Whether it lives in another process than this server.
+    is_other: bool,
     lost: bool,
 }
 
@@ -58,6 +62,7 @@ impl Roster {
             num_others: 0,
             host,
             pid,
+            space: ProcessSpace::here(),
         }
     }
 
@@ -74,7 +79,7 @@ impl Roster {
                 member.check_same(hello, note.number)?;
                 Ok(if line == Line::Calls { Entry::Further } else { Entry::Resumed })
             }
-            (None, Line::Life) => Ok(self.join(rank, hello, note.number)),
+            (None, Line::Life) => Ok(self.join(rank, hello, note)),
             (None, Line::Calls) => Ok(Entry::Further),
             (None, Line::Resumed) => {
                 let message = format!(
@@ -85,12 +90,14 @@ impl Roster {
         }
     }
 
-    fn join(&mut self, rank: u32, hello: &Hello, number: ClientNumber) -> Entry {
+    fn join(&mut self, rank: u32, hello: &Hello, note: ClientNote) -> Entry {
         if self.world.is_none() && hello.world_size > 0 {
             self.world = Some((hello.world_size, hello.to_string()));
         }
-        self.members.insert(rank, Member { hello: hello.clone(), number, lost: false });
-        self.num_others += self.is_other(hello);
+        let is_other = self.is_other(hello, note);
+        let member = Member { hello: hello.clone(), number: note.number, is_other, lost: false };
+        self.members.insert(rank, member);
+        self.num_others += usize::from(is_other);
         self.meeting = self.meeting_of(rank);
         let before = self.was_in.insert(rank, self.meeting);
         Entry::LifeLine { rank: rank as usize, incarnation: self.meeting, before }
@@ -155,9 +162,9 @@ impl Roster {
     pub(super) fn leave(&mut self, hello: &Hello, number: ClientNumber) {
         if let Some(rank) = hello.rank
             && self.members.get(&rank).is_some_and(|member| member.number == number && !member.lost)
+            && let Some(member) = self.members.remove(&rank)
         {
-            self.members.remove(&rank);
-            self.num_others -= self.is_other(hello);
+            self.num_others -= usize::from(member.is_other);
         }
     }
 
@@ -172,7 +179,7 @@ impl Roster {
         let member = self.members.get_mut(&rank).filter(|member| member.number == number && !member.lost)?;
         member.lost = true;
         let hello = member.hello.clone();
-        self.num_others -= self.is_other(&hello);
+        self.num_others -= usize::from(member.is_other);
         tracing::warn!(member = %hello, "lost");
         Some(Event::Lost { rank: rank as usize, host: hello.host, pid: hello.pid })
     }
@@ -182,14 +189,15 @@ impl Roster {
         self.num_others
     }
 
-    /// Whether `hello` comes from this machine.
-    pub(super) fn is_of_this_host(&self, hello: &Hello) -> bool {
-        hello.host == self.host
+    /// Whether the process of a client can be seen from here. Its host's name does not say so: another machine, or a
+    /// container, may have the same.
+    pub(super) fn sees_process(&self, note: ClientNote) -> bool {
+        self.space.sees(note.space)
     }
 
-    /// 1 if `hello` comes from another process.
-    fn is_other(&self, hello: &Hello) -> usize {
-        usize::from(hello.pid != self.pid || hello.host != self.host)
+    /// Whether `hello`, with its note, comes from another process.
+    fn is_other(&self, hello: &Hello, note: ClientNote) -> bool {
+        hello.pid != self.pid || hello.host != self.host || note.space != self.space
     }
 }
 
@@ -236,9 +244,9 @@ mod tests {
     }
 
     fn note(number: u8, line: Line) -> ClientNote {
-        let mut note = [number; 17];
+        let mut note = [number; 25];
         note[16] = line as u8;
-        ClientNote::decode(&note).unwrap()
+        ClientNote { space: ProcessSpace::here(), ..ClientNote::decode(&note).unwrap() }
     }
 
     impl Roster {
@@ -329,6 +337,24 @@ mod tests {
         assert!(refusal(roster.life(&hello(0, 2, 3))).contains("was lost in this round"));
         let resumed = roster.admit(&hello(0, 2, 1), note(1, Line::Resumed));
         assert!(refusal(resumed).contains("was reported as lost"));
+    }
+
+    #[test]
+    fn a_process_is_seen_in_its_own_space_whatever_its_host_is_called() {
+        let mut roster = Roster::new(ServerOptions::default());
+        let here = note(1, Line::Life);
+        let elsewhere = ClientNote { space: ProcessSpace([7; 8]), ..here };
+        assert!(roster.sees_process(here) && !roster.sees_process(elsewhere));
+        let mut twin = Hello::new(Role::Store).member(0, 2);
+        assert_eq!((&twin.host, twin.pid), (&roster.host, roster.pid));
+        roster.admit(&twin, here).unwrap();
+        assert_eq!(roster.num_others(), 0, "control: this very process");
+        twin.rank = Some(1);
+        let elsewhere = ClientNote { space: ProcessSpace([7; 8]), ..note(2, Line::Life) };
+        roster.admit(&twin, elsewhere).unwrap();
+        assert_eq!(roster.num_others(), 1, "the same name and number in another container");
+        roster.leave(&twin, elsewhere.number);
+        assert_eq!(roster.num_others(), 0);
     }
 
     #[test]

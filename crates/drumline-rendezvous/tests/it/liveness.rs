@@ -3,8 +3,11 @@
 use crate::process::ServerProcess;
 use crate::{Job, after, eventually};
 use drumline_rendezvous::events::{self, Event};
-use drumline_rendezvous::{Hello, InitOptions, JobKey, Role, Store, TcpStore, init};
+use drumline_rendezvous::{
+    ClientNumber, Hello, InitOptions, JobKey, Line, Role, Store, TcpStore, handshake, init,
+};
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -59,6 +62,58 @@ fn a_killed_process_is_lost_within_a_moment() {
     let host = Hello::new(Role::Store).host;
     assert_eq!(events, [Event::Lost { rank: 1, host, pid: child.id() }]);
     child.wait().unwrap();
+}
+
+/// A member's connections, made by hand: its life line and one more, by which the server sees that it lives.
+struct ByHand {
+    hello: Hello,
+    life: TcpStream,
+    _calls: TcpStream,
+}
+
+impl ByHand {
+    /// As rank 1 of 2, from a process that does not exist here; `meddle` changes what its notes say of its process space.
+    fn join(job: &Job, meddle: fn(&mut [u8])) -> ByHand {
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let number = ClientNumber::random();
+        let hello = |line| {
+            let mut note = number.note(line);
+            meddle(&mut note[17..]);
+            Hello { pid: ended.id(), ..Hello::new(Role::Store).member(1, 2).note(&note) }
+        };
+        let connect = |line| connect_by_hand(job, &hello(line));
+        ByHand { life: connect(Line::Life), _calls: connect(Line::Calls), hello: hello(Line::Resumed) }
+    }
+}
+
+fn connect_by_hand(job: &Job, hello: &Hello) -> TcpStream {
+    let mut stream = TcpStream::connect(job.addr()).unwrap();
+    handshake::connect(&mut stream, &job.key, hello, after(5000)).unwrap();
+    stream
+}
+
+#[test]
+fn a_process_that_cannot_be_seen_from_here_is_not_dead_for_that() {
+    let job = Job::start();
+    let store = job.member(0, 2);
+    let mut log = events::follow(&store);
+    // A container with this host's name, in which the process has a number that nobody has here.
+    let elsewhere = ByHand::join(&job, |space| space.fill(7));
+    drop(elsewhere.life);
+    let events = log.next_batch(after(1000)).unwrap();
+    assert!(events.is_empty(), "its life line broke, and it may resume: {events:?}");
+    let _resumed = connect_by_hand(&job, &elsewhere.hello);
+    assert!(log.next_batch(after(100)).unwrap().is_empty());
+
+    let job = Job::start();
+    let store = job.member(0, 2);
+    let here = ByHand::join(&job, |_| {});
+    let began = Instant::now();
+    drop(here.life);
+    let events = events::follow(&store).next_batch(after(5000)).unwrap();
+    assert!(matches!(events[..], [Event::Lost { rank: 1, .. }]), "control: seen to be gone: {events:?}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
 #[test]

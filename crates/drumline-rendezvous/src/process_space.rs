@@ -1,0 +1,41 @@
+//! Which processes a process can see in `/proc`: those of its machine, since it was started, and of its pid namespace.
+//!
+//! A host's name says less: two machines may have the same one, and so may containers, which number their processes anew.
+
+use sha2::{Digest, Sha256};
+
+/// Equal for processes that see each other under the same numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessSpace(pub(crate) [u8; 8]);
+
+impl ProcessSpace {
+    /// For a process that does not know its own.
+    const UNKNOWN: ProcessSpace = ProcessSpace([0; 8]);
+
+    /// That of this process.
+    pub(crate) fn here() -> ProcessSpace {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let namespace = std::fs::read_link("/proc/self/ns/pid");
+        let (Ok(boot), Ok(namespace)) = (boot, namespace) else { return Self::UNKNOWN };
+        let hash = Sha256::digest(format!("{}/{}", boot.trim(), namespace.display()));
+        hash.first_chunk().map_or(Self::UNKNOWN, |bytes| ProcessSpace(*bytes))
+    }
+
+    /// Whether a process there can be found in the `/proc` of a process here.
+    pub(crate) fn sees(self, other: ProcessSpace) -> bool {
+        self == other && self != Self::UNKNOWN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_known_to_be_the_same_is_seen() {
+        let here = ProcessSpace::here();
+        assert!(here.sees(ProcessSpace::here()));
+        assert!(!here.sees(ProcessSpace([7; 8])) && !here.sees(ProcessSpace::UNKNOWN));
+        assert!(!ProcessSpace::UNKNOWN.sees(ProcessSpace::UNKNOWN));
+    }
+}
