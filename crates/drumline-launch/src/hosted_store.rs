@@ -1,11 +1,13 @@
 //! The store that the launcher hosts for its job, and the news of workers' ends that it posts there.
 
 use std::net::Ipv4Addr;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use drumline_rendezvous::events::{self, Event};
-use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, TcpStore, TcpStoreServer, worker_env};
+use drumline_rendezvous::{
+    Hello, JobKey, Role, ServerOptions, StoreError, TcpStore, TcpStoreServer, worker_env,
+};
 
 use crate::LaunchError;
 use crate::environment::Meeting;
@@ -13,9 +15,6 @@ use crate::key_memory::KeyMemory;
 use crate::ports::ReservedPort;
 use crate::supervise::OnExit;
 use crate::worker::Ended;
-
-/// Time to connect to the store: where it is on a silent host, as long as that is waited for by default.
-const PROMPT: Duration = worker_env::DEFAULT_HOST_TIMEOUT;
 
 /// A store on loopback with a key of its own, and beside it a port for what rank 0 may host.
 #[derive(Debug)]
@@ -49,34 +48,51 @@ impl HostedStore {
 
     /// Posts each worker's end where its peers hear of it.
     pub(crate) fn reporter(&self) -> OnExit {
-        reporter(self.server.local_addr().to_string(), self.key.clone(), ServerOptions::default().round)
+        let round = ServerOptions::default().round;
+        let address = self.server.local_addr().to_string();
+        reporter(address, self.key.clone(), round, worker_env::DEFAULT_HOST_TIMEOUT)
     }
 }
 
 /// Posts each worker's end in the store at `address`, which is that of `round` and refuses others, from a thread of its
-/// own: the store may be on another node, and nobody waits for it here.
-pub(crate) fn reporter(address: String, key: JobKey, round: u32) -> OnExit {
+/// own: the store may be on another node, and nobody waits for it here. A store that is silent is waited for as long as a
+/// host is, and asked again at the next end.
+pub(crate) fn reporter(address: String, key: JobKey, round: u32, host_timeout: Duration) -> OnExit {
     let (ends, ended) = mpsc::channel::<Ended>();
-    let post = move || {
+    let connect = move || {
         let hello = Hello::new(Role::Store).round(round);
-        let host = hello.host.clone();
-        let Ok(first) = ended.recv() else { return };
-        let store = match TcpStore::connect(&address, &key, hello, Instant::now() + PROMPT) {
-            Ok(store) => store,
-            Err(error) => return tracing::debug!(%error, "cannot tell the other ranks of an exit"),
-        };
-        for ended in std::iter::once(first).chain(ended) {
-            if let Err(error) = events::post(&store, &exit_event(&ended, host.clone())) {
-                tracing::debug!(rank = ended.rank, %error, "cannot tell the other ranks of an exit");
-            }
-        }
+        TcpStore::connect(&address, &key, hello, Instant::now() + host_timeout)
     };
+    let post = move || post_all(&ended, connect);
     // Without the thread the others still learn of a death, if not how it came about.
     let _ = std::thread::Builder::new().name("drumline-exits".to_string()).spawn(post);
     Box::new(move |ended, _| {
         // Nobody listens if the thread could not be started.
         let _ = ends.send(*ended);
     })
+}
+
+/// Posts ends until there are no more. What could not be posted is tried again with the next one.
+fn post_all(ended: &Receiver<Ended>, connect: impl Fn() -> Result<TcpStore, StoreError>) {
+    let host = Hello::new(Role::Store).host;
+    let (mut store, mut unposted) = (None, Vec::new());
+    while let Ok(next) = ended.recv() {
+        unposted.push(next);
+        unposted.extend(ended.try_iter());
+        if store.is_none() {
+            store = connect().inspect_err(log_failure).ok();
+        }
+        if let Some(store) = &store {
+            let is_left = |ended: &Ended| {
+                events::post(store, &exit_event(ended, host.clone())).inspect_err(log_failure).is_err()
+            };
+            unposted.retain(is_left);
+        }
+    }
+}
+
+fn log_failure(error: &StoreError) {
+    tracing::debug!(%error, "cannot report an exit to the other ranks");
 }
 
 fn exit_event(ended: &Ended, host: String) -> Event {
@@ -88,20 +104,34 @@ fn exit_event(ended: &Ended, host: String) -> Event {
 mod tests {
     use super::*;
     use crate::Exit;
+    use drumline_rendezvous::free_port;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn end_of(rank: usize) -> Ended {
+        Ended { rank, pid: 7, code: None, signal: Some(9), core_dumped: false, at: Instant::now() }
+    }
+
+    /// A store of round 3, at this port or any.
+    fn serve(key: &JobKey, port: u16) -> TcpStoreServer {
+        let options = ServerOptions { world_size: Some(2), round: 3 };
+        TcpStoreServer::bind((Ipv4Addr::LOCALHOST, port), key, options).unwrap()
+    }
+
+    /// As a rank of round 3 hears it.
+    fn follow(address: &str, key: &JobKey, patience: Duration) -> Vec<Event> {
+        let hello = Hello::new(Role::Store).round(3);
+        let store = TcpStore::connect(address, key, hello, Instant::now() + LONG).unwrap();
+        events::follow(&store).next_batch(Instant::now() + patience).unwrap()
+    }
 
     /// What the ranks of round 3 hear of an end that was reported for `round`.
     fn heard(round: u32) -> Vec<Event> {
         let key = JobKey::random();
-        let options = ServerOptions { world_size: Some(2), round: 3 };
-        let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), &key, options).unwrap();
+        let server = serve(&key, 0);
         let address = server.local_addr().to_string();
-        let ended =
-            Ended { rank: 1, pid: 7, code: None, signal: Some(9), core_dumped: false, at: Instant::now() };
-        reporter(address.clone(), key.clone(), round)(&ended, Exit::Signal(9));
-        let hello = Hello::new(Role::Store).round(3);
-        let store = TcpStore::connect(&address, &key, hello, Instant::now() + PROMPT).unwrap();
-        let patience = if round == 3 { PROMPT } else { Duration::from_millis(300) };
-        events::follow(&store).next_batch(Instant::now() + patience).unwrap()
+        reporter(address.clone(), key.clone(), round, LONG)(&end_of(1), Exit::Signal(9));
+        follow(&address, &key, if round == 3 { LONG } else { Duration::from_millis(300) })
     }
 
     #[test]
@@ -110,5 +140,27 @@ mod tests {
         let is_told = |event: &Event| matches!(event, Event::Exit { rank: 1, pid: 7, signal: Some(9), .. });
         assert!(heard_of.len() == 1 && is_told(&heard_of[0]), "{heard_of:?}");
         assert_eq!(heard(0), [], "the control: who is of another round is refused");
+    }
+
+    #[test]
+    fn an_end_that_could_not_be_reported_is_reported_with_the_next() {
+        let (key, port) = (JobKey::random(), free_port().unwrap());
+        let address = format!("{}:{port}", Ipv4Addr::LOCALHOST);
+        let patience = Duration::from_millis(200);
+        let mut report = reporter(address.clone(), key.clone(), 3, patience);
+        report(&end_of(0), Exit::Signal(9));
+        // The store cannot be reached for longer than a silent host is waited for.
+        std::thread::sleep(4 * patience);
+        let _server = serve(&key, port);
+        assert_eq!(follow(&address, &key, patience), [], "control: it was given up");
+        report(&end_of(1), Exit::Signal(9));
+        let until = Instant::now() + LONG;
+        let mut heard = Vec::new();
+        while heard.len() < 2 && Instant::now() < until {
+            heard = follow(&address, &key, LONG);
+        }
+        let ranks: Vec<_> =
+            heard.iter().map(|event| matches!(event, Event::Exit { rank, .. } if *rank < 2)).collect();
+        assert_eq!(ranks, [true, true], "{heard:?}");
     }
 }

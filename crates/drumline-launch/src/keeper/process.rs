@@ -112,7 +112,7 @@ impl Kept {
         let options = ServerOptions { world_size: Some(store.world_size), round };
         let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
         let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
-        let on_exit = telling(reporter(store.address, key, round), teller.clone());
+        let on_exit = telling(reporter(store.address, key, round, store.host_timeout), teller.clone());
         let hooks = Hooks { on_exit, on_end: Box::new(sweep_all) };
         let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
         let job = RunningJob::supervised(workers, options, hooks, None)?;
