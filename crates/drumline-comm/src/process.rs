@@ -60,7 +60,8 @@ pub struct GroupOptions {
     pub transport: Transport,
     /// How long a call waits for a rank that makes no progress.
     pub timeout: Duration,
-    /// How long a host that has gone silent is waited for before the links to it count as broken for good.
+    /// How long a host that has gone silent is waited for before the links to it count as broken for good. It holds for the
+    /// group's links only: the store, through which ranks meet and learn of deaths, takes `DRUMLINE_HOST_TIMEOUT`.
     pub host_timeout: Duration,
     /// How links protect what they carry, must be the same on all ranks; `None`: see [`LinkSecurity`].
     pub link_security: Option<LinkSecurity>,
