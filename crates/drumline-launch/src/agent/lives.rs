@@ -2,7 +2,8 @@
 //!
 //! Each agent listens on a port for as long as its process lives, and nobody speaks there. Whoever watches it holds a
 //! connection to that port. When the process ends, its kernel ends the connection; and as a network may do that too, the proof is
-//! that the port, which could be reached before, now refuses connections, twice. Nothing is proved while the host is silent:
+//! that the port, which could be reached before, now refuses connections, twice. Between hosts a firewall may refuse, too, for
+//! as long as it takes to load its rules: there the port must refuse for 1.5 s. Nothing is proved while the host is silent:
 //!
 //! ```text
 //!   connection   port       process
@@ -32,6 +33,8 @@ const CONNECT: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_secs(1);
 /// So many refusals in a row are a proof.
 const REFUSALS: u32 = 2;
+/// For so long a port of another host must have refused.
+const REFUSED: Duration = Duration::from_millis(1500);
 /// More than the agents of any job: nobody takes these connections out of the system's queue.
 const BACKLOG: i32 = 4096;
 
@@ -95,14 +98,43 @@ fn run(lists: &Receiver<Watched>, mut tell: impl FnMut(AgentId)) {
 struct Life {
     address: String,
     connection: Option<TcpStream>,
-    was_there: bool,
-    refusals: u32,
+    /// Where it was when it could be reached.
+    was_there: Option<Side>,
+    refusals: Option<Refusals>,
     next_try: Option<Instant>,
+}
+
+/// On which machine a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Here,
+    Elsewhere,
+}
+
+/// Refusals in a row.
+#[derive(Debug, Clone, Copy)]
+struct Refusals {
+    first: Instant,
+    last: Instant,
+    number: u32,
+}
+
+impl Refusals {
+    /// One more, after those `before`.
+    fn and(before: Option<Refusals>, now: Instant) -> Self {
+        let Refusals { first, number, .. } = before.unwrap_or(Self { first: now, last: now, number: 0 });
+        Self { first, last: now, number: number + 1 }
+    }
+
+    fn prove_the_end_of(&self, side: Side) -> bool {
+        let lasted = self.last.saturating_duration_since(self.first);
+        self.number >= REFUSALS && (side == Side::Here || lasted >= REFUSED)
+    }
 }
 
 impl Life {
     fn at(address: String) -> Self {
-        Self { address, connection: None, was_there: false, refusals: 0, next_try: None }
+        Self { address, connection: None, was_there: None, refusals: None, next_try: None }
     }
 
     /// Whether its end is proved.
@@ -114,20 +146,21 @@ impl Life {
         if self.next_try.is_none_or(|at| now >= at) {
             self.try_again(now);
         }
-        self.was_there && self.refusals >= REFUSALS
+        let refusals = self.refusals.zip(self.was_there);
+        refusals.is_some_and(|(refusals, side)| refusals.prove_the_end_of(side))
     }
 
     fn try_again(&mut self, now: Instant) {
         match connect(&self.address) {
             Ok(connection) => {
-                (self.connection, self.was_there, self.refusals) = (Some(connection), true, 0);
-                self.next_try = None;
+                self.was_there = Some(side_of(&connection));
+                (self.connection, self.refusals, self.next_try) = (Some(connection), None, None);
             }
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                self.refusals += 1;
+                self.refusals = Some(Refusals::and(self.refusals, now));
                 self.next_try = Some(now + CONNECT);
             }
-            Err(_) => (self.refusals, self.next_try) = (0, Some(now + RETRY)),
+            Err(_) => (self.refusals, self.next_try) = (None, Some(now + RETRY)),
         }
     }
 }
@@ -142,6 +175,15 @@ fn connect(address: &str) -> io::Result<TcpStream> {
     sockopt::set_tcp_keepcnt(&connection, 3)?;
     connection.set_nonblocking(true)?;
     Ok(connection)
+}
+
+/// On which machine the other end of a connection is.
+fn side_of(connection: &TcpStream) -> Side {
+    match (connection.local_addr(), connection.peer_addr()) {
+        (_, Ok(peer)) if peer.ip().is_loopback() => Side::Here,
+        (Ok(local), Ok(peer)) if local.ip() == peer.ip() => Side::Here,
+        _ => Side::Elsewhere,
+    }
 }
 
 /// Whether a connection on which nobody speaks has not ended.
@@ -191,5 +233,36 @@ mod tests {
         }
         assert!(!life.is_over(Instant::now()), "it connects again");
         assert!(life.connection.as_ref().is_some_and(stands));
+    }
+
+    /// How long after its port was closed a life of this `side` is over, looked at for three seconds; with `back` the port
+    /// is open again from then on.
+    fn over_after(side: Side, back: Option<Duration>) -> Option<Duration> {
+        let listener = listen_at(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut life = Life::at(address.to_string());
+        let began = Instant::now();
+        assert!(!life.is_over(began) && life.was_there == Some(Side::Here), "loopback is here");
+        life.was_there = Some(side);
+        drop(listener);
+        let mut open = Vec::new();
+        // The clock is the test's own.
+        (0..30).map(|look| look * LOOK).find(|time| {
+            if back == Some(*time) {
+                open.push(TcpListener::bind(address).unwrap());
+            }
+            life.is_over(began + *time)
+        })
+    }
+
+    #[test]
+    fn another_host_must_refuse_for_a_while() {
+        let at_once = over_after(Side::Here, None).unwrap();
+        assert!(at_once < Duration::from_millis(500), "{at_once:?}");
+        let later = over_after(Side::Elsewhere, None).unwrap();
+        assert!(later >= REFUSED && later < Duration::from_secs(2), "{later:?}");
+        let moment = Duration::from_millis(700);
+        assert_eq!(over_after(Side::Elsewhere, Some(moment)), None, "a firewall refused for a moment");
+        assert!(over_after(Side::Here, Some(moment)).is_some(), "control: here nobody else refuses");
     }
 }

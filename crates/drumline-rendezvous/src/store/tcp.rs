@@ -27,7 +27,7 @@ use crate::client_note::Line;
 use crate::frame::Call;
 use crate::handshake::Hello;
 use crate::worker_env::host_timeout;
-use dial::{Dial, Opened};
+use dial::{Dial, Met, Opened};
 use life_line::{Ending, LifeLine};
 use numbers::Numbers;
 use silence::Silence;
@@ -98,8 +98,8 @@ impl TcpStore {
         let Opened { wire: first, mut dial } = opened;
         let is_member = dial.hello.rank.is_some();
         let patience = host_timeout();
-        dial.was_there = true;
         let (local, server) = first.ends().map_err(StoreError::io("the connection has no address"))?;
+        dial.met = Met::at(local.ip(), server.ip());
         let mut store = TcpStore {
             dial: dial.line(Line::Calls),
             local,

@@ -11,7 +11,7 @@ use crate::resolve::resolve;
 use crate::socket::tune;
 use crate::store::error::{StoreError, Tried};
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,16 +46,36 @@ pub(super) struct Dial {
     pub(super) is_secret: bool,
     pub(super) hello: Hello,
     pub(super) number: ClientNumber,
-    /// The server was there before: if nobody listens now, it is gone and not late.
-    pub(super) was_there: bool,
+    /// Where the server was before: if nobody listens there now, it is gone and not late.
+    pub(super) met: Met,
     /// By what a try can be ended early.
     pub(super) reins: Option<Arc<Reins>>,
+}
+
+/// Where the server was met before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Met {
+    /// Nowhere.
+    NotYet,
+    /// On this machine: nobody but its own system refuses a connection.
+    Here,
+    /// On another host: a firewall on the way may refuse, too.
+    Elsewhere,
+}
+
+impl Met {
+    /// By the addresses of a connection to it.
+    pub(super) fn at(local: IpAddr, server: IpAddr) -> Met {
+        if server.is_loopback() || server == local { Met::Here } else { Met::Elsewhere }
+    }
 }
 
 /// How one try ended.
 enum Missed {
     /// Try again.
     Retry(String),
+    /// A server that was there before is not, or a firewall says so.
+    Refused(io::Error),
     /// The host took the connection, and its server said nothing; try again.
     Frozen(String),
     /// The server closed at once without an answer.
@@ -72,9 +92,13 @@ impl Dial {
             is_secret: key.is_secret(),
             hello,
             number: ClientNumber::random(),
-            was_there: false,
+            met: Met::NotYet,
             reins: None,
         }
+    }
+
+    fn was_there(&self) -> bool {
+        self.met != Met::NotYet
     }
 
     /// What the first connection is for.
@@ -102,7 +126,7 @@ impl Dial {
                 return Ok(wire);
             }
             let now = Instant::now();
-            let end = silence.ends().filter(|_| self.was_there).map_or(deadline, |end| end.min(deadline));
+            let end = silence.ends().filter(|_| self.was_there()).map_or(deadline, |end| end.min(deadline));
             let left = end.saturating_duration_since(now);
             if left.is_zero() {
                 return Err(tries.given_up());
@@ -152,7 +176,7 @@ impl Dial {
         let mut results = Vec::new();
         for addr in addrs {
             let result = self.try_one(addr, deadline, reach);
-            let ends = !matches!(result, Err(Missed::Retry(_) | Missed::Frozen(_)));
+            let ends = !matches!(result, Err(Missed::Retry(_) | Missed::Frozen(_) | Missed::Refused(_)));
             results.push((addr.to_string(), result));
             if ends {
                 break;
@@ -166,16 +190,12 @@ impl Dial {
             return Err(Missed::Final(StoreError::NeedsSecret { addr: addr.to_string() }));
         }
         let now = Instant::now();
-        let patience = if self.was_there { TRY_AGAIN } else { TRY };
+        let patience = if self.was_there() { TRY_AGAIN } else { TRY };
         // A deadline that has passed still gets one honest try.
         let deadline = deadline.clamp(now + PAUSES[1], now + patience);
         let reach = reach.min(deadline - now);
         let mut stream = TcpStream::connect_timeout(&addr, reach).map_err(|source| match source.kind() {
-            ErrorKind::ConnectionRefused if self.was_there => Missed::Final(StoreError::Gone {
-                addr: addr.to_string(),
-                what: "connecting once more".into(),
-                source,
-            }),
+            ErrorKind::ConnectionRefused if self.was_there() => Missed::Refused(source),
             _ => Missed::Retry(describe(&source, reach)),
         })?;
         if is_own_echo(&stream) {
@@ -256,7 +276,7 @@ pub(super) struct Tries<'a> {
 impl<'a> Tries<'a> {
     pub(super) fn new(dial: &'a Dial, deadline: Instant) -> Result<Tries<'a>, StoreError> {
         // A name that was known once is known again.
-        if !dial.was_there {
+        if !dial.was_there() {
             resolve(&dial.addr, deadline)?;
         }
         let (began, tried) = (Instant::now(), Tried::default());
@@ -278,8 +298,10 @@ impl<'a> Tries<'a> {
     pub(super) fn round(&mut self, silence: &Silence) -> Result<Option<Wire>, StoreError> {
         self.is_frozen = false;
         let reach = self.reach;
-        self.reach = (reach * 2).min(if self.dial.was_there { REACH_AGAIN } else { TRY });
+        self.reach = (reach * 2).min(if self.dial.was_there() { REACH_AGAIN } else { TRY });
+        let (mut refused, mut is_only_refused) = (None, true);
         for (addr, result) in self.dial.try_each(self.deadline, reach) {
+            is_only_refused &= matches!(result, Err(Missed::Refused(_)));
             match result {
                 Ok(wire) => {
                     silence.broken();
@@ -300,25 +322,40 @@ impl<'a> Tries<'a> {
                     self.tried.note(addr, outcome);
                 }
                 Err(Missed::Retry(outcome)) => {
-                    silence.noticed(Instant::now());
+                    silence.unreached(Instant::now());
                     self.tried.note(addr, outcome);
+                }
+                Err(Missed::Refused(source)) => {
+                    self.tried.note(addr.clone(), NOBODY.into());
+                    refused = Some((addr, source));
                 }
             }
         }
-        Ok(None)
+        match refused {
+            Some((addr, source)) if is_only_refused && self.is_gone(silence) => {
+                Err(StoreError::Gone { addr, what: "connecting once more".into(), source })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether one more refusal says that the server's process has ended.
+    fn is_gone(&self, silence: &Silence) -> bool {
+        let for_good = silence.is_refused_for_good(Instant::now());
+        self.dial.met == Met::Here || for_good
     }
 
     /// Whether one more end without an answer says that the server does not know our job. One that knew it before has
     /// more time: a firewall may end each connection for a while.
     fn is_unknown_there(&self) -> bool {
-        self.closed + 1 >= CLOSED && (!self.dial.was_there || self.began.elapsed() > TRY)
+        self.closed + 1 >= CLOSED && (!self.dial.was_there() || self.began.elapsed() > TRY)
     }
 
     /// How long to rest before the next round.
     pub(super) fn pause(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (pause * 3 / 2).min(PAUSES[1]);
-        if self.is_frozen && self.dial.was_there { FROZEN } else { pause }
+        if self.is_frozen && self.dial.was_there() { FROZEN } else { pause }
     }
 
     fn remind(&mut self, left: Duration) {
@@ -352,5 +389,70 @@ fn describe(error: &io::Error, after: Duration) -> String {
         ErrorKind::ConnectionRefused => NOBODY.into(),
         ErrorKind::TimedOut => format!("did not answer within {after:.1?}"),
         _ => format!("failed: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::Role;
+    use crate::{ServerOptions, TcpStoreServer};
+
+    /// A way to a server that was there before, and its port, where nobody listens now.
+    fn refused(met: Met, key: &JobKey) -> (Dial, SocketAddr) {
+        let server = TcpStoreServer::bind("127.0.0.1:0", key, ServerOptions::default()).unwrap();
+        let addr = server.local_addr();
+        let dial = Dial::new(&addr.to_string(), key, Hello::new(Role::Store));
+        (Dial { met, ..dial.line(Line::Calls) }, addr)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn who_refuses_is_gone_at_once_here_and_after_a_while_elsewhere() {
+        let (key, least) = (JobKey::random(), Duration::from_millis(1500));
+        for (met, within) in [(Met::Here, least), (Met::Elsewhere, 2 * least)] {
+            let (dial, _) = refused(met, &key);
+            let (silence, began) = (Silence::new(Duration::from_secs(30)), Instant::now());
+            let error = dial.open(soon(), &silence).unwrap_err();
+            let took = began.elapsed();
+            assert!(matches!(error, StoreError::Gone { .. }), "{met:?}: {error}");
+            assert!(took < within && (took >= least) == (met == Met::Elsewhere), "{met:?}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn a_firewall_that_refuses_for_a_moment_is_waited_for() {
+        let key = JobKey::random();
+        for met in [Met::Elsewhere, Met::Here] {
+            let (dial, addr) = refused(met, &key);
+            let again = std::thread::spawn({
+                let key = key.clone();
+                move || {
+                    std::thread::sleep(Duration::from_millis(500));
+                    TcpStoreServer::bind(addr, &key, ServerOptions::default()).unwrap()
+                }
+            });
+            let silence = Silence::new(Duration::from_secs(30));
+            // Calls that wait for less than that give up earlier, and the next one still counts from the first refusal.
+            let short = dial.open(Instant::now() + Duration::from_millis(100), &silence);
+            assert_eq!(
+                matches!(short, Err(StoreError::Unreachable { .. })),
+                met == Met::Elsewhere,
+                "{met:?}"
+            );
+            assert_eq!(dial.open(soon(), &silence).is_ok(), met == Met::Elsewhere, "{met:?}");
+            drop(again.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn where_the_server_is_follows_from_both_addresses() {
+        let at = |local: &str, server: &str| Met::at(local.parse().unwrap(), server.parse().unwrap());
+        assert_eq!(at("127.0.0.1", "127.0.0.2"), Met::Here);
+        assert_eq!(at("10.0.0.1", "10.0.0.1"), Met::Here);
+        assert_eq!(at("10.0.0.1", "10.0.0.2"), Met::Elsewhere);
     }
 }
