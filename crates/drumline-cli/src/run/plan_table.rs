@@ -257,7 +257,7 @@ fn under_slurm(variables: &'static [(&'static str, &'static str)]) -> Node {
 fn the_nodes_of_a_slurm_step_are_taken_unless_the_command_line_has_them() {
     let plan = under_slurm(STEP).plan("--nproc-per-node gpu a").unwrap();
     assert_eq!((plan.nodes, plan.node_rank, plan.nproc), (NodeRange::exactly(2), 1, 4));
-    assert_eq!((plan.rendezvous, plan.run_id.as_str()), (at("gpu07", 15015), "12"));
+    assert_eq!((plan.rendezvous, plan.run_id.as_str()), (at("gpu07", 27825), "12"));
     assert_eq!(plan.slurm_step.as_deref(), Some("12.3"));
     assert_eq!(under_slurm(STEP).plan("--rdzv-id mine a").unwrap().run_id, "mine");
     for line in [

@@ -5,7 +5,7 @@
 //! of one task on one node is the user's own shell as often as a job, and is left to the defaults.
 
 use drumline_launch::{NodeRange, Rendezvous};
-use drumline_rendezvous::{derived_port, node_list, worker_env};
+use drumline_rendezvous::{derived_port, node_list, slurm_number, worker_env};
 
 use super::args::RunArgs;
 use super::error::PlanError;
@@ -41,7 +41,7 @@ impl Step {
         let job = needed(host, worker_env::SLURM_JOB_ID)?;
         let step = needed(host, worker_env::SLURM_STEP_ID)?;
         let node_rank = needed(host, worker_env::SLURM_NODEID)?;
-        let port = derived_port(job.wrapping_add(step));
+        let port = derived_port(slurm_number(job, step));
         Ok(Self {
             name: format!("{job}.{step}"),
             job,
