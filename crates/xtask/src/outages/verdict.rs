@@ -47,10 +47,15 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
     if outages < asked {
         findings.push(Finding::Outages { outages: *outages, asked: *asked });
     }
-    let counts: [(usize, fn(usize) -> Finding); 3] =
-        [(*restarts, Finding::Restarts), (*processes, Finding::Processes), (*steps_lost, Finding::StepsLost)];
-    findings
-        .extend(counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, finding)| finding(count)));
+    let counts =
+        [Finding::Restarts(*restarts), Finding::Processes(*processes), Finding::StepsLost(*steps_lost)];
+    findings.extend(
+        counts
+            .into_iter()
+            .zip([restarts, processes, steps_lost])
+            .filter(|(_, count)| **count > 0)
+            .map(|(finding, _)| finding),
+    );
     if *losses != Losses::Equal {
         findings.push(Finding::Losses(losses.clone()));
     }
