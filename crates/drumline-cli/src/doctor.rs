@@ -4,10 +4,12 @@
 //! ```text
 //!   drumline doctor ─┬─ no job around it ─▶ this host alone, or with --nproc-per-node ranks of itself (ranks.rs) ─┐
 //!                    └─ is a rank of a job ◀──────────────────────────────────────────────────────────────────────┘
-//!                         └▶ host.rs: what this host has ─▶ gathered ─▶ links.rs: each pair of ranks ─▶ findings.rs ─▶ rank 0: report.rs
+//!                         └▶ host.rs: what this host has ─▶ gathered (board.rs) ─▶ links.rs: each pair of ranks ─▶ findings.rs ─▶ rank 0: report.rs
 //! ```
+//! Ranks gather through the job's store, so that a link which is broken is a problem in the report and not the end of it.
 //! Problems come first, each with what to do. The exit code is 1 where there are any.
 
+mod board;
 mod findings;
 mod host;
 mod links;
@@ -24,7 +26,9 @@ use drumline_comm::{GroupOptions, ProcessGroup};
 use crate::job::rank_variable;
 use crate::telling::{ExitCodeOnly, Mistake};
 use crate::train::{become_program, trainer};
+use board::Board;
 use host::Host;
+use links::Measured;
 use report::Report;
 
 const EXAMPLES: &str = "\
@@ -41,6 +45,11 @@ The exit code is 1 where there is a problem. Hints do not count.";
 
 /// How long a rank may take for anything between ranks.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The note that the report is printed.
+const SPOKEN: &str = "the report";
+/// The note that a rank needs the store no more, and how long the first waits for it.
+const END: &str = "the end";
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Look at what this machine, or each host of a job, has and lacks
 #[derive(Debug, clap::Args)]
@@ -77,7 +86,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     match args.nproc_per_node {
         _ if is_rank => as_rank(args),
         Some(nproc) if nproc > 1 => ranks::run(nproc.into(), args),
-        _ => tell(&Report::new(vec![Host::here()], Vec::new()), args),
+        _ => tell(&Report::new(vec![Host::here()], Measured::default()), args),
     }
 }
 
@@ -86,23 +95,26 @@ fn as_rank(args: &DoctorArgs) -> anyhow::Result<()> {
     let options = GroupOptions::from_env().map_err(Mistake::new)?;
     let member = drumline_rendezvous::from_env().context("cannot join the job")?;
     let options = GroupOptions { timeout: options.timeout.min(PATIENCE), ..options };
+    let board = Board::of(&member);
     let group = ProcessGroup::new(member, options)?;
     let mut host = Host::here();
     host.rank = group.rank();
-    let mut hosts = group.all_gather_object(&host)?;
+    let mut hosts = board.gather("host", &host, PATIENCE)?;
     host::share_cores(&mut hosts);
-    let skews = links::clock_skews(&group)?;
-    hosts.iter_mut().zip(skews).for_each(|(host, skew)| host.clock_ahead_s = skew);
     let names = hosts.iter().map(|host| host.name.clone()).collect::<Vec<_>>();
-    let unknown = group.all_gather_object(&host::unknown_among(&names))?;
+    let unknown = board.gather("unknown names", &host::unknown_among(&names), PATIENCE)?;
     hosts.iter_mut().zip(unknown).for_each(|(host, unknown)| host.unknown_hosts = unknown);
-    let links = links::measure_all(&group, &hosts)?;
-    let outcome = match group.rank() {
-        0 => tell(&Report::new(hosts, links), args),
-        _ => Ok(()),
-    };
-    // The others stay until the first has spoken: a rank that ends makes launchers look at the rest.
-    group.barrier()?;
+    let measured = links::measure_all(&group, &board, &mut hosts)?;
+    if group.rank() > 0 {
+        // They stay until the first has spoken: a rank that ends makes launchers look at the rest. What fails from here on is no finding.
+        let _ = board.read::<()>(SPOKEN, PATIENCE);
+        let _ = board.contribute(END, &());
+        return Ok(());
+    }
+    let outcome = tell(&Report::new(hosts, measured), args);
+    let _ = board.write(SPOKEN, &());
+    // The store may be this rank's own, and the others still read from it.
+    let _ = board.gather(END, &(), LAST_WORDS);
     outcome
 }
 

@@ -7,8 +7,8 @@
 //!   rank=1,step=3,panic            panics
 //!   rank=1,step=3,sleep=250ms      sleeps once
 //!   rank=3,step=10,slow=2          from step 10 on, each of its steps takes twice as long
-//!   rank=0,step=4,drop=1           breaks its TCP connections to rank 1
-//!   rank=0,step=4,delay=50ms,peer=1    from step 4 on, holds back what it sends to rank 1 by 50 ms
+//!   rank=0,step=4,drop=1           breaks the TCP connections of collectives to rank 1
+//!   rank=0,step=4,delay=50ms,peer=1    from step 4 on, holds back by 50 ms what it sends to rank 1 in collectives
 //!   rank=1,after=30s,kill          30 s after its start, by the launcher: for programs that report no steps
 //! ```
 //! Several are joined by `;`. A fault happens before the first restart, so that a job which resumes does not meet it

@@ -30,10 +30,8 @@ mod uneven;
 mod window;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::Write;
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
@@ -103,8 +101,8 @@ pub struct Accelerator {
     optimizers: RefCell<Vec<Kept>>,
     schedules: RefCell<Vec<Rc<dyn Scheduled>>>,
     trackers: RefCell<Trackers>,
-    /// By their folders.
-    checkpoints: RefCell<BTreeMap<PathBuf, Checkpoints>>,
+    /// One of each folder that was saved to or loaded from.
+    checkpoints: RefCell<Vec<Checkpoints>>,
     new_data: builder::NewData,
 }
 

@@ -11,9 +11,11 @@ use crate::shared_failure::{Trouble, agree};
 pub(crate) struct Rehearsal(Faults);
 
 impl Rehearsal {
-    /// What the launcher passed on; called by all ranks together.
+    /// The faults in the environment that are this rank's; called by all ranks together. The group knows the rank in the
+    /// job, which not every launcher puts into `RANK`.
     pub(crate) fn from_env(group: &ProcessGroup) -> Result<Rehearsal, RunError> {
-        let faults = agree::<_, RunError>(group, Faults::from_env().map_err(Trouble::from))?;
+        let rank = group.members()[group.rank()];
+        let faults = agree::<_, RunError>(group, Faults::for_rank(rank).map_err(Trouble::from))?;
         Ok(Rehearsal(faults))
     }
 

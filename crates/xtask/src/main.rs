@@ -73,7 +73,7 @@ fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Check => return Ok(check::run(&Workspace::load()?)),
         Xtask::Test => return Ok(test::run(&Workspace::load()?)),
         Xtask::Bench(args) => bench::run(args)?,
-        Xtask::Outages(args) => outages::run(&args)?,
+        Xtask::Outages(args) => return outages::run(&args),
         Xtask::Soak(args) => return soak::run(&args),
         Xtask::GpuTest(args) => gpu_test::run(&args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,

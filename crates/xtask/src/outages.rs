@@ -1,15 +1,19 @@
 //! `cargo xtask outages`: a cable that is pulled again and again while two hosts train, and what came of it.
 //!
 //! ```text
-//!   data ─▶ a run without outages ─▶ for each way to start and each length: a run with N outages ─▶ table
+//!   data ─▶ a run without outages ─▶ for each way to start and each length: a run with N outages ─▶ findings ─▶ table
 //!                  │                                                            │
 //!                  └────────────── loss and gradient norm of each step ── equal? ┘
 //! ```
 //!
+//! An outage that the job survives costs time and nothing else; anything else is a finding (`verdict`), and the exit code is 1.
 //! The hosts are network namespaces (`rank_test::netns`), so that it needs root.
+
+mod verdict;
 
 use std::fmt;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -18,11 +22,14 @@ use rank_test::netns::Hosts;
 use crate::bench::{machine, report};
 use crate::training::{Launcher, Losses, Programs, Recipe, Size, Start, TrainingRun};
 use crate::workspace::Workspace;
+use verdict::{Finding, Seen, findings};
 
 /// Steps from one outage to the next.
 const BETWEEN: usize = 15;
 /// No step, and no end, takes longer than this besides the outage.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// What is still there so long after the end was left behind.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// How the ranks are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -64,7 +71,8 @@ impl fmt::Display for Way {
     }
 }
 
-/// Pull the cable between two hosts again and again while they train, and compare with a run without outages (needs root)
+/// Pull the cable between two hosts again and again while they train, and compare with a run without outages (needs root). The
+/// exit code is 1 if any run was harmed
 #[derive(clap::Args)]
 pub(crate) struct OutagesArgs {
     /// Lengths of the outages in seconds
@@ -92,15 +100,11 @@ pub(crate) struct OutagesArgs {
 struct Outcome {
     way: Way,
     span: Duration,
-    outages: usize,
-    restarts: usize,
-    processes: usize,
-    steps_lost: usize,
-    losses: Losses,
-    end: String,
+    seen: Seen,
+    findings: Vec<Finding>,
 }
 
-pub(crate) fn run(args: &OutagesArgs) -> Result<()> {
+pub(crate) fn run(args: &OutagesArgs) -> Result<ExitCode> {
     let Some(hosts) = Hosts::new(2)? else { bail!("two hosts are needed; try as root") };
     let programs = Programs::find(args.programs.as_deref())?;
     let folder = Workspace::load()?.target_dir.join("outages");
@@ -115,6 +119,7 @@ pub(crate) fn run(args: &OutagesArgs) -> Result<()> {
             eprintln!("{}: {} outages of {span:?} ...", way.name(), args.times);
             let outcome = disturbed(args, &recipe, &hosts, (*way, span), &reference)?;
             eprintln!("  {}", outcome.cells().join(" | "));
+            outcome.findings.iter().for_each(|finding| eprintln!("  wrong: {finding}"));
             outcomes.push(outcome);
         }
     }
@@ -124,7 +129,8 @@ pub(crate) fn run(args: &OutagesArgs) -> Result<()> {
         let lines = outcomes.iter().map(|outcome| format!("{}\n", outcome.cells().join(",")));
         report::save("outages", &text, &format!("{}\n{}", HEADING.join(","), lines.collect::<String>()))?;
     }
-    Ok(())
+    let is_right = outcomes.iter().all(|outcome| outcome.findings.is_empty());
+    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn undisturbed(recipe: &Recipe, hosts: &Hosts) -> Result<Vec<String>> {
@@ -160,31 +166,55 @@ fn disturbed(
         outages += 1;
     }
     run.wait_for_step(recipe.num_steps(), PATIENCE);
-    let problems = run.end(PATIENCE);
-    Ok(Outcome {
-        way,
-        span,
+    let ends = run.end(PATIENCE);
+    let seen = Seen {
+        asked: args.times,
         outages,
         restarts: run.restarts(),
         processes: run.processes(),
         steps_lost: run.steps_lost(),
         losses: Losses::compare(&run.steps(), reference),
-        end: if problems.is_empty() { "both exit 0".to_owned() } else { problems.join("; ") },
-    })
+        ends,
+        left: run.left_behind(GONE_WITHIN),
+    };
+    Ok(Outcome { way, span, findings: findings(&seen), seen })
 }
 
-const HEADING: [&str; 8] =
-    ["way", "outage", "times", "restarts", "processes besides the first two", "steps lost", "losses", "end"];
+const HEADING: [&str; 9] = [
+    "way",
+    "outage",
+    "times",
+    "restarts",
+    "processes besides the first two",
+    "steps lost",
+    "losses",
+    "end",
+    "left behind",
+];
 
 impl Outcome {
     fn cells(&self) -> Vec<String> {
-        let Self { way, span, outages, restarts, processes, steps_lost, losses, end } = self;
-        let counts = [restarts, processes, steps_lost].map(|count| count.to_string());
-        let mut cells = vec![way.name().to_owned(), format!("{} s", span.as_secs_f64()), outages.to_string()];
+        let Self { way, span, seen, findings: _ } = self;
+        let Seen { asked: _, outages, restarts, processes, steps_lost, losses, ends, left } = seen;
+        let all = |list: &[String], none: &str| {
+            if list.is_empty() { none.to_owned() } else { list.join("; ").replace([',', '|', '\n'], ";") }
+        };
+        let counts = [outages, restarts, processes, steps_lost].map(|count| count.to_string());
+        let mut cells = vec![way.name().to_owned(), format!("{} s", span.as_secs_f64())];
         cells.extend(counts);
-        cells.extend([losses.to_string(), end.replace([',', '|', '\n'], ";")]);
+        cells.extend([losses.to_string(), all(ends, "both exit 0"), all(left, "nothing")]);
         cells
     }
+}
+
+/// One line for each finding.
+fn conclusion(outcomes: &[Outcome]) -> String {
+    let wrong = outcomes.iter().flat_map(|Outcome { way, span, findings, .. }| {
+        let name = format!("{}, {} s", way.name(), span.as_secs_f64());
+        findings.iter().map(move |finding| format!("- **{name}**: {finding}\n"))
+    });
+    let wrong: String = wrong.collect();
+    if wrong.is_empty() { "Nothing is wrong.\n".to_owned() } else { format!("Wrong:\n\n{wrong}") }
 }
 
 fn table(args: &OutagesArgs, outcomes: &[Outcome]) -> String {
@@ -194,11 +224,12 @@ fn table(args: &OutagesArgs, outcomes: &[Outcome]) -> String {
     format!(
         "# Outages in the middle of training\n\n{}, {}. Two hosts (network namespaces), one rank each, \
          `config/gpt-tiny.yaml`, flags:{flags}. Made by `cargo xtask outages --times {}`. \
-         Losses are those of {} steps, compared bit by bit with a run without outages.\n\n{}",
+         Losses are those of {} steps, compared bit by bit with a run without outages.\n\n{}\n{}",
         machine::today(),
         machine::describe(),
         args.times,
         BETWEEN * (args.times + 1),
-        report::table(&rows)
+        report::table(&rows),
+        conclusion(outcomes)
     )
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::host::{Host, Name};
-use super::links::{Link, Way};
+use super::links::{FailedPair, Link, Measured, Way};
 
 /// Files that a rank has open by itself, and for each other rank.
 const FILES: u64 = 64;
@@ -30,8 +30,8 @@ enum Finding {
 
 use Finding::{Hint, Problem};
 
-/// All of them; one that several hosts have is told once.
-pub(super) fn findings(hosts: &[Host], links: &[Link]) -> Findings {
+/// All of them; the report says one that several hosts have only once.
+pub(super) fn findings(hosts: &[Host], measured: &Measured) -> Findings {
     // Ranks of one machine find the same.
     let firsts: Vec<&Host> = hosts
         .iter()
@@ -60,7 +60,8 @@ pub(super) fn findings(hosts: &[Host], links: &[Link]) -> Findings {
         };
         if is_hint { &mut found.hints } else { &mut found.problems }.push(who + &text);
     }
-    for finding in of_links(hosts, links).into_iter().chain(of_versions(&firsts)) {
+    let failed = measured.failed.iter().map(|failed| of_failed(hosts, failed));
+    for finding in failed.chain(of_links(hosts, &measured.links)).chain(of_versions(&firsts)) {
         match finding {
             Problem(text) => found.problems.push(text),
             Hint(text) => found.hints.push(text),
@@ -87,7 +88,7 @@ fn of_host(host: &Host, ranks: usize, world: usize, several: bool) -> Vec<Findin
         let unknown = host.unknown_hosts.join(", ");
         found.push(Hint(format!("does not know the names {unknown}; try addresses in hostfiles and MASTER_ADDR, or entries in /etc/hosts")));
     }
-    let ahead = host.clock_ahead_s;
+    let ahead = host.clock_ahead_s.unwrap_or(0.0);
     let clock = format!(
         "its clock is {} {:.1} s of rank 0's",
         if ahead < 0.0 { "behind by" } else { "ahead by" },
@@ -220,10 +221,29 @@ fn of_name(name: &Name, several: bool) -> Option<Finding> {
     })
 }
 
+fn named(hosts: &[Host], rank: usize) -> String {
+    format!("rank {rank} ({})", hosts.get(rank).map_or("?", |host| &host.name))
+}
+
+/// The pair at which measuring ended.
+fn of_failed(hosts: &[Host], failed: &FailedPair) -> Finding {
+    let FailedPair { ranks: [a, b], way, cause, num_left } = failed;
+    let left = match num_left {
+        0 => String::new(),
+        1 => "; 1 more pair was not measured".to_owned(),
+        several => format!("; {several} more pairs were not measured"),
+    };
+    Problem(format!(
+        "between {} and {}, over {way}, messages do not get through: {cause}; try a look at firewalls and routes between the two{left}",
+        named(hosts, *a),
+        named(hosts, *b)
+    ))
+}
+
 /// Bytes that change, and links that are far slower than others of their kind.
 fn of_links(hosts: &[Host], links: &[Link]) -> Vec<Finding> {
-    let named = |rank: usize| format!("rank {rank} ({})", hosts.get(rank).map_or("?", |host| &host.name));
-    let between = |link: &Link| format!("{} and {}", named(link.ranks[0]), named(link.ranks[1]));
+    let between =
+        |link: &Link| format!("{} and {}", named(hosts, link.ranks[0]), named(hosts, link.ranks[1]));
     let mut found = Vec::new();
     for link in links.iter().filter(|link| link.wrong_bytes > 0) {
         let (bytes, way) = (link.wrong_bytes, link.way);
@@ -304,7 +324,7 @@ pub(super) mod tests {
                 seconds: 0.01,
             }],
             ports: Ports { error: None, default_taken_by: None, range: Some((32768, 60999)) },
-            clock_ahead_s: 0.001,
+            clock_ahead_s: Some(0.001),
             unknown_hosts: Vec::new(),
         }
     }
@@ -313,11 +333,15 @@ pub(super) mod tests {
         Link { ranks, way, latency_us: 20.0, gb_per_s, wrong_bytes: 0 }
     }
 
+    fn of(links: &[Link]) -> Measured {
+        Measured { links: links.to_vec(), failed: None }
+    }
+
     /// One host, changed.
     fn one(change: impl Fn(&mut Host)) -> Findings {
         let mut host = well(0, "n1");
         change(&mut host);
-        findings(&[host], &[])
+        findings(&[host], &Measured::default())
     }
 
     #[test]
@@ -325,7 +349,10 @@ pub(super) mod tests {
         assert_eq!(one(|_| ()), Findings::default());
         let links =
             [link([0, 1], Way::Tcp, 1.1), link([0, 2], Way::Tcp, 1.2), link([1, 2], Way::SharedMemory, 9.0)];
-        assert_eq!(findings(&[well(0, "n1"), well(1, "n2"), well(2, "n2")], &links), Findings::default());
+        assert_eq!(
+            findings(&[well(0, "n1"), well(1, "n2"), well(2, "n2")], &of(&links)),
+            Findings::default()
+        );
     }
 
     #[test]
@@ -349,7 +376,7 @@ pub(super) mod tests {
             (|host| host.limits.file_size = Some(MIB), "files may have 1 MiB"),
             (|host| host.names[0].seconds = 3.0, "took 3.0 s to resolve"),
             (|host| host.ports.error = Some("no".into()), "no port can be listened on"),
-            (|host| host.clock_ahead_s = -9.0, "its clock is behind by 9.0 s"),
+            (|host| host.clock_ahead_s = Some(-9.0), "its clock is behind by 9.0 s"),
         ];
         for (change, text) in cases {
             let found = one(change);
@@ -364,8 +391,8 @@ pub(super) mod tests {
     #[test]
     fn more_ranks_than_cores_are_a_problem() {
         let ranks = |num: usize| (0..num).map(|rank| well(rank, "n1")).collect::<Vec<_>>();
-        assert_eq!(findings(&ranks(8), &[]), Findings::default());
-        let found = findings(&ranks(9), &[]).problems;
+        assert_eq!(findings(&ranks(8), &Measured::default()), Findings::default());
+        let found = findings(&ranks(9), &Measured::default()).problems;
         assert!(
             found.len() == 1 && found[0].starts_with("9 ranks share 8 of 8 cores; try fewer ranks"),
             "{found:?}"
@@ -390,7 +417,7 @@ pub(super) mod tests {
             ),
             (|host| host.limits.open_files = Some(256), "256 open files"),
             (|host| host.ports.default_taken_by = Some("pid 7".into()), "is taken: pid 7"),
-            (|host| host.clock_ahead_s = 0.4, "ahead by 0.4 s"),
+            (|host| host.clock_ahead_s = Some(0.4), "ahead by 0.4 s"),
             (
                 |host| host.names[0].error = Some("unknown".into()),
                 "the name n1 (this host) cannot be resolved",
@@ -406,9 +433,9 @@ pub(super) mod tests {
     #[test]
     fn hosts_are_named_where_there_are_several() {
         let mut hosts = vec![well(0, "n1"), well(1, "n1"), well(2, "n2")];
-        hosts[2].clock_ahead_s = 60.0;
+        hosts[2].clock_ahead_s = Some(60.0);
         hosts.iter_mut().for_each(|host| host.shm = None);
-        let found = findings(&hosts, &[]);
+        let found = findings(&hosts, &Measured::default());
         assert_eq!(found.problems.len(), 2, "{found:?}");
         assert!(found.problems[0].starts_with("all hosts: /dev/shm is missing"), "{found:?}");
         assert!(found.problems[1].starts_with("n2: its clock is ahead by 60.0 s"), "{found:?}");
@@ -422,7 +449,7 @@ pub(super) mod tests {
             error: None,
             seconds: 0.0,
         });
-        let found = findings(&hosts, &[]).problems.join("\n");
+        let found = findings(&hosts, &Measured::default()).problems.join("\n");
         assert!(found.contains("n2: the name n2 (this host) cannot be resolved"), "{found}");
         assert!(
             found.contains("n1: MASTER_ADDR=n1 is 127.0.1.1 here, which other hosts cannot reach"),
@@ -436,7 +463,7 @@ pub(super) mod tests {
         let hosts = [well(0, "n1"), well(1, "n2"), well(2, "n3")];
         let mut links =
             [link([0, 1], Way::Tcp, 1.1), link([0, 2], Way::Tcp, 0.2), link([1, 2], Way::Tcp, 1.2)];
-        let found = findings(&hosts, &links).problems;
+        let found = findings(&hosts, &of(&links)).problems;
         assert_eq!(
             found,
             [
@@ -445,7 +472,7 @@ pub(super) mod tests {
         );
         links[1].gb_per_s = 1.0;
         links[2].wrong_bytes = 3;
-        let found = findings(&hosts, &links).problems;
+        let found = findings(&hosts, &of(&links)).problems;
         assert!(
             found.len() == 1
                 && found[0]
@@ -453,6 +480,6 @@ pub(super) mod tests {
             "{found:?}"
         );
         let slow = [link([0, 1], Way::Tcp, 0.01)];
-        assert!(findings(&hosts, &slow).hints[0].contains("less than gigabit"));
+        assert!(findings(&hosts, &of(&slow)).hints[0].contains("less than gigabit"));
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Host {
     pub(super) names: Vec<Name>,
     pub(super) ports: Ports,
     /// Seconds by which its clock is ahead of rank 0's, as far as the network lets one see.
-    pub(super) clock_ahead_s: f64,
+    pub(super) clock_ahead_s: Option<f64>,
     /// Hosts of the job whose names it does not know.
     pub(super) unknown_hosts: Vec<String>,
 }
@@ -118,7 +118,7 @@ impl Host {
             limits: limits(),
             names: names.map(|(name, given_by)| resolve(name, given_by)).collect(),
             ports: ports(),
-            clock_ahead_s: 0.0,
+            clock_ahead_s: None,
             unknown_hosts: Vec::new(),
             name,
         }

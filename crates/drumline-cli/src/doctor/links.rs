@@ -1,20 +1,25 @@
 //! Between ranks: how long a message takes, how many bytes a second go through, whether they arrive unchanged, and how far apart clocks are.
 //!
 //! ```text
-//!   pair (a, b):   a ── 8 bytes ──▶ b ── 8 bytes ──▶ a      half of the median round trip is the latency
+//!   pair (a, b):   a ── time ─────▶ b ── time ─────▶ a      the quickest of some says how far clocks are apart
+//!                  a ── 8 bytes ──▶ b ── 8 bytes ──▶ a      half of the median round trip is the latency
 //!                  a ◀── ready ──── b
 //!                  a ── 4 MiB ────▶ b ── 8 bytes ──▶ a      the fastest of some is the bandwidth
 //!                                   b compares each byte, makes room for the next load, and only then is ready again
 //! ```
-//! One pair after the other, so that none disturbs another; all ranks go through the same list.
+//! One pair after the other, so that none disturbs another; all ranks go through the same list, and learn from the board what came of each pair. A pair
+//! that fails takes the group with it: the rest of the list is not measured, and what was measured before is reported.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use drumline_comm::{CommError, ProcessGroup, Source};
 use serde::{Deserialize, Serialize};
 
+use super::board::Board;
 use super::host::Host;
+
+/// How long others may take for a pair: 32 MiB at half a megabit a second.
+const LONGEST_PAIR: Duration = Duration::from_secs(600);
 
 const TAG: u64 = 11;
 /// Round trips of a small message.
@@ -36,6 +41,36 @@ pub(super) struct Link {
     pub(super) gb_per_s: f64,
     /// Of those that were sent, how many arrived changed.
     pub(super) wrong_bytes: u64,
+}
+
+/// What was found between ranks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Measured {
+    pub(super) links: Vec<Link>,
+    pub(super) failed: Option<FailedPair>,
+}
+
+/// The pair at which measuring ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct FailedPair {
+    pub(super) ranks: [usize; 2],
+    pub(super) way: Way,
+    pub(super) cause: String,
+    /// Pairs that were to come after it.
+    pub(super) num_left: usize,
+}
+
+/// What came of a pair, as its first rank says it.
+#[derive(Debug, Serialize, Deserialize)]
+enum Outcome {
+    Whole {
+        link: Link,
+        /// The second rank's clock against the first's.
+        ahead_s: f64,
+    },
+    Failed {
+        cause: String,
+    },
 }
 
 /// What messages go through.
@@ -62,30 +97,64 @@ fn pairs(machines: &[String]) -> Vec<[usize; 2]> {
     all.filter(|&[a, b]| b == a + 1 || is_first(a) && is_first(b)).collect()
 }
 
-/// Every pair, one after the other; called by all ranks. What was found is rank 0's to have.
-pub(super) fn measure_all(group: &ProcessGroup, hosts: &[Host]) -> anyhow::Result<Vec<Link>> {
-    let machines: Vec<String> = hosts.iter().map(|host| host.machine.clone()).collect();
-    let mut own = Vec::new();
-    for [a, b] in pairs(&machines) {
-        let is_shared = machines[a] == machines[b] && group.transport() != "tcp";
-        let way = if is_shared { Way::SharedMemory } else { Way::Tcp };
-        let measured =
-            || format!("the link between rank {a} ({}) and rank {b} ({})", hosts[a].name, hosts[b].name);
-        match group.rank() {
-            rank if rank == a => own.push(ask(group, [a, b], way).with_context(measured)?),
-            rank if rank == b => answer(group, a).with_context(measured)?,
-            _ => {}
+/// Every pair, one after the other, and the clocks of machines; called by all ranks. An error only if the board is out of reach.
+pub(super) fn measure_all(
+    group: &ProcessGroup,
+    board: &Board,
+    hosts: &mut [Host],
+) -> anyhow::Result<Measured> {
+    measure_with(group, board, hosts, |pair, way| {
+        if group.rank() == pair[0] {
+            return ask(group, pair, way).map(Some);
         }
-        // Those that wait do not disturb the next pair.
-        group.barrier()?;
-    }
-    let mut all: Vec<Link> = group.all_gather_object(&own)?.concat();
-    all.sort_by_key(|link| link.ranks);
-    Ok(all)
+        answer(group, pair[0]).map(|()| None)
+    })
 }
 
-fn ask(group: &ProcessGroup, ranks: [usize; 2], way: Way) -> Result<Link, CommError> {
+/// `measure` is called by both ranks of a pair; the first returns what came of it.
+fn measure_with(
+    group: &ProcessGroup,
+    board: &Board,
+    hosts: &mut [Host],
+    measure: impl Fn([usize; 2], Way) -> Result<Option<Outcome>, CommError>,
+) -> anyhow::Result<Measured> {
+    let machines: Vec<String> = hosts.iter().map(|host| host.machine.clone()).collect();
+    let (pairs, mut measured) = (pairs(&machines), Measured::default());
+    for (number, &ranks) in pairs.iter().enumerate() {
+        let is_shared = machines[ranks[0]] == machines[ranks[1]] && group.transport() != "tcp";
+        let way = if is_shared { Way::SharedMemory } else { Way::Tcp };
+        let name = format!("the link between ranks {} and {}", ranks[0], ranks[1]);
+        if ranks.contains(&group.rank()) {
+            match measure(ranks, way) {
+                Ok(Some(outcome)) => board.write(&name, &outcome)?,
+                Err(error) if group.rank() == ranks[0] => {
+                    board.write(&name, &Outcome::Failed { cause: error.to_string() })?;
+                }
+                // The first rank of the pair says it.
+                Ok(None) | Err(_) => {}
+            }
+        }
+        // Those that wait do not disturb the pair.
+        match board.read(&name, LONGEST_PAIR)? {
+            Outcome::Whole { link, ahead_s } => {
+                measured.links.push(link);
+                if ranks[0] == 0 {
+                    hosts[ranks[1]].clock_ahead_s = Some(ahead_s);
+                }
+            }
+            Outcome::Failed { cause } => {
+                let num_left = pairs.len() - number - 1;
+                measured.failed = Some(FailedPair { ranks, way, cause, num_left });
+                break;
+            }
+        }
+    }
+    Ok(measured)
+}
+
+fn ask(group: &ProcessGroup, ranks: [usize; 2], way: Way) -> Result<Outcome, CommError> {
     let to = ranks[1];
+    let ahead_s = skew_of(group, to)?;
     let mut trips: Vec<Duration> =
         (0..PINGS).map(|_| round_trip(group, to, &[0u8; 8])).collect::<Result<_, _>>()?;
     trips.sort_unstable();
@@ -95,7 +164,11 @@ fn ask(group: &ProcessGroup, ranks: [usize; 2], way: Way) -> Result<Link, CommEr
     let mut wrong_bytes = [0u64];
     group.recv(&mut wrong_bytes, Source::Rank(to), TAG)?;
     let latency_us = trips[trips.len() / 2].as_secs_f64() * 1e6 / 2.0;
-    Ok(Link { ranks, way, latency_us, gb_per_s: LOAD_BYTES as f64 / best / 1e9, wrong_bytes: wrong_bytes[0] })
+    let gb_per_s = LOAD_BYTES as f64 / best / 1e9;
+    Ok(Outcome::Whole {
+        link: Link { ranks, way, latency_us, gb_per_s, wrong_bytes: wrong_bytes[0] },
+        ahead_s,
+    })
 }
 
 /// How long each load took, and nothing else: the other side says when it waits for the next one.
@@ -115,6 +188,10 @@ fn round_trip(group: &ProcessGroup, to: usize, data: &[u8]) -> Result<Duration, 
 }
 
 fn answer(group: &ProcessGroup, from: usize) -> Result<(), CommError> {
+    for _ in 0..CLOCK_PINGS {
+        group.recv(&mut [0.0f64], Source::Rank(from), TAG)?;
+        group.send(&[now()], from, TAG)?;
+    }
     let mut small = [0u8; 8];
     for _ in 0..PINGS {
         group.recv(&mut small, Source::Rank(from), TAG)?;
@@ -153,25 +230,7 @@ fn wrong_bytes(got: &[u8], expected: &[u8]) -> u64 {
     got.iter().zip(expected).filter(|(got, expected)| got != expected).count() as u64
 }
 
-/// For each rank the seconds by which its clock is ahead of rank 0's. Called by all ranks.
-pub(super) fn clock_skews(group: &ProcessGroup) -> Result<Vec<f64>, CommError> {
-    let mut skews = vec![0.0; group.size()];
-    for (rank, skew) in skews.iter_mut().enumerate().skip(1) {
-        match group.rank() {
-            0 => *skew = skew_of(group, rank)?,
-            own if own == rank => {
-                for _ in 0..CLOCK_PINGS {
-                    group.recv(&mut [0.0f64], Source::Rank(0), TAG)?;
-                    group.send(&[now()], 0, TAG)?;
-                }
-            }
-            _ => {}
-        }
-    }
-    group.broadcast(&mut skews, 0)?;
-    Ok(skews)
-}
-
+/// The seconds by which a rank's clock is ahead of this one's.
 fn skew_of(group: &ProcessGroup, rank: usize) -> Result<f64, CommError> {
     let mut exchanges = Vec::new();
     for _ in 0..CLOCK_PINGS {
@@ -205,6 +264,46 @@ fn skew(exchanges: &[Exchange]) -> f64 {
 mod tests {
     use super::*;
     use drumline_comm::LocalGroup;
+    use drumline_rendezvous::MemoryStore;
+    use std::sync::Arc;
+
+    fn hosts(num: usize) -> Vec<Host> {
+        (0..num).map(|rank| Host { rank, ..Host::here() }).collect()
+    }
+
+    /// What each of three ranks has measured, where the second rank of a pair pulls the cable if it is `broken`.
+    fn with_broken(broken: [usize; 2]) -> Vec<Measured> {
+        let store = Arc::new(MemoryStore::new());
+        let found = LocalGroup::run(3, |group| {
+            let board = Board::new(store.clone(), group.rank(), 3);
+            let measure = |pair: [usize; 2], way| match group.rank() {
+                rank if rank == pair[1] && pair == broken => Err(group.abort("the cable is out")),
+                rank if rank == pair[1] => answer(&group, pair[0]).map(|()| None),
+                _ => ask(&group, pair, way).map(Some),
+            };
+            Ok(measure_with(&group, &board, &mut hosts(3), measure).unwrap())
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn a_pair_that_fails_is_named_and_those_before_it_are_kept() {
+        let pairs = |found: &Measured| found.links.iter().map(|link| link.ranks).collect::<Vec<_>>();
+        for (broken, before, num_left) in
+            [([0, 1], &[][..], 2), ([0, 2], &[[0, 1]], 1), ([1, 2], &[[0, 1], [0, 2]], 0)]
+        {
+            let found = with_broken(broken);
+            assert_eq!(found[0], found[1]);
+            assert_eq!(found[0], found[2], "all ranks know it");
+            assert_eq!(pairs(&found[0]), before);
+            let failed = found[0].failed.as_ref().unwrap();
+            assert_eq!((failed.ranks, failed.num_left), (broken, num_left));
+            assert!(failed.cause.contains("the cable is out"), "{}", failed.cause);
+        }
+        // Control: no pair is broken.
+        let found = with_broken([2, 1]);
+        assert_eq!((pairs(&found[0]).len(), &found[0].failed), (3, &None));
+    }
 
     #[test]
     fn few_ranks_have_all_pairs_and_many_have_neighbours_and_machines() {
@@ -261,11 +360,14 @@ mod tests {
 
     #[test]
     fn links_of_threads_are_measured_and_intact() {
+        let store = Arc::new(MemoryStore::new());
         let found = LocalGroup::run(3, |group| {
-            let mut hosts = vec![Host::here(); 3];
-            hosts.iter_mut().enumerate().for_each(|(rank, host)| host.rank = rank);
-            assert!(clock_skews(&group)?.iter().all(|skew| skew.abs() < 1.0));
-            Ok(measure_all(&group, &hosts).unwrap())
+            let (board, mut hosts) = (Board::new(store.clone(), group.rank(), 3), hosts(3));
+            let measured = measure_all(&group, &board, &mut hosts).unwrap();
+            assert!(hosts.iter().all(|host| host.clock_ahead_s.is_none_or(|ahead| ahead.abs() < 1.0)));
+            assert_eq!(hosts.iter().filter(|host| host.clock_ahead_s.is_some()).count(), 2, "but rank 0's");
+            assert_eq!(measured.failed, None);
+            Ok(measured.links)
         });
         let found = found.unwrap();
         assert_eq!(found[0], found[2]);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::findings::{bytes, findings};
 use super::host::{Host, Limits};
-use super::links::Link;
+use super::links::{Link, Measured};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -20,15 +20,15 @@ pub(super) struct Report {
 
 impl Report {
     /// Of what each rank has found of its host, and of the links between them.
-    pub(super) fn new(ranks: Vec<Host>, links: Vec<Link>) -> Self {
-        let found = findings(&ranks, &links);
+    pub(super) fn new(ranks: Vec<Host>, measured: Measured) -> Self {
+        let found = findings(&ranks, &measured);
         let (num_ranks, mut hosts) = (ranks.len(), Vec::<Host>::new());
         for host in ranks {
             if !hosts.iter().any(|known| known.machine == host.machine) {
                 hosts.push(host);
             }
         }
-        Self { problems: found.problems, hints: found.hints, hosts, links, ranks: num_ranks }
+        Self { problems: found.problems, hints: found.hints, hosts, links: measured.links, ranks: num_ranks }
     }
 }
 
@@ -92,8 +92,8 @@ fn write_host(f: &mut fmt::Formatter<'_>, host: &Host) -> fmt::Result {
     let range = ports.range.map_or("unknown".to_owned(), |(first, last)| format!("{first} to {last}"));
     let default = if ports.default_taken_by.is_some() { "taken" } else { "free" };
     writeln!(f, "  ports       29500 is {default}; connections use {range}")?;
-    if host.rank > 0 {
-        writeln!(f, "  clock       {:+.1} ms against rank 0's", host.clock_ahead_s * 1e3)?;
+    if let Some(ahead) = host.clock_ahead_s.filter(|_| host.rank > 0) {
+        writeln!(f, "  clock       {:+.1} ms against rank 0's", ahead * 1e3)?;
     }
     Ok(())
 }
@@ -116,19 +116,20 @@ fn shown(limits: &Limits) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::findings::tests::{link, well};
-    use super::super::links::Way;
+    use super::super::links::{FailedPair, Way};
     use super::*;
 
     #[test]
     fn problems_come_first_and_each_machine_once() {
         let mut hosts = vec![well(0, "n1"), well(1, "n1"), well(2, "n2")];
         let links = vec![link([0, 1], Way::SharedMemory, 8.0), link([0, 2], Way::Tcp, 1.0)];
-        let text = Report::new(hosts.clone(), links.clone()).to_string();
+        let measured = Measured { links, failed: None };
+        let text = Report::new(hosts.clone(), measured.clone()).to_string();
         assert!(text.starts_with("no problem found\n\nn1   drumline 0.1.0, Linux 6.1\n"), "{text}");
         assert_eq!(text.matches("  cores ").count(), 2, "{text}");
         assert!(text.contains("  0 – 2     TCP                20.0 µs      1.00 GB/s\n"), "{text}");
         hosts[2].shm = None;
-        let report = Report::new(hosts, links);
+        let report = Report::new(hosts, measured);
         let text = report.to_string();
         assert!(text.starts_with("1 problem:\n  ✗ n2: /dev/shm is missing"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
@@ -137,5 +138,18 @@ mod tests {
             (1, 2)
         );
         assert_eq!(json["links"][0]["way"], "shared_memory");
+    }
+
+    #[test]
+    fn a_pair_that_failed_is_a_problem_beside_all_that_was_found() {
+        let hosts = vec![well(0, "n1"), well(1, "n2"), well(2, "n3")];
+        let links = vec![link([0, 1], Way::Tcp, 1.0)];
+        let cause = "connection refused".to_owned();
+        let failed = Some(FailedPair { ranks: [0, 2], way: Way::Tcp, cause, num_left: 1 });
+        let text = Report::new(hosts, Measured { links, failed }).to_string();
+        let problem = "1 problem:\n  ✗ between rank 0 (n1) and rank 2 (n3), over TCP, messages do not get through: connection refused; ";
+        assert!(text.starts_with(problem), "{text}");
+        assert!(text.contains("1 more pair was not measured"), "{text}");
+        assert!(text.contains("\nn3   drumline") && text.contains("  0 – 1     TCP "), "{text}");
     }
 }

@@ -100,6 +100,30 @@ fn the_doctor_looks_at_both_hosts_and_the_links_between_them() {
 }
 
 #[test]
+fn the_doctor_names_two_hosts_that_do_not_reach_each_other() {
+    let Some(net) = Net::new(3) else { return };
+    // A firewall between the last two. Both reach the first, where all meet.
+    let last = net.hosts.address(2).to_string();
+    let blocked = net.hosts.command(1, "ip").args(["route", "add", "unreachable", &last]).status().unwrap();
+    assert!(blocked.success());
+    let doctor = format!("DRUMLINE_TIMEOUT=5s exec {BINARY} doctor");
+    let mut jobs = [0, 1, 2].map(|node| {
+        let master = net.hosts.address(0);
+        let words = format!("--nnodes 3 --node-rank {node} --master-addr {master} --master-port {PORT}");
+        net.run(node, &words, &doctor)
+    });
+    let (code, text) = jobs[0].end(LONG);
+    assert_eq!(code, 1, "{text}");
+    let problem = "between rank 1 (host1) and rank 2 (host2), over TCP, messages do not get through";
+    assert_eq!(text.matches(problem).count(), 1, "{text}");
+    assert_eq!(text.matches("  cores  ").count(), 3, "all hosts are in the report: {text}");
+    for pair in ["0 – 1", "0 – 2"] {
+        assert!(text.contains(&format!("{pair}     TCP ")), "{pair} was measured: {text}");
+    }
+    jobs[1..].iter_mut().for_each(|job| drop(job.end(LONG)));
+}
+
+#[test]
 fn a_node_with_another_key_is_refused_and_one_without_is_told_how_to_make_one() {
     let Some(net) = Net::new(2) else { return };
     let mut first = net.run(0, &net.fixed(0), "echo never");

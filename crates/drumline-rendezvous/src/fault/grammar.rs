@@ -115,6 +115,22 @@ pub enum FaultError {
         /// The whole fault.
         fault: String,
     },
+    /// There are faults, and nothing says whose this process would be.
+    #[error(
+        "DRUMLINE_FAULTS is set, but RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not, so that it is not known \
+         which faults are this process's; try RANK=0 for a single process, or Faults::for_rank(group.rank())"
+    )]
+    NoRank,
+    /// The variable of the rank holds something else.
+    #[error(
+        "{variable} is `{value}`, which is no rank, so that it is not known which faults are this process's"
+    )]
+    BadRank {
+        /// Its name.
+        variable: &'static str,
+        /// What it holds.
+        value: String,
+    },
 }
 
 /// Reads faults joined by `;`.

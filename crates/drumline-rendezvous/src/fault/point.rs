@@ -48,12 +48,29 @@ pub enum LinkFault {
 }
 
 impl Faults {
-    /// The faults that the launcher passed on and that are of this rank and restart.
+    /// The faults of `DRUMLINE_FAULTS` that are of this rank and restart. The rank is that of the launcher, `mpirun` or
+    /// `srun`: the first of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` and `SLURM_PROCID` that is set. An error if there are
+    /// faults and none of these.
     pub fn from_env() -> Result<Faults, FaultError> {
-        let Ok(text) = std::env::var(worker_env::DRUMLINE_FAULTS) else { return Ok(Faults::default()) };
-        let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-        let restarts = number(worker_env::TORCHELASTIC_RESTART_COUNT);
-        Ok(Faults::of(parse_faults(&text)?, number(worker_env::RANK), restarts))
+        Self::found_in(&|name| std::env::var(name).ok(), rank_in)
+    }
+
+    /// The same for a process that knows its rank in the job, whatever the variables say.
+    pub fn for_rank(rank: usize) -> Result<Faults, FaultError> {
+        Self::found_in(&|name| std::env::var(name).ok(), |_| Ok(rank))
+    }
+
+    fn found_in(
+        env: Env<'_>,
+        rank: impl Fn(Env<'_>) -> Result<usize, FaultError>,
+    ) -> Result<Faults, FaultError> {
+        let Some(text) = env(worker_env::DRUMLINE_FAULTS) else { return Ok(Faults::default()) };
+        let faults = parse_faults(&text)?;
+        if faults.is_empty() {
+            return Ok(Faults::default());
+        }
+        let restarts = env(worker_env::TORCHELASTIC_RESTART_COUNT).and_then(|text| text.trim().parse().ok());
+        Ok(Faults::of(faults, rank(env)?, restarts.unwrap_or(0)))
     }
 
     /// Those of `faults` that rank `rank` has in the run after `restarts` restarts.
@@ -99,6 +116,20 @@ impl Faults {
     }
 }
 
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The first family of variables that has a rank speaks, as where ranks meet. (Slurm sets `PMI_RANK` in some set-ups; it is
+/// the same number then.)
+fn rank_in(env: Env<'_>) -> Result<usize, FaultError> {
+    use worker_env::{OMPI_COMM_WORLD_RANK, PMI_RANK, RANK, SLURM_PROCID};
+    let given = |variable| Some((variable, env(variable).filter(|value| !value.trim().is_empty())?));
+    let (variable, value) = [RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID]
+        .into_iter()
+        .find_map(given)
+        .ok_or(FaultError::NoRank)?;
+    value.trim().parse().map_err(|_| FaultError::BadRank { variable, value })
+}
+
 /// A process that has stopped cannot continue itself: a child does, if the stop is to end. Another thread may be the one
 /// to take the signal, so this one waits until it must have reached them all.
 fn stand_still(time: Option<Duration>) {
@@ -141,6 +172,44 @@ mod tests {
         assert_eq!([dropped(1, 0, 3), dropped(1, 1, 3), dropped(1, 2, 3), dropped(2, 0, 3)], [1, 1, 0, 0]);
         assert_eq!([dropped(1, 0, 4), dropped(1, 7, 4), dropped(1, 0, 5)], [1, 1, 0]);
         assert_eq!(faults(text, 1, 1).at(3), [LinkFault::Drop(2)]);
+    }
+
+    /// Whose faults a process with these variables has, of one for each of ranks 0 to 2.
+    fn those_with(variables: &str) -> Result<Vec<usize>, FaultError> {
+        let faults = "DRUMLINE_FAULTS=rank=0,step=3,drop=1;rank=1,step=3,drop=2;rank=2,step=3,drop=0";
+        let pairs: Vec<_> =
+            variables.split_whitespace().chain([faults]).filter_map(|pair| pair.split_once('=')).collect();
+        let env = |name: &str| Some(pairs.iter().find(|pair| pair.0 == name)?.1.to_owned());
+        Ok(Faults::found_in(&env, rank_in)?.mine.iter().map(|fault| fault.rank).collect())
+    }
+
+    #[test]
+    fn a_rank_is_found_as_every_launcher_says_it() {
+        let cases = [
+            ("RANK=1 SLURM_PROCID=0", 1),
+            ("SLURM_PROCID=2", 2),
+            ("OMPI_COMM_WORLD_RANK=1 SLURM_PROCID=0", 1),
+            ("PMI_RANK=2", 2),
+            ("RANK= SLURM_PROCID=1", 1),
+        ];
+        for (variables, rank) in cases {
+            assert_eq!(those_with(variables), Ok(vec![rank]), "{variables}");
+        }
+        assert_eq!(those_with("SLURM_PROCID=7"), Ok(Vec::new()), "a rank without faults");
+    }
+
+    #[test]
+    fn faults_of_nobody_are_an_error() {
+        assert_eq!(those_with(""), Err(FaultError::NoRank));
+        let first = FaultError::BadRank { variable: worker_env::RANK, value: "first".into() };
+        assert_eq!(those_with("RANK=first"), Err(first));
+        // Control: without faults nobody needs a rank.
+        assert!(Faults::found_in(&|_| None, rank_in).unwrap().mine.is_empty());
+        let known = Faults::found_in(
+            &|name| (name == worker_env::DRUMLINE_FAULTS).then(|| "rank=1,step=3,kill".into()),
+            |_| Ok(1),
+        );
+        assert_eq!(known.unwrap().mine.len(), 1, "a process that knows its rank needs no variable");
     }
 
     #[test]

@@ -144,6 +144,25 @@ fn files_that_cannot_be_written_or_read_are_told_once_by_rank_0() {
 }
 
 #[test]
+fn checkpoints_that_were_found_damaged_are_not_called_missing() {
+    let place = Place::new();
+    place.passes(2, "train TRAIN.MAX_STEPS 2");
+    let folder = place.path("exp/checkpoints");
+    for saved in fs::read_dir(&folder).unwrap() {
+        let path = saved.unwrap().path();
+        if path.is_symlink() {
+            fs::remove_file(path).unwrap();
+        } else {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            fs::rename(&path, folder.join(format!("bad-{name}"))).unwrap();
+        }
+    }
+    let ranks = place.run(2, "test");
+    let said = shared(&ranks);
+    assert!(said.contains("it was found damaged before") && !said.contains("try MODEL.WEIGHTS"), "{said}");
+}
+
+#[test]
 fn a_refused_run_leaves_the_configuration_of_the_one_before() {
     let place = Place::new();
     place.passes(2, "train TRAIN.MAX_STEPS 2");

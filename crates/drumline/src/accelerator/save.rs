@@ -116,10 +116,15 @@ impl Accelerator {
         Ok(self.checkpoints(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
     }
 
-    /// Those in this folder: the same object each time, which knows what it has found damaged.
+    /// Those in this folder, by whatever name: the same object each time, which knows what it has found damaged.
     fn checkpoints(&self, folder: &Path) -> Checkpoints {
         let mut known = self.checkpoints.borrow_mut();
-        known.entry(folder.to_owned()).or_insert_with(|| Checkpoints::new(folder)).clone()
+        if let Some(found) = known.iter().find(|checkpoints| checkpoints.is_in(folder)) {
+            return found.clone();
+        }
+        let new = Checkpoints::new(folder);
+        known.push(new.clone());
+        new
     }
 
     fn state(&self) -> std::result::Result<TrainState, Cause> {

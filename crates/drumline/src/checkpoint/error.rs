@@ -50,7 +50,7 @@ pub enum CheckpointError {
         /// Why not.
         cause: String,
     },
-    /// A checkpoint cannot be read, and is not known to be damaged: an older one in its place would lose steps.
+    /// A checkpoint cannot be read, and is not known to be damaged: falling back to an older one would lose steps.
     #[error("cannot load the checkpoint {}: {reason}; nothing was changed; {}", path.display(), reason.advice())]
     Unreadable {
         /// Its folder.

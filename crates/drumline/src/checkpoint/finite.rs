@@ -1,4 +1,4 @@
-//! Whether weights are still numbers: a training that has gone to NaN goes on saving, and what it saves must not replace what was good.
+//! Whether weights are still numbers: a training whose loss has become NaN keeps saving, and what it saves must not replace what was good.
 
 use drumline_torch::Named;
 use tch::Kind;

@@ -2,7 +2,7 @@
 //!
 //! `latest` is tried first, then those before it, newest first; those after it, of a run that went further, come last. Each file's length and checksum must be what the manifest says, and the
 //! manifest's checksum its own. One whose bytes are missing or wrong is refused with the reason; if all are, that is an error, and not a
-//! fresh start. One that cannot be read for another reason may be whole: that is an error, too, and no older one takes its place.
+//! fresh start. One that cannot be read for another reason may be whole: that is an error, too, and loading does not fall back to an older one.
 
 use std::cmp::{Ordering, Reverse};
 use std::path::{Path, PathBuf};
@@ -137,7 +137,7 @@ impl Checkpoints {
         share(found, group)
     }
 
-    /// The best checkpoint; `None` if none was marked so. No other takes its place: if it is damaged, that is an error.
+    /// The best checkpoint; `None` if none was marked so. There is no fallback: if it is damaged, that is an error.
     #[track_caller]
     pub fn load_best(&self, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
         let found = on_rank_zero(group, || {
@@ -232,9 +232,9 @@ impl Checkpoints {
         Ok(bad.into_iter().map(refused).collect())
     }
 
-    /// Whether there is no checkpoint at all, whole or damaged. Needs no group.
+    /// Whether there is no checkpoint at all, whole or damaged, nor one that was found damaged before. Needs no group.
     pub fn is_empty(&self) -> Result<bool, CheckpointError> {
-        Ok(self.candidates()?.is_empty())
+        Ok(self.candidates()?.is_empty() && self.refused_before()?.is_empty())
     }
 
     /// All, in the order in which they are tried.
@@ -247,7 +247,7 @@ impl Checkpoints {
 
 /// The latest, those before it, those after it; newest first. Without a link, the newest is the latest.
 fn in_turn(mut names: Vec<Name>, latest: Option<Name>) -> Vec<Name> {
-    // A link whose folder is gone is tried, too, so that the reason is told.
+    // A link whose folder is gone is tried, too, so that the error says why it was refused.
     names.extend(latest.filter(|latest| !names.contains(latest)));
     names.sort_by_key(|name| (latest.is_some_and(|latest| *name > latest), Reverse(*name)));
     names

@@ -22,7 +22,7 @@ struct Stock<'a> {
 
 impl Stock<'_> {
     /// The ones to delete: all before the last `keep_last`, but none of the best, and not the last that was finite. One that was found
-    /// damaged counts for nothing, so that it does not push out the one that was used in its place. Those of later steps are of a run that went further, and are
+    /// damaged counts for nothing, so that it does not push out the one that loading fell back to. Those of later steps are of a run that went further, and are
     /// left alone until this one has come as far.
     fn expendable(&self, keep_last: NonZeroUsize) -> Vec<Name> {
         let counts = |name: &&Name| **name <= self.newest && !self.damaged.contains(name);
@@ -35,7 +35,7 @@ impl Stock<'_> {
 }
 
 impl Checkpoints {
-    /// Deletes what is no longer needed now that there is `newest`, which is safe: what cannot be deleted is told and left.
+    /// Deletes what is no longer needed now that there is `newest`, which is safe: a warning names what cannot be deleted, and it stays.
     pub(super) fn rotate(&self, newest: Name) -> Vec<Name> {
         // One of that name may have been refused, and deleted since.
         self.damaged().remove(&newest);

@@ -206,3 +206,35 @@ ranks_test!(
         ranks.env([(FOLDER, folder.path())]).pass()?;
     }
 );
+
+ranks_test!(
+    a_good_state_stays_when_its_folder_is_spelled_in_two_ways,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let absolute = folder()?;
+        let mut training = new_training(&group)?;
+        for epoch in 0..2 {
+            training.epoch(epoch)?;
+            training.accelerator.save_state(&absolute)?;
+        }
+        if group.rank() == 0 {
+            std::fs::write(absolute.join("step-00000008/model.safetensors"), "")?;
+        }
+        group.barrier()?;
+        std::env::set_current_dir(absolute.parent().unwrap())?;
+        let mut resumed = new_training(&group)?;
+        let from = resumed.accelerator.load_state(&absolute)?.unwrap();
+        assert_eq!(from.step, 4, "the one before the damaged one");
+        (from.epoch..EPOCHS).try_for_each(|epoch| resumed.epoch(epoch))?;
+        let saved = resumed.accelerator.save_state(absolute.file_name().unwrap())?;
+        assert!(saved.ends_with("step-00000012"), "{}", saved.display());
+        let is_there = |name: &str| absolute.join(name).is_dir();
+        assert!(is_there("step-00000004") && is_there("step-00000012"), "the last two that are whole");
+        assert!(is_there("bad-step-00000008") && !is_there("step-00000008"), "the damaged one is renamed");
+    },
+    |ranks| {
+        let folder = tempfile::tempdir()?;
+        ranks.env([(FOLDER, folder.path().join("states"))]).pass()?;
+    }
+);

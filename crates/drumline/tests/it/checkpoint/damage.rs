@@ -116,9 +116,10 @@ fn what_was_found_damaged_before_is_no_new_run() {
     fs::remove_file(dir.path().join("latest")).unwrap();
     let error = load(dir.path()).unwrap_err().to_string();
     assert!(error.contains("bad-step-00000002 cannot be used: it was found damaged before"), "{error}");
+    assert!(!Checkpoints::new(dir.path()).is_empty().unwrap());
     // The control: an empty folder is a new run.
     fs::remove_dir_all(dir.path().join("bad-step-00000002")).unwrap();
-    assert!(load(dir.path()).unwrap().is_none());
+    assert!(load(dir.path()).unwrap().is_none() && Checkpoints::new(dir.path()).is_empty().unwrap());
 }
 
 #[test]
