@@ -99,9 +99,12 @@ ranks_test!(
             }
             Ok(())
         };
-        let of_graph =
-            "a CUDA graph with collectives has not ended on the GPU after 5s; another rank may be late";
-        all_say(&[("LATE", "1")], &["told: ", of_graph])?;
+        let of_graph = [
+            "told: ",
+            "the CUDA graph of step 13 with 1 collectives (bucket or call 0: all_reduce(656 f32, avg) at ",
+            "has not ended on the GPU after 5s; another rank may be late",
+        ];
+        all_say(&[("LATE", "1")], &of_graph)?;
         all_say(&[], &["went well by 5 forwards"])?;
         all_say(
             &[("EAGER", "1"), ("LATE", "1")],
