@@ -295,7 +295,10 @@ impl Drive<'_, '_> {
     }
 
     /// Why nothing has come from these ranks in time.
-    fn silence(&self, awaited: Vec<usize>) -> Stop {
+    fn silence(&self, mut awaited: Vec<usize>) -> Stop {
+        if awaited.is_empty() {
+            awaited.extend(self.links.iter().filter(|(_, link)| link.has_backlog()).map(|(peer, _)| peer));
+        }
         let broken = awaited.iter().find_map(|peer| Some((*peer, self.links.get(peer)?.break_text()?)));
         broken.map_or(Stop::Silent(awaited), |(peer, cause)| Stop::Link { peer, cause })
     }

@@ -3,9 +3,12 @@
 //! It listens on one address only, the one this process is known by. Who comes in must first prove the job's key, at a
 //! [`Gate`] that holds strangers in a few hundred bytes each, and say which link it brings: one that is meant for another
 //! rank, or protected in another way than this rank expects, is refused. What came in for a group that is over goes with it.
+//!
+//! The side that comes in hears last whether it was let in, and dials again if that word is lost. So it confirms a new link
+//! with one byte, and until then nobody can claim the link: both sides agree on which connection it is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +17,8 @@ use drumline_rendezvous::handshake::{HandshakeError, Session};
 use drumline_rendezvous::{
     Cause, Gate, Hello, Host, JobKey, Refusal, Role, StoreError, handshake, worker_env,
 };
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::Timespec;
 use rustix::net::sockopt;
 
 use super::name::{LinkName, LinkNote};
@@ -28,6 +33,15 @@ const ATTEMPT: Duration = Duration::from_millis(500);
 
 /// Groups remembered that are over: long enough for links that were on their way when they ended.
 const REMEMBERED: usize = 1024;
+
+/// What the side that made a link says over it first, once it knows that it was let in.
+const CONFIRMED: u8 = 1;
+
+/// Time between two questions to a host that says nothing, if it is waited for long enough for six of them.
+const PROBE: Duration = Duration::from_secs(5);
+
+/// The kernel's limit.
+const MAX_PROBES: u64 = 127;
 
 /// Bytes that may be under way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -134,9 +148,31 @@ impl Hub {
         if self.hello.rank == Some(name.from as u32) { name.to } else { name.from }
     }
 
-    /// Takes the link if it has come in.
+    /// Takes the link if it has come in and the other side knows it.
     pub(super) fn claim(&self, name: &LinkName) -> Option<Arrival> {
-        self.links.waiting().arrived.remove(name)
+        let mut waiting = self.links.waiting();
+        let mut confirmed = [0];
+        let is_confirmed =
+            (&waiting.arrived.get(name)?.stream).read(&mut confirmed).is_ok_and(|read| read == 1);
+        // Only a link that the other side knows is resumed by it.
+        if is_confirmed || waiting.resumed.contains_key(name) { waiting.arrived.remove(name) } else { None }
+    }
+
+    /// Waits a little for this link to come in, or for what is missing of it.
+    pub(super) fn wait_for(&self, name: &LinkName, patience: Duration) {
+        let stream = self.links.waiting().arrived.get(name).map(|arrival| arrival.stream.try_clone());
+        match stream {
+            Some(Ok(stream)) => {
+                let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
+                let ready = rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::IN)], Some(&nap));
+                // One that has ended is ready for ever: the other side dials again.
+                if ready.is_ok_and(|ready| ready > 0) && stream.peek(&mut [0]).map_or(true, |read| read == 0)
+                {
+                    self.wait_for_news(patience);
+                }
+            }
+            _ => self.wait_for_news(patience),
+        }
     }
 
     /// Takes the newest new connection of this link, if there is one, and the bytes that the other side has received.
@@ -188,6 +224,9 @@ impl Hub {
             HandshakeError::Refused(reason) => Dialled::Refused(reason.to_string()),
             other => Dialled::Failed(other.to_string()),
         })?;
+        if resumes.is_none() {
+            stream.write_all(&[CONFIRMED]).map_err(failed)?;
+        }
         prepare(&stream, self.rules.patience).map_err(failed)?;
         Ok((stream, session))
     }
@@ -200,12 +239,14 @@ fn prepare(stream: &TcpStream, patience: Duration) -> io::Result<()> {
     // Enough to keep both sides busy while one of them reduces; the kernel may grant less.
     let _ = sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
-    // Half of the time without a word, the other half with five questions.
-    let second = Duration::from_secs(1);
+    // A side that only waits learns by a question that the other one has lost the connection. A host that answers none of
+    // them is given up when the patience ends.
+    let probe = (patience / 6).clamp(Duration::from_secs(1), PROBE);
+    let num_probes = (patience.as_secs() / probe.as_secs()).saturating_sub(1).clamp(1, MAX_PROBES);
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, (patience / 2).clamp(second, 16_000 * second))?;
-    sockopt::set_tcp_keepintvl(stream, (patience / 10).clamp(second, 16_000 * second))?;
-    sockopt::set_tcp_keepcnt(stream, 5)?;
+    sockopt::set_tcp_keepidle(stream, probe)?;
+    sockopt::set_tcp_keepintvl(stream, probe)?;
+    sockopt::set_tcp_keepcnt(stream, num_probes as u32)?;
     // No time limit for data under way: it would also end the link to a peer that is alive and busy with other things, whose
     // window is closed. Its death is news of the store, and its silence has the call's deadline.
     sockopt::set_tcp_user_timeout(stream, 0)?;
@@ -284,7 +325,6 @@ impl Host for Porter {
 pub(super) mod tests {
     use super::super::name::Channel;
     use super::*;
-    use std::io::{Read, Write};
     use std::net::Ipv4Addr;
 
     pub(in super::super) fn hub_of(rank: usize, key: &JobKey, security: LinkSecurity) -> Hub {
@@ -345,6 +385,30 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_link_whose_maker_does_not_know_that_it_was_let_in_is_not_claimed() {
+        let key = JobKey::random();
+        let (a, b) = hubs(&key);
+        // As `connect` does, up to the word that lets it in, which is lost.
+        let mut lost = TcpStream::connect(b.address()).unwrap();
+        let note = LinkNote { name: name(), security: LinkSecurity::None, meeting: 1, resumes: None };
+        let hello = Hello { note: note.encode(), ..a.hello.clone() };
+        handshake::connect(&mut lost, &key, &hello, soon()).unwrap();
+        while !b.links.waiting().arrived.contains_key(&name()) {
+            b.wait_for_news(Duration::from_millis(20));
+        }
+        assert!(b.claim(&name()).is_none());
+        drop(lost);
+        b.wait_for(&name(), Duration::from_millis(20));
+        assert!(b.claim(&name()).is_none());
+        let mut there = connect(&a, &b, &name()).unwrap();
+        let mut here = claim(&b, &name()).unwrap();
+        there.write_all(b"hello").unwrap();
+        let mut got = [0; 5];
+        here.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hello", "the second one is the link");
+    }
+
+    #[test]
     fn another_key_gets_nowhere() {
         let ((a, _), (_, b)) = (hubs(&JobKey::random()), hubs(&JobKey::random()));
         assert!(connect(&a, &b, &name()).is_err());
@@ -401,7 +465,11 @@ pub(super) mod tests {
     /// Whether the other side has closed it.
     fn is_closed(mut link: &TcpStream) -> bool {
         link.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        matches!(link.read(&mut [0]), Ok(0))
+        match link.read(&mut [0]) {
+            Ok(read) => read == 0,
+            // What it had not read is lost with it.
+            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+        }
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(crate) struct Link {
     pipe: Pipe,
     records: Option<Records>,
     attempt: Attempt,
+    /// When the other side last answered an attempt to make the connection again.
+    heard: Option<Instant>,
     /// Why it will not be made again.
     unmended: Option<Unmended>,
     /// What was sent before this position is read when the other side sends the next header.
@@ -118,8 +120,8 @@ impl Link {
         };
         let pipe = Pipe::new(stream, hub.window(name));
         let attempt = Attempt::At(Instant::now());
-        let (name, unmended) = (name.clone(), None);
-        Self { name, dials, pipe, records, attempt, unmended, mark: 0, is_mid_frame: false }
+        let (name, heard, unmended) = (name.clone(), None, None);
+        Self { name, dials, pipe, records, attempt, heard, unmended, mark: 0, is_mid_frame: false }
     }
 
     /// What to wait for; `None` while it is broken.
@@ -246,6 +248,7 @@ impl Link {
                 Instant::now() + hub.patience(),
             ) {
                 Ok((stream, _)) => {
+                    self.heard = Some(Instant::now());
                     self.attempt = Attempt::Answer(stream, Vec::new());
                     return Ok(());
                 }
@@ -267,7 +270,7 @@ impl Link {
         self.attempt = Attempt::At(Instant::now() + REST);
         // Who has waited in vain for a sign of life for that long need not wait as long again.
         let patience = if broken.timed_out { Duration::ZERO } else { hub.patience() };
-        let tried = broken.since.elapsed();
+        let tried = self.heard.map_or(broken.since, |heard| heard.max(broken.since)).elapsed();
         if tried < patience {
             return Ok(());
         }
@@ -285,6 +288,11 @@ impl Link {
         let LinkName { group, from, to, .. } = &self.name;
         tracing::info!(group, from, to, cause = broken.map(|broken| broken.cause), "a link was made again");
         Ok(())
+    }
+
+    /// Whether it is broken, and not for so long that nobody would make it again.
+    pub(super) fn is_being_mended(&self, hub: &Hub) -> bool {
+        self.pipe.broken().is_some_and(|broken| broken.since.elapsed() < hub.patience())
     }
 
     /// Since when, and why, it is broken, in words.

@@ -102,9 +102,9 @@ impl Shared {
         }
     }
 
-    /// Looks after all links that no call uses just now; says whether they are whole.
+    /// Looks after all links that no call uses just now; says whether there is nothing to mend.
     fn look(&self) -> bool {
-        let mut are_whole = true;
+        let mut is_done = true;
         for links in self.idle() {
             let mut links = match links.try_lock() {
                 Ok(links) => links,
@@ -113,10 +113,10 @@ impl Shared {
             };
             for link in links.values_mut() {
                 // The link remembers what went wrong, for the call that needs it.
-                are_whole &= link.look_after(&self.hub).is_err() || !link.is_broken();
+                is_done &= link.look_after(&self.hub).is_err() || !link.is_being_mended(&self.hub);
             }
         }
-        are_whole
+        is_done
     }
 
     /// The links that somebody still has.

@@ -94,7 +94,7 @@ impl Mesh {
             } else if let Some(link) = Link::arrived(hub, &name) {
                 return Ok(link);
             } else {
-                hub.wait_for_news(NAP);
+                hub.wait_for(&name, NAP);
             }
             match cx.watch.check(begin, Some(peer), &|| false) {
                 Err(Stop::TimedOut) if connects => return Err(link(last_error)),
