@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::call::{Trace, call_site};
+use crate::group::GroupName;
 use crate::hint::hint;
 
 /// This file, as `std::panic::Location` spells it.
@@ -24,10 +25,10 @@ pub enum CommError {
         what: String,
     },
     /// Ranks made different calls.
-    #[error("ranks of group `{group}` made different calls:{}\ntry {}", list(calls), hint(calls))]
+    #[error("ranks of group `{group}` made different calls:{}\ntry {}", list(group, calls), hint(calls))]
     Mismatch {
         /// The group.
-        group: String,
+        group: GroupName,
         /// Each rank and the call it made, in the order of ranks.
         calls: Vec<(usize, Trace)>,
     },
@@ -35,11 +36,11 @@ pub enum CommError {
     #[error(
         "{call} on group `{group}` timed out after {after:?}; missing:{}\ntry looking at what they do there, or a longer timeout \
          (DRUMLINE_TIMEOUT) if they only need more time",
-        list(missing)
+        list(group, missing)
     )]
     Timeout {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The call that waited.
         call: Trace,
         /// How long it waited.
@@ -48,10 +49,10 @@ pub enum CommError {
         missing: Vec<(usize, Silence)>,
     },
     /// A rank's process ended.
-    #[error("lost rank {rank} of group `{group}` ({host}, pid {pid}): {how}")]
+    #[error("lost {} of group `{group}` ({host}, pid {pid}): {how}", group.rank(*rank))]
     PeerLost {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The rank, counted in the whole job.
         rank: usize,
         /// Where it ran.
@@ -63,22 +64,23 @@ pub enum CommError {
     },
     /// A rank has left in good order while others still wanted something of it.
     #[error(
-        "rank {rank} has left group `{group}` (it ended, or let go of the group) and takes no part in {call}; try as many \
-         steps on all ranks (a rank with less data ends earlier), or Ddp's uneven inputs"
+        "{} has left group `{group}` (it ended, or let go of the group) and takes no part in {call}; try as many \
+         steps on all ranks (a rank with less data ends earlier), or Ddp's uneven inputs",
+        group.rank(*rank)
     )]
     PeerLeft {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The rank, counted in the whole job.
         rank: usize,
         /// What it was needed for.
         call: Trace,
     },
     /// Another rank ran into an error and called the group off.
-    #[error("rank {by} called off group `{group}`: {cause}")]
+    #[error("{} called off group `{group}`: {cause}", group.rank(*by))]
     CalledOff {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The rank, counted in the whole job.
         by: usize,
         /// Its error.
@@ -87,10 +89,10 @@ pub enum CommError {
         recoverable: bool,
     },
     /// The link to a rank broke or was never made.
-    #[error("link to rank {rank} of group `{group}` failed during {call}: {cause}")]
+    #[error("link to {} of group `{group}` failed during {call}: {cause}", group.rank(*rank))]
     Link {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The rank, counted in the whole job.
         rank: usize,
         /// What was going on.
@@ -99,10 +101,10 @@ pub enum CommError {
         cause: String,
     },
     /// A message does not fit the receive it was meant for.
-    #[error("{call} on group `{group}` met a message that does not fit: rank {rank} sent {got}")]
+    #[error("{call} on group `{group}` met a message that does not fit: {} sent {got}", group.rank(*rank))]
     Message {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The sender, counted in the whole job.
         rank: usize,
         /// The receive.
@@ -114,7 +116,7 @@ pub enum CommError {
     #[error("group `{group}` cannot go on without its store: {cause}")]
     Store {
         /// The group.
-        group: String,
+        group: GroupName,
         /// The store's error.
         cause: String,
     },
@@ -128,7 +130,7 @@ pub enum CommError {
     #[error("{what} for group `{group}` failed: {cause}")]
     System {
         /// The group.
-        group: String,
+        group: GroupName,
         /// What was tried.
         what: &'static str,
         /// What the system said.
@@ -201,6 +203,6 @@ impl std::fmt::Display for Silence {
     }
 }
 
-fn list<T: std::fmt::Display>(items: &[(usize, T)]) -> String {
-    items.iter().map(|(rank, item)| format!("\n  rank {rank}: {item}")).collect()
+fn list<T: std::fmt::Display>(group: &GroupName, items: &[(usize, T)]) -> String {
+    items.iter().map(|(rank, item)| format!("\n  {}: {item}", group.rank(*rank))).collect()
 }

@@ -12,6 +12,7 @@ mod collectives;
 mod elsewhere;
 mod failure;
 mod form;
+mod name;
 mod objects;
 mod p2p;
 mod tiers;
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use async_calls::{Scope, Work};
 pub use elsewhere::{Announced, Standing};
+pub use name::GroupName;
 #[cfg(fuzzing)]
 pub(crate) use p2p::fuzzing;
 pub use p2p::{Letter, P2p, Source};
@@ -30,6 +32,7 @@ use drumline_rendezvous::fault::LinkFault;
 use crate::call::{Call, Trace, UnderWay};
 use crate::element::DType;
 use crate::error::CommError;
+use crate::mesh::MeshShape;
 use crate::monitor::Fate;
 use crate::process::{Process, Transport};
 use crate::reduce::ReduceOp;
@@ -129,6 +132,11 @@ impl ProcessGroup {
     /// The members, as ranks of the whole job, in the order of their ranks in this group.
     pub fn members(&self) -> &[usize] {
         &self.inner.fate.members
+    }
+
+    /// Errors name the ranks with their places from now on.
+    pub(crate) fn name_places(&self, shape: MeshShape) {
+        self.inner.fate.group.arrange(self.members(), shape);
     }
 
     /// How many nodes the members are on.

@@ -69,13 +69,28 @@ struct Shared {
     /// What is known of ranks that are gone, so that groups made later learn it too.
     gone: Mutex<HashMap<usize, Gone>>,
     /// Groups that others have called off, perhaps before this rank had formed them.
-    called_off: Mutex<HashMap<String, CommError>>,
+    called_off: Mutex<HashMap<String, CalledOff>>,
     /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
     store_host: OnceLock<(usize, String, u32)>,
     /// Who has let go of which group lately, perhaps before this rank had formed it.
     let_go: Mutex<VecDeque<(String, usize)>>,
     store_is_lost: AtomicBool,
     stopping: AtomicBool,
+}
+
+/// Who called a group off, and why.
+#[derive(Debug, Clone)]
+struct CalledOff {
+    by: usize,
+    cause: String,
+    recoverable: bool,
+}
+
+impl CalledOff {
+    fn error(&self, fate: &Fate) -> CommError {
+        let Self { by, cause, recoverable } = self.clone();
+        CommError::CalledOff { group: fate.group.clone(), by, cause, recoverable }
+    }
 }
 
 impl Monitor {
@@ -142,11 +157,11 @@ impl Monitor {
         for (&rank, gone) in lock(&self.shared.gone).iter() {
             gone.tell(fate, rank);
         }
-        for (_, rank) in lock(&self.shared.let_go).iter().filter(|(group, _)| *group == fate.group) {
+        for (_, rank) in lock(&self.shared.let_go).iter().filter(|(group, _)| **group == *fate.group) {
             Gone::Left.tell(fate, *rank);
         }
-        if let Some(cause) = lock(&self.shared.called_off).get(&fate.group) {
-            fate.give_up(cause.clone());
+        if let Some(news) = lock(&self.shared.called_off).get(&*fate.group) {
+            fate.give_up(news.error(fate));
         }
     }
 
@@ -155,7 +170,7 @@ impl Monitor {
         let fates: Vec<_> = lock(&self.shared.fates).iter().filter_map(Weak::upgrade).collect();
         let call = |fate: &Arc<Fate>| {
             let index = fate.members.iter().position(|&rank| rank == self.shared.rank)?;
-            Some(UnderWay { group: fate.group.clone(), call: fate.under_way(index)? })
+            Some(UnderWay { group: fate.group.to_string(), call: fate.under_way(index)? })
         };
         fates.iter().filter_map(call).collect()
     }
@@ -186,14 +201,14 @@ impl Monitor {
         let text = ["of", "on"]
             .iter()
             .fold(text, |text, word| text.replace(&format!(" {word} group `{}`", fate.group), ""));
-        let (group, by, recoverable) = (fate.group.clone(), self.shared.rank, cause.is_recoverable());
+        let (group, by, recoverable) = (fate.group.to_string(), self.shared.rank, cause.is_recoverable());
         self.tell(Event::Abort { group, by, cause: text, recoverable });
     }
 
     /// Tells all ranks that this one has let go of a group.
     pub(crate) fn let_go(&self, fate: &Fate) {
         if self.num_farewells.fetch_add(1, Ordering::Relaxed) < FAREWELLS {
-            self.tell(Event::LeftGroup { group: fate.group.clone(), rank: self.shared.rank });
+            self.tell(Event::LeftGroup { group: fate.group.to_string(), rank: self.shared.rank });
         }
     }
 
@@ -278,9 +293,10 @@ impl Shared {
             }
             Event::Abort { by, .. } if by == self.rank => {}
             Event::Abort { group, by, cause, recoverable } => {
-                let error = CommError::CalledOff { group: group.clone(), by, cause, recoverable };
-                lock(&self.called_off).insert(group.clone(), error.clone());
-                self.for_group(&group, |fate| drop(fate.give_up(error.clone())));
+                let news = CalledOff { by, cause, recoverable };
+                // First: a group that is formed in this moment finds it there.
+                lock(&self.called_off).insert(group.clone(), news.clone());
+                self.for_group(&group, |fate| drop(fate.give_up(news.error(fate))));
             }
             Event::Call { group, rank, text } => {
                 if let Ok(word) = serde_json::from_str::<Word>(&text) {
@@ -337,7 +353,7 @@ impl Shared {
 
     fn call_event(&self, fate: &Fate, word: &Word) -> Event {
         let text = serde_json::to_string(word).unwrap_or_default();
-        Event::Call { group: fate.group.clone(), rank: self.rank, text }
+        Event::Call { group: fate.group.to_string(), rank: self.rank, text }
     }
 
     /// Tells everyone, unless the store is known to be gone: trying to reach it again would take long.
@@ -358,7 +374,7 @@ impl Shared {
     /// Acts on the group's fate, without a lock: to act may take the time of a message.
     fn for_group(&self, group: &str, act: impl Fn(&Fate)) {
         let fates: Vec<_> = lock(&self.fates).iter().filter_map(Weak::upgrade).collect();
-        fates.iter().filter(|fate| fate.group == group).for_each(|fate| act(fate));
+        fates.iter().filter(|fate| *fate.group == *group).for_each(|fate| act(fate));
     }
 
     fn lost_store(&self, error: &str) {

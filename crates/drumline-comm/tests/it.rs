@@ -31,6 +31,8 @@ mod leaving;
 mod limits;
 #[path = "it/mail.rs"]
 mod mail;
+#[path = "it/mesh.rs"]
+mod mesh;
 #[path = "it/mismatch.rs"]
 mod mismatch;
 #[path = "it/numbers.rs"]

@@ -116,7 +116,7 @@ impl ProcessGroup {
             panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
         let cause = format!("a started call panicked: {}", text.unwrap_or("without a word"));
         self.call_off(CommError::CalledOff {
-            group: self.name().into(),
+            group: self.inner.fate.group.clone(),
             by: self.members()[self.rank()],
             cause,
             recoverable: false,

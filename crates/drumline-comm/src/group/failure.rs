@@ -49,7 +49,7 @@ impl ProcessGroup {
         let trace = call.trace(cx.sequence);
         match stop {
             Stop::GivenUp => self.cause_or(CommError::Store {
-                group: self.name().into(),
+                group: self.inner.fate.group.clone(),
                 cause: "the group was given up for a cause that is not known here".into(),
             }),
             Stop::Mismatch(sequence) => self.differ(trace, sequence),
@@ -91,11 +91,11 @@ impl ProcessGroup {
             std::thread::sleep(Duration::from_millis(5));
         }
         let rank = self.members()[peer];
-        self.call_off(CommError::Link { group: self.name().into(), rank, call: trace, cause })
+        self.call_off(CommError::Link { group: self.inner.fate.group.clone(), rank, call: trace, cause })
     }
 
     fn peer_left(&self, call: Trace, peer: usize) -> CommError {
-        CommError::PeerLeft { group: self.name().into(), rank: self.members()[peer], call }
+        CommError::PeerLeft { group: self.inner.fate.group.clone(), rank: self.members()[peer], call }
     }
 
     /// Gives the group up and tells the others, unless there was a cause before; returns the one that holds.
@@ -116,7 +116,7 @@ impl ProcessGroup {
         let mine = if own.sequence == sequence { own } else { self.inner.fate.own_call(sequence) };
         let mut calls: Vec<(usize, Trace)> = theirs.chain([(self.members()[self.rank()], mine)]).collect();
         calls.sort_by_key(|(rank, _)| *rank);
-        CommError::Mismatch { group: self.name().into(), calls }
+        CommError::Mismatch { group: self.inner.fate.group.clone(), calls }
     }
 
     fn timed_out(&self, cx: &Context<'_>, call: &Trace, missing: &[usize]) -> CommError {
@@ -131,7 +131,12 @@ impl ProcessGroup {
             )
         };
         let missing = missing.iter().map(silence).collect();
-        CommError::Timeout { group: self.name().into(), call: call.clone(), after: cx.watch.timeout, missing }
+        CommError::Timeout {
+            group: self.inner.fate.group.clone(),
+            call: call.clone(),
+            after: cx.watch.timeout,
+            missing,
+        }
     }
 
     /// The ranks that have not made the call this rank is in. Whoever is only waited for may itself wait for another, so

@@ -10,7 +10,7 @@ use super::async_calls::Queue;
 use super::elsewhere::Attachments;
 use super::p2p::PostOffice;
 use super::tiers::{Tiers, Topology};
-use super::{Engine, Inner, ProcessGroup};
+use super::{Engine, GroupName, Inner, ProcessGroup};
 use crate::call::{Call, Op};
 use crate::element::Element;
 use crate::error::CommError;
@@ -20,7 +20,7 @@ use crate::reduce::ReduceOp;
 use crate::shm::{
     Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, Stop, create, region_len,
 };
-use crate::tcp::Mesh;
+use crate::tcp::Fabric;
 
 impl ProcessGroup {
     /// Joins the job that the environment describes: what a launcher, Slurm or MPI has set, or RANK, WORLD_SIZE,
@@ -111,7 +111,7 @@ impl ProcessGroup {
             Ok((region, have_it[0]))
         })?;
         let what = "making a buffer in the symmetric heap";
-        let failed = |cause: String| CommError::System { group: self.name().into(), what, cause };
+        let failed = |cause: String| CommError::System { group: self.inner.fate.group.clone(), what, cause };
         let region = region.map_err(|error| failed(error.to_string()))?;
         if !all_have_it {
             return Err(failed("another rank could not take its memory".into()));
@@ -139,19 +139,19 @@ impl ProcessGroup {
 
     pub(super) fn form_child(&self, name: &str, ranks: &[usize]) -> Result<Self, CommError> {
         let members = ranks.iter().map(|&rank| self.members()[rank]).collect();
-        form(self.inner.process.clone(), name.into(), members)
+        form(self.inner.process.clone(), self.inner.fate.group.child(name.into()), members)
     }
 }
 
 /// Forms the group `name` of these ranks of the job, of which this process is one.
-fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<ProcessGroup, CommError> {
+fn form(process: Arc<Process>, name: GroupName, members: Vec<usize>) -> Result<ProcessGroup, CommError> {
     let rank = members.iter().position(|&member| member == process.member.rank).ok_or_else(|| {
         CommError::invalid(format!(
             "rank {} is not in the group {members:?} it should join",
             process.member.rank
         ))
     })?;
-    let arrivals = Arrivals { process: process.clone(), group: name.clone() };
+    let arrivals = Arrivals { process: process.clone(), group: name.to_string() };
     let fate = Arc::new(Fate::new(name.clone(), members.clone()));
     process.monitor.watch(&fate);
     let topology = topology(&process, &members, rank)?;
@@ -167,13 +167,13 @@ fn form(process: Arc<Process>, name: String, members: Vec<usize>) -> Result<Proc
     let local = topology.nodes[topology.node].clone();
     let (node, passing) = share_memory(&process, &fate, &local, topology.place, pace)?;
     let spins = if pace == Pace::Roomy { 60 } else { 0 };
-    let mesh = Mesh::new(fate.clone(), process.clone(), rank, spins);
+    let fabric = Fabric::new(fate.clone(), process.clone(), rank, spins);
     let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
     if let Some(node) = &node {
         let _ = fate.board.set(node.board());
     }
     process.num_groups.fetch_add(1, Ordering::Relaxed);
-    let tiers = Tiers { node, mesh, heap: Heap::default(), topology: topology.clone(), children: 0 };
+    let tiers = Tiers { node, fabric, heap: Heap::default(), topology: topology.clone(), children: 0 };
     let inner = Inner {
         attachments: Attachments::default(),
         process,

@@ -170,7 +170,7 @@ impl ProcessGroup {
             Halt::Stop(stop) => self.stopped(&cx, &call, stop, Vec::new()),
             Halt::Misfit { from, what } => {
                 let error = CommError::Message {
-                    group: self.name().into(),
+                    group: self.inner.fate.group.clone(),
                     rank: self.members()[from],
                     call: call.trace(post.num_calls),
                     got: what,

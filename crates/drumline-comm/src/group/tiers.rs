@@ -24,14 +24,14 @@ use crate::call::Call;
 use crate::element::Element;
 use crate::monitor::Fate;
 use crate::shm::{Context, Heap, Node, Stop};
-use crate::tcp::{Mesh, Team};
+use crate::tcp::{Fabric, Team};
 
 /// Shared memory with the ranks of this node, links to the others.
 #[derive(Debug)]
 pub(crate) struct Tiers {
     /// Absent where this rank is alone on its node.
     pub(crate) node: Option<Node>,
-    pub(crate) mesh: Mesh,
+    pub(crate) fabric: Fabric,
     /// Buffers that the ranks of this node can reach directly.
     pub(crate) heap: Heap,
     pub(crate) topology: Topology,
@@ -67,7 +67,7 @@ impl Tiers {
         if self.topology.nodes.len() > 1 {
             if self.topology.place == 0 {
                 let leaders: Vec<usize> = self.topology.nodes.iter().map(|node| node[0]).collect();
-                Team::new(&mut self.mesh, &leaders).barrier(cx)?;
+                Team::new(&mut self.fabric, &leaders).barrier(cx)?;
             }
             self.node_round(cx)?;
         }
@@ -87,8 +87,8 @@ impl Tiers {
             let ends: Vec<usize> = (self.topology.nodes.iter().enumerate())
                 .map(|(index, node)| if index == home { root } else { node[0] })
                 .collect();
-            if ends.contains(&self.mesh.me()) {
-                Team::new(&mut self.mesh, &ends).broadcast(cx, data, home)?;
+            if ends.contains(&self.fabric.me()) {
+                Team::new(&mut self.fabric, &ends).broadcast(cx, data, home)?;
             }
         }
         let local_root = if self.topology.node == home { place } else { 0 };

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::STATUS_WAIT;
 use crate::call::{Call, Trace};
 use crate::error::CommError;
+use crate::group::GroupName;
 use crate::shm::Board;
 
 /// Calls remembered for others to ask.
@@ -19,7 +20,7 @@ const REMEMBERED: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Fate {
     /// The group's name.
-    pub(crate) group: String,
+    pub(crate) group: GroupName,
     /// Its members, as ranks of the job.
     pub(crate) members: Vec<usize>,
     /// Raised once; the cause is there before.
@@ -103,7 +104,7 @@ impl State {
 }
 
 impl Fate {
-    pub(crate) fn new(group: String, members: Vec<usize>) -> Self {
+    pub(crate) fn new(group: GroupName, members: Vec<usize>) -> Self {
         let left = members.iter().map(|_| AtomicBool::new(false)).collect();
         let (given_up, board) = (AtomicBool::new(false), OnceLock::new());
         Self { group, members, given_up, left, board, ended: AtomicU64::new(0), state: Mutex::default() }
@@ -150,7 +151,7 @@ impl Fate {
             return Some(cause.to_string());
         }
         let index = local.iter().find(|&&index| self.left[index].load(Ordering::Acquire))?;
-        Some(format!("rank {} has left", self.members[*index]))
+        Some(format!("{} has left", self.group.rank(self.members[*index])))
     }
 
     /// The `sequence`-th collective of this rank, or the last if it has not come that far.

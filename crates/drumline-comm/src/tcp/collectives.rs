@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::drive::{BURST, Drive, Paused, Piece};
-use super::mesh::Mesh;
+use super::fabric::Fabric;
 use crate::element::Element;
 use crate::reduce::{Order, ReduceOp, reduce_into, reduce_with};
 use crate::select::{LinkReduce, link_reduce};
@@ -25,7 +25,7 @@ const SCRATCH: usize = 8 << 20;
 
 /// A collective over links: who takes part, and the number of its next step.
 pub(crate) struct Team<'t> {
-    pub(crate) mesh: &'t mut Mesh,
+    pub(crate) fabric: &'t mut Fabric,
     /// Ranks of the group.
     pub(crate) ranks: &'t [usize],
     step: u32,
@@ -64,13 +64,13 @@ fn take<'d, T: Element>(
 }
 
 impl<'t> Team<'t> {
-    pub(crate) fn new(mesh: &'t mut Mesh, ranks: &'t [usize]) -> Self {
-        Self { mesh, ranks, step: 0 }
+    pub(crate) fn new(fabric: &'t mut Fabric, ranks: &'t [usize]) -> Self {
+        Self { fabric, ranks, step: 0 }
     }
 
     /// This rank's place in the team.
     fn me(&self) -> usize {
-        let me = self.mesh.me();
+        let me = self.fabric.me();
         self.ranks.iter().position(|&rank| rank == me).expect("a rank drives only teams it belongs to")
     }
 
@@ -111,7 +111,7 @@ impl<'t> Team<'t> {
     ) -> Result<Drive<'s, 'd>, Stop> {
         let ranks = self.ranks;
         let sends = gives.into_iter().map(|(place, data)| (ranks[place], bytes::of(data)));
-        let drive = self.mesh.drive(cx, self.step, sends)?;
+        let drive = self.fabric.drive(cx, self.step, sends)?;
         self.step += 1;
         Ok(drive)
     }
@@ -199,9 +199,9 @@ impl<'t> Team<'t> {
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let (me, ranks) = (self.me(), self.ranks);
-        let mut scratch = self.mesh.take_scratch();
+        let mut scratch = self.fabric.take_scratch();
         let sends = gives.map(|(place, data)| (ranks[place], bytes::of(data)));
-        let mut drive = self.mesh.drive(cx, self.step, sends)?;
+        let mut drive = self.fabric.drive(cx, self.step, sends)?;
         self.step += 1;
         let total = size_of_val(mine);
         let window = total.next_multiple_of(8).min(BURST).min(SCRATCH / ranks.len() / 8 * 8).max(8);
@@ -226,7 +226,7 @@ impl<'t> Team<'t> {
             }
         }
         drive.finish()?;
-        self.mesh.keep_scratch(scratch);
+        self.fabric.keep_scratch(scratch);
         Ok(())
     }
 

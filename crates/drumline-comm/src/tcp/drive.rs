@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::fabric::{CLOSED, Fabric, NAP};
 use super::frame::{DataHeader, GOODBYE, HEADER};
 use super::link::Link;
 use super::mender::Links;
-use super::mesh::{CLOSED, Mesh, NAP};
 use crate::shm::{Context, Stop};
 
 /// How long data may be on its way after the group was given up.
@@ -30,7 +30,7 @@ const UNCLAIMED: Duration = Duration::from_secs(5);
 /// copy of it is still in the caches when the peer reads it.
 pub(super) const BURST: usize = 256 << 10;
 
-impl Mesh {
+impl Fabric {
     /// Begins one step: `sends` go out while the caller receives.
     pub(crate) fn drive<'m, 'd>(
         &'m mut self,
@@ -40,11 +40,11 @@ impl Mesh {
     ) -> Result<Drive<'m, 'd>, Stop> {
         self.rehearse();
         let links = self.links.lock();
-        let mut drive = Drive { mesh: self, links, cx, step, sends: Vec::new(), opened: Vec::new() };
+        let mut drive = Drive { fabric: self, links, cx, step, sends: Vec::new(), opened: Vec::new() };
         drive.links.values_mut().for_each(Link::mark);
         for (peer, data) in sends {
             drive.ensure(peer)?;
-            drive.mesh.hold_back(peer);
+            drive.fabric.hold_back(peer);
             let header = drive.header(data.len()).encode();
             drive.sends.push(Sending { peer, header, data, sent: 0, kept: 0 });
         }
@@ -65,7 +65,7 @@ struct Sending<'d> {
 
 /// One step of a collective under way.
 pub(crate) struct Drive<'m, 'd> {
-    mesh: &'m Mesh,
+    fabric: &'m Fabric,
     links: MutexGuard<'m, Links>,
     cx: &'m Context<'m>,
     step: u32,
@@ -76,7 +76,7 @@ pub(crate) struct Drive<'m, 'd> {
 
 /// A step that waits while its caller does something else: the mender has the links.
 pub(crate) struct Paused<'m, 'd> {
-    mesh: &'m Mesh,
+    fabric: &'m Fabric,
     cx: &'m Context<'m>,
     step: u32,
     sends: Vec<Sending<'d>>,
@@ -85,8 +85,8 @@ pub(crate) struct Paused<'m, 'd> {
 
 impl<'m, 'd> Paused<'m, 'd> {
     pub(crate) fn resume(self) -> Drive<'m, 'd> {
-        let Self { mesh, cx, step, sends, opened } = self;
-        Drive { mesh, links: mesh.links.lock(), cx, step, sends, opened }
+        let Self { fabric, cx, step, sends, opened } = self;
+        Drive { fabric, links: fabric.links.lock(), cx, step, sends, opened }
     }
 }
 
@@ -102,8 +102,8 @@ impl<'m, 'd> Drive<'m, 'd> {
     /// Lets go of the links, which remember what was sent.
     pub(crate) fn pause(mut self) -> Paused<'m, 'd> {
         self.keep();
-        let Self { mesh, cx, step, sends, opened, .. } = self;
-        Paused { mesh, cx, step, sends, opened }
+        let Self { fabric, cx, step, sends, opened, .. } = self;
+        Paused { fabric, cx, step, sends, opened }
     }
 }
 
@@ -117,7 +117,7 @@ impl Drive<'_, '_> {
     fn ensure(&mut self, peer: usize) -> Result<(), Stop> {
         if !self.links.contains_key(&peer) {
             self.keep();
-            let link = self.mesh.open(self.cx, &mut self.links, peer)?;
+            let link = self.fabric.open(self.cx, &mut self.links, peer)?;
             self.links.insert(peer, link);
         }
         Ok(())
@@ -237,7 +237,7 @@ impl Drive<'_, '_> {
     /// Spins a little, then sleeps until a link can move.
     fn wait(&mut self, idle: &mut Idle, awaited: &[usize]) -> Result<(), Stop> {
         idle.tries += 1;
-        if idle.tries <= self.mesh.spins {
+        if idle.tries <= self.fabric.spins {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -282,7 +282,7 @@ impl Drive<'_, '_> {
     /// Sees to links that may have broken. What was sent over them must be there to be sent again.
     fn look_after_links(&mut self, needed: &[usize]) -> Result<(), Stop> {
         self.keep();
-        self.mesh.look_after_links(self.cx, &mut self.links, needed)
+        self.fabric.look_after_links(self.cx, &mut self.links, needed)
     }
 
     /// Has the links remember what they have sent.

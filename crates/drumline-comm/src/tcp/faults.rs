@@ -1,4 +1,4 @@
-//! Faults on purpose: connections that are broken, data that is held back. Each mesh of the process carries them out when it
+//! Faults on purpose: connections that are broken, data that is held back. Each fabric of the process carries them out when it
 //! next sends.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ pub(crate) struct LinkFaults {
     all: Mutex<Vec<LinkFault>>,
 }
 
-/// How far one mesh has come with it.
+/// How far one fabric has come with it.
 #[derive(Debug, Default)]
 pub(super) struct Rehearsed {
     seen: usize,
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_mesh_meets_each_fault_once() {
+    fn each_fabric_meets_each_fault_once() {
         let faults = LinkFaults::default();
         let (mut one, mut other) = (Rehearsed::default(), Rehearsed::default());
         assert!(one.catch_up(&faults).is_empty());

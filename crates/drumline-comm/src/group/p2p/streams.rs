@@ -235,7 +235,7 @@ impl Streams {
     }
 
     fn name(&self, from: usize, to: usize) -> LinkName {
-        let (group, members) = (self.fate.group.clone(), &self.fate.members);
+        let (group, members) = (self.fate.group.to_string(), &self.fate.members);
         LinkName { group, channel: Channel::Mail, from: members[from], to: members[to] }
     }
 

@@ -23,7 +23,7 @@ impl Tiers {
         let starts = offsets(sends);
         let gives = everybody.iter().copied().filter(is_away);
         let gives = gives.map(|rank| (rank, &input[starts[rank]..][..sends[rank]]));
-        let mut team = Team::new(&mut self.mesh, &everybody);
+        let mut team = Team::new(&mut self.fabric, &everybody);
         let step = team.begin(cx, gives)?;
         let of_here = |counts: &[usize]| here.iter().map(|&rank| counts[rank]).collect::<Vec<_>>();
         let input = Selection::new(sends, here.iter().copied()).pick(input);
@@ -48,7 +48,7 @@ impl Tiers {
         sends: &[usize],
         receives: &[usize],
     ) -> Result<(), Stop> {
-        let (me, mine) = (self.mesh.me(), numbers(sends));
+        let (me, mine) = (self.fabric.me(), numbers(sends));
         let mut all = vec![0u64; mine.len() * mine.len()];
         self.gather_all(cx, &mine, &mut all, &vec![mine.len(); mine.len()])?;
         fit(&all, me, receives, |peer| peer)

@@ -25,7 +25,7 @@ impl Tiers {
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
-            return Team::new(&mut self.mesh, &everybody).gather_all(cx, input, output, counts);
+            return Team::new(&mut self.fabric, &everybody).gather_all(cx, input, output, counts);
         }
         let blocks = Selection::new(counts, self.topology.nodes.iter().flatten().copied());
         blocks.fill(output, |blocks| self.gather_blocks(cx, (input, heap), blocks, counts))
@@ -59,7 +59,7 @@ impl Tiers {
                 }
             }
             let gives: Vec<_> = takes.iter().map(|&(node, _)| (node, own)).collect();
-            Team::new(&mut self.mesh, &rail).exchange(cx, gives, takes)?;
+            Team::new(&mut self.fabric, &rail).exchange(cx, gives, takes)?;
         }
         let Some(node) = &mut self.node else { return Ok(()) };
         let away = blocks.into_iter().enumerate().filter(|(node, _)| *node != here);
@@ -74,14 +74,14 @@ impl Tiers {
         (output, counts): (Option<&mut [T]>, &[usize]),
         root: usize,
     ) -> Result<(), Stop> {
-        let output = output.filter(|_| self.mesh.me() == root);
+        let output = output.filter(|_| self.fabric.me() == root);
         if let Some(node) = self.one_node() {
             return node.gather(cx, (input, None), (output, counts), Keep::Only(root));
         }
         let everybody = self.topology.everybody();
         let (home, place) = self.topology.locate(root);
         if self.topology.node != home {
-            return Team::new(&mut self.mesh, &everybody).exchange(cx, [(root, input)], []);
+            return Team::new(&mut self.fabric, &everybody).exchange(cx, [(root, input)], []);
         }
         let here = self.topology.here();
         let local: Vec<usize> = here.iter().map(|&rank| counts[rank]).collect();
@@ -98,6 +98,6 @@ impl Tiers {
         })?;
         let takes = cells(output, counts.iter().copied()).enumerate();
         let takes = takes.filter(|(rank, _)| !here.contains(rank));
-        Team::new(&mut self.mesh, &everybody).exchange(cx, [], takes)
+        Team::new(&mut self.fabric, &everybody).exchange(cx, [], takes)
     }
 }

@@ -26,7 +26,7 @@ impl Tiers {
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
-            return Team::new(&mut self.mesh, &everybody).all_reduce(cx, data, op);
+            return Team::new(&mut self.fabric, &everybody).all_reduce(cx, data, op);
         }
         if T::WIDENS {
             // Rounded once, after the last node.
@@ -39,7 +39,7 @@ impl Tiers {
         self.reduce_inside(cx, data, op)?;
         if let Some(rail) = self.topology.rail() {
             let mine = part(data.len(), rails, self.topology.place, size_of::<T>());
-            Team::new(&mut self.mesh, &rail).all_reduce(cx, &mut data[mine], outer)?;
+            Team::new(&mut self.fabric, &rail).all_reduce(cx, &mut data[mine], outer)?;
         }
         if let Some(node) = &mut self.node {
             node.share_parts(cx, data, rails)?;
@@ -64,7 +64,7 @@ impl Tiers {
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
-            return Team::new(&mut self.mesh, &everybody).reduce(cx, data, op, root);
+            return Team::new(&mut self.fabric, &everybody).reduce(cx, data, op, root);
         }
         self.reduce_by_rails(cx, data, op, root)
     }
@@ -80,7 +80,7 @@ impl Tiers {
         if T::WIDENS {
             let mut wide: Vec<T::Wide> = data.iter().map(|x| x.widen()).collect();
             self.reduce_by_rails(cx, &mut wide, op, root)?;
-            if self.mesh.me() == root {
+            if self.fabric.me() == root {
                 data.iter_mut().zip(wide).for_each(|(x, wide)| *x = T::narrow(wide));
             }
             return Ok(());
@@ -90,7 +90,7 @@ impl Tiers {
         self.reduce_inside(cx, &mut work, op)?;
         if let Some(rail) = self.topology.rail() {
             let mine = part(work.len(), rails, self.topology.place, size_of::<T>());
-            Team::new(&mut self.mesh, &rail).reduce(cx, &mut work[mine], op.in_two_stages().1, home)?;
+            Team::new(&mut self.fabric, &rail).reduce(cx, &mut work[mine], op.in_two_stages().1, home)?;
         }
         if self.topology.node != home {
             return Ok(());
@@ -98,7 +98,7 @@ impl Tiers {
         if let Some(node) = &mut self.node {
             node.share_parts(cx, &mut work, rails)?;
         }
-        if self.mesh.me() == root {
+        if self.fabric.me() == root {
             data.copy_from_slice(&work);
             self.finish_average(data, op);
         }

@@ -30,7 +30,7 @@ impl Tiers {
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
-            return Team::new(&mut self.mesh, &everybody).reduce_scatter(cx, input, (output, counts), op);
+            return Team::new(&mut self.fabric, &everybody).reduce_scatter(cx, input, (output, counts), op);
         }
         if T::WIDENS {
             // Rounded once, after the last node.
@@ -57,7 +57,7 @@ impl Tiers {
                 |node| self.topology.served(node, self.topology.place).map(|rank| counts[rank]).sum();
             let lens: Vec<usize> = (0..rail.len()).map(served).collect();
             sums = vec![T::zeroed(); lens[self.topology.node]];
-            let mut team = Team::new(&mut self.mesh, &rail);
+            let mut team = Team::new(&mut self.fabric, &rail);
             team.reduce_scatter(cx, &column, (&mut sums, &lens), op.in_two_stages().1)?;
         }
         self.hand_over(cx, &sums, output, counts)?;

@@ -20,7 +20,7 @@ impl Tiers {
         }
         let (here, everybody) = (self.topology.here(), self.topology.everybody());
         let (home, place) = self.topology.locate(root);
-        let mut team = Team::new(&mut self.mesh, &everybody);
+        let mut team = Team::new(&mut self.fabric, &everybody);
         if self.topology.node != home {
             return team.exchange(cx, [], [(root, output)]);
         }

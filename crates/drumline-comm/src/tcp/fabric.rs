@@ -22,7 +22,7 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// The links of one rank of one group. Ranks are counted in the group.
 #[derive(Debug)]
-pub(crate) struct Mesh {
+pub(crate) struct Fabric {
     fate: Arc<Fate>,
     process: Arc<Process>,
     me: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Mesh {
     scratch: Vec<u64>,
 }
 
-impl Mesh {
+impl Fabric {
     pub(crate) fn new(fate: Arc<Fate>, process: Arc<Process>, me: usize, spins: u32) -> Self {
         let (links, rehearsed, scratch) = (SharedLinks::default(), Rehearsed::default(), Vec::new());
         Self { fate, process, me, links, spins, rehearsed, scratch }
@@ -58,7 +58,7 @@ impl Mesh {
             let mut links = self.links.lock();
             let peer = self.fate.members.iter().position(|member| *member == rank);
             if let Some(link) = peer.and_then(|peer| links.get_mut(&peer)) {
-                tracing::warn!(group = self.fate.group, "fault: the connection to rank {rank} is broken");
+                tracing::warn!(group = %self.fate.group, "fault: the connection to rank {rank} is broken");
                 link.break_connection();
             }
         }
@@ -77,7 +77,7 @@ impl Mesh {
         self.process.look_after(&self.links).map_err(link)?;
         let connects = self.me > peer;
         let (from, to) = if connects { (self.me, peer) } else { (peer, self.me) };
-        let (group, members, channel) = (self.fate.group.clone(), &self.fate.members, Channel::Data);
+        let (group, members, channel) = (self.fate.group.to_string(), &self.fate.members, Channel::Data);
         let name = LinkName { group, channel, from: members[from], to: members[to] };
         let mut last_error = String::new();
         let mut left_since = None;
@@ -132,7 +132,7 @@ impl Mesh {
 /// Of a link that ended while its process was not known to.
 pub(crate) const CLOSED: &str = "the other side closed it; try looking at what that rank wrote last";
 
-impl Drop for Mesh {
+impl Drop for Fabric {
     fn drop(&mut self) {
         // The others are to hear why a group was given up, not only that this rank has left it.
         if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
