@@ -19,7 +19,7 @@
 //! # Ok::<(), drumline_comm::CommError>(())
 //! ```
 //!
-//! Read in this order: `group.rs`, `group/tiers.rs`, `shm/line.rs`, `shm/node.rs`, `shm/all_reduce.rs`, `tcp/mesh.rs`.
+//! Read in this order: `group.rs`, `group/tiers.rs`, `shm/line.rs`, `shm/node.rs`, `shm/all_reduce.rs`, `tcp/fabric.rs`, `mesh.rs`.
 
 mod call;
 mod cores;
