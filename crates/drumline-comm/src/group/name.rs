@@ -73,3 +73,9 @@ impl fmt::Debug for GroupName {
         write!(f, "{:?}", &*self.name)
     }
 }
+
+impl PartialEq<&str> for GroupName {
+    fn eq(&self, other: &&str) -> bool {
+        *self.name == **other
+    }
+}
