@@ -1,6 +1,6 @@
 //! Which processes a process can see in `/proc`: those of its machine, since it was started, and of its pid namespace.
 //!
-//! A host's name says less: two machines may have the same one, and so may containers, which number their processes anew.
+//! A host's name says less: two machines may have the same one, and so may containers, which number their processes from 1.
 
 use sha2::{Digest, Sha256};
 

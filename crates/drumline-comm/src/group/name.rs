@@ -32,7 +32,7 @@ impl GroupName {
         let _ = self.places.set(Places { members: members.to_vec(), shape });
     }
 
-    /// A rank, counted in the whole job, as people are told of it: `rank 3`, or `rank 3 (dp 1, tp 1)` in a mesh.
+    /// A rank, counted in the whole job, as errors name it: `rank 3`, or `rank 3 (dp 1, tp 1)` in a mesh.
     pub fn rank(&self, rank: usize) -> String {
         let place = self.places.get().and_then(|Places { members, shape }| {
             let place = shape.place(members.iter().position(|member| *member == rank)?);

@@ -163,7 +163,7 @@ impl<'a> TrainingRun<'a> {
         steps_in(&self.out.join("metrics.jsonl"))
     }
 
-    /// The same of ranks that began anew: those before them had come to no checkpoint, and their file was kept.
+    /// The same of ranks that started over: those before them had come to no checkpoint, and their file was kept.
     pub(crate) fn steps_before(&self) -> Vec<String> {
         let files = (1..).map(|number| self.out.join(earlier_metrics(number)));
         files.take_while(|file| file.exists()).flat_map(|file| steps_in(&file)).collect()
